@@ -1,0 +1,76 @@
+# All that a person or continuous integration runs. `make` alone lists it.
+#
+# One virtual environment, two stamps in it: `demo.stamp` (what the demo needs) and `dev.stamp` (all
+# extras and the tools). Nothing is installed again until pyproject.toml or constraints.txt changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# -qq: pip's progress is noise in a log. Its errors are still shown.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
+PYTEST := $(BIN)/python -m pytest
+SETTINGS := pyproject.toml constraints.txt
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint format types contracts wheel unit bench clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS="--help": its options)
+	@$(BIN)/memlog demo $(ARGS)
+
+test: lint types contracts wheel ## everything that must pass: the checks, the wheel, all tests
+	$(PYTEST)
+
+check: lint types contracts unit ## the quick part of `make test`, in under two minutes
+
+lint: $(VENV)/dev.stamp ## ruff: rules and formatting
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+
+format: $(VENV)/dev.stamp ## let ruff repair what it can
+	$(BIN)/ruff check --quiet --fix . || true
+	$(BIN)/ruff format .
+
+types: $(VENV)/dev.stamp ## mypy, strict
+	$(BIN)/mypy
+
+contracts: $(VENV)/dev.stamp ## import-linter: who may import whom
+	$(BIN)/lint-imports
+
+wheel: $(VENV)/dev.stamp ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
+
+unit: $(VENV)/dev.stamp ## the unit tests alone
+	$(PYTEST) tests/unit -m "not integration and not slow and not gpu"
+
+bench: $(VENV)/dev.stamp ## what a training step costs, bare, with memlog, and with a tracker in the loop
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove the environment, builds and caches (recorded runs stay)
+	rm -rf $(VENV) dist build *.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/made.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "memlog needs Python 3.10 or newer; name one: make PYTHON=python3.12 (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
+	  echo "$(PYTHON) can't make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade 'pip>=25.1' # the first that knows --group
+	@touch $@
+
+# The constraints matter most for torch: unpinned, pip takes a build of several gigabytes.
+$(VENV)/demo.stamp: $(VENV)/made.stamp $(SETTINGS)
+	@echo "installing memlog with torch and MLflow (some minutes the first time)"
+	@$(PIP) -c constraints.txt -e '.[torch,mlflow]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/made.stamp $(SETTINGS)
+	@echo "installing memlog with all extras and the development tools (some minutes the first time)"
+	@$(PIP) -c constraints.txt -e '.[all]' --group dev
+	@touch $@ $(VENV)/demo.stamp # which is a part of this

@@ -1,0 +1,203 @@
+"""Trains a small GPT for about a minute, while memlog records where the memory goes.
+
+    python examples/train_gpt.py                    # into MLflow: ./mlflow.db, or your server
+    python examples/train_gpt.py --backend local    # into memlog's own files only
+
+All of it is plain PyTorch, but for two lines in ``main``: ``memlog.init`` and ``memlog.finish``.
+"""
+
+# PyTorch leaves Tensor.backward without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import argparse
+import os
+from pydoc_data.topics import topics  # English text that comes with every Python
+from urllib.parse import urlsplit
+
+import psutil
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.nn import functional
+
+import memlog
+
+CONTEXT = 128
+WIDTH = 192
+HEADS = 4
+LAYERS = 4
+BATCH_SIZE = 8
+LEARNING_RATE = 2e-3
+
+
+class Block(nn.Module):
+    """One layer: look back over the text so far, then think about what was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
+        self.attention_out = nn.Linear(WIDTH, WIDTH)
+        self.mlp_norm = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Causal self-attention."""
+        batch, length, _ = x.shape
+        heads = self.query_key_value(x).view(batch, length, 3 * HEADS, WIDTH // HEADS)
+        query, key, value = heads.transpose(1, 2).chunk(3, dim=1)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.attention_out(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Adds to ``x``, of ``[batch, length, WIDTH]``, what this layer makes of it."""
+        x = x + self.attend(self.attention_norm(x))
+        thought: Tensor = self.mlp(self.mlp_norm(x))
+        return x + thought
+
+
+class GPT(nn.Module):
+    """Predicts, at every place of a text, the character that follows."""
+
+    def __init__(self, alphabet_size: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(alphabet_size, WIDTH)
+        self.places = nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, alphabet_size)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Scores of ``[batch, length, alphabet_size]`` for a text of ``[batch, length]``."""
+        places = torch.arange(text.shape[1], device=text.device)
+        hidden = self.blocks(self.characters(text) + self.places(places))
+        scores: Tensor = self.head(self.norm(hidden))
+        return scores
+
+
+class Corpus:
+    """Python's documentation of itself: a number for every character, in two parts."""
+
+    def __init__(self, device: str) -> None:
+        text = "\n".join(topics.values())
+        self.alphabet = sorted(set(text))
+        number = {character: i for i, character in enumerate(self.alphabet)}
+        numbers = torch.tensor([number[character] for character in text], device=device)
+        self.size = len(text)
+        self.validation, self.training = numbers.tensor_split([self.size // 10])
+
+    def decode(self, numbers: Tensor) -> str:
+        """The characters again."""
+        return "".join(self.alphabet[i] for i in numbers.tolist())
+
+
+def random_batch(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Pieces of the text, and the same pieces one character on."""
+    starts = torch.randint(len(numbers) - CONTEXT, (BATCH_SIZE, 1))
+    pieces = numbers[starts + torch.arange(CONTEXT + 1)]
+    return pieces[:, :-1], pieces[:, 1:]
+
+
+def loss_of(model: GPT, text: Tensor, following: Tensor) -> Tensor:
+    return functional.cross_entropy(model(text).flatten(0, 1), following.flatten())
+
+
+def train(model: GPT, numbers: Tensor, steps: int) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    process = psutil.Process()
+    status = TextColumn("loss {task.fields[loss]:.2f} • {task.fields[memory]:,.0f} MiB")
+    speed = TextColumn("• {task.fields[speed]:.1f} steps/s •")
+    with Progress(
+        "step", MofNCompleteColumn(), BarColumn(), status, speed, TimeRemainingColumn()
+    ) as progress:
+        task = progress.add_task("", total=steps, loss=float("nan"), memory=0, speed=0)
+        for _ in range(steps):
+            loss = loss_of(model, *random_batch(numbers))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()  # memlog notices every step by itself
+
+            progress.update(
+                task,
+                advance=1,
+                loss=loss.item(),
+                memory=process.memory_info().rss / 1024**2,
+                speed=progress.tasks[task].speed or 0,
+            )
+
+
+@torch.no_grad()
+def mean_loss(model: GPT, numbers: Tensor) -> float:
+    losses = [loss_of(model, *random_batch(numbers)) for _ in range(16)]
+    return torch.stack(losses).mean().item()
+
+
+def print_losses(when: str, model: GPT, corpus: Corpus) -> None:
+    training = mean_loss(model, corpus.training)
+    validation = mean_loss(model, corpus.validation)
+    print(f"{when}: training loss {training:.2f}, validation loss {validation:.2f}")
+
+
+@torch.no_grad()
+def write(model: GPT, corpus: Corpus, length: int = 240) -> str:
+    text = torch.tensor([[corpus.alphabet.index("\n")]], device=corpus.training.device)
+    for _ in range(length):
+        scores = model(text[:, -CONTEXT:])[:, -1]
+        text = torch.cat([text, torch.multinomial(scores.softmax(dim=-1), 1)], dim=1)
+    return corpus.decode(text[0]).strip()
+
+
+def print_where_to_look(backend: str) -> None:
+    print("\nLook at the memory of this run:\n  memlog show latest")
+    if backend != "mlflow":
+        return
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    address = urlsplit(uri)
+    if address.scheme in ("http", "https"):
+        host = address.netloc.rpartition("@")[2]  # without user and password
+        print(f"  open {address.scheme}://{host}{address.path}")
+    else:
+        store = '"$MLFLOW_TRACKING_URI"' if address.netloc else uri  # may hold a password, too
+        print(f"  mlflow ui --backend-store-uri {store}   (then open http://127.0.0.1:5000)")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a small GPT under memlog's eyes.")
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps (%(default)s)")
+    parser.add_argument("--backend", default="mlflow", help="mlflow, local, … (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.manual_seed(args.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # MLflow's own choice where nothing is set; older versions choose a folder of files instead.
+    os.environ.setdefault("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+
+    corpus = Corpus(device)
+    model = GPT(len(corpus.alphabet)).to(device)
+    memlog.init(args.backend, project="memlog-demo", name=f"gpt-seed-{args.seed}", model=model)
+
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    print(
+        f"A GPT of {millions:.1f} M parameters learns {corpus.size / 1e3:.0f} kB of English "
+        f"in {args.steps} steps on {device}; memory goes to {args.backend}."
+    )
+    print_losses("before", model, corpus)
+    train(model, corpus.training, args.steps)
+    print_losses("after", model, corpus)
+    print(f"\nIt writes like this now:\n\n{write(model, corpus)}")
+
+    memlog.finish()
+    print_where_to_look(args.backend)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What MLflow raises, told apart into what may pass and what won't: the one place that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlflow.exceptions import MlflowException
+
+from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
+from memlog_mlflow.uris import without_credentials
+
+_REJECTED = frozenset(
+    {
+        "ALREADY_EXISTS",
+        "BAD_REQUEST",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "MALFORMED_REQUEST",
+        "NOT_FOUND",
+        "NOT_IMPLEMENTED",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_DOES_NOT_EXIST",
+    }
+)
+"""Everything else may pass; so may ENDPOINT_NOT_FOUND, which is what a restarting proxy answers."""
+
+_REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
+_TOO_LARGE = "failed with error code 413 "
+_MAX_TEXT = 400
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Runs a block that talks to MLflow.
+
+    Raises:
+        TrackerRejectedError: MLflow understood and said no.
+        TrackerUnavailableError: anything else that went wrong.
+    """
+    try:
+        yield
+    except DeliveryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - MLflow lets drivers' and system errors through
+        # Not chained: the original's own message may hold the URL with its password.
+        raise _translation(error) from None
+
+
+def refused(status: str) -> TrackerUnavailableError:
+    """The error for credentials that the server does not take."""
+    return TrackerUnavailableError(
+        f"the MLflow server refuses the credentials ({status}): set MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+    )
+
+
+def unavailable(text: str) -> TrackerUnavailableError:
+    """The error for a tracker that can't be reached, or is in trouble."""
+    return TrackerUnavailableError(
+        f"MLflow is not available ({_one_line(text)}): nothing is lost, memlog tries again"
+    )
+
+
+def error_code(error: BaseException) -> str | None:
+    """MLflow's name for the kind of ``error``; ``None`` if it is none of MLflow's."""
+    return str(error.error_code) if isinstance(error, MlflowException) else None
+
+
+def _translation(error: Exception) -> DeliveryError:
+    code = error_code(error)
+    if code in _REFUSED:
+        return refused(str(code))
+    text = str(error) if code is not None else f"{type(error).__name__}: {error}"
+    # A proxy's "request too large" has no code of MLflow's; smaller batches get through.
+    if code in _REJECTED or _TOO_LARGE in text:
+        return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}")
+    return unavailable(text)
+
+
+def _one_line(text: str) -> str:
+    """``text`` on one line, without credentials and the rows that a database error repeats."""
+    line = without_credentials(" ".join(text.partition("[SQL:")[0].split()))
+    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

@@ -1,0 +1,101 @@
+"""Asks whether the tracker behind a URI is there, in about two seconds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request
+
+from memlog_mlflow.errors import refused, translated, unavailable
+from memlog_mlflow.uris import scheme_of
+
+TIMEOUT = 2
+"""Seconds."""
+
+_REFUSALS = frozenset({401, 403})
+_TOO_MANY = 429
+_SERVER_ERROR = 500
+_PORTS = {"postgresql": 5432, "mysql": 3306}
+
+
+def probe(uri: str) -> None:
+    """Asks the tracker at ``uri``; where there is nothing to ask, it counts as there.
+
+    Raises:
+        TrackerUnavailableError: it is not there, in trouble, or refuses the credentials.
+    """
+    scheme = scheme_of(uri)
+    with translated():
+        if scheme in {"http", "https"}:
+            _ask_server(uri)
+        elif scheme == "sqlite":
+            _ask_sqlite(uri)
+        elif scheme in _PORTS:
+            _ask_database(uri, _PORTS[scheme])
+
+
+def _ask_server(uri: str) -> None:
+    """Asks a tracking server's ``/health``, with the credentials and certificates of the client.
+
+    A 404 counts as there: servers behind a proxy, older ones and hosted ones have no such page.
+    """
+    response = http_request(  # type: ignore[no-untyped-call]  # mlflow types neither
+        get_default_host_creds(uri),  # type: ignore[no-untyped-call]
+        "/health",
+        "GET",
+        max_retries=0,
+        timeout=TIMEOUT,
+        raise_on_status=False,
+    )
+    status: int = response.status_code
+    if status in _REFUSALS:
+        raise refused(str(status))
+    if status >= _SERVER_ERROR or status == _TOO_MANY:
+        raise unavailable(f"{uri} answers {status}")
+
+
+def _ask_sqlite(uri: str) -> None:
+    """Looks at a database file without making one.
+
+    Without this MLflow tries for minutes to open a file that can't be opened, and it would make a
+    folder anew where a share is not mounted.
+    """
+    # Only in these two: with a tracking server the client need not have SQLAlchemy installed. Its
+    # versions disagree on whether a path is percent-encoded, so it is the one to be asked.
+    from sqlalchemy.engine import make_url  # noqa: PLC0415
+
+    database = make_url(uri).database
+    if not database or database.startswith((":memory:", "file:")):
+        return
+    path = Path(database).absolute()
+    if not path.exists():
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise unavailable(f"there is no folder {path.parent} that can be written")
+        return
+    try:
+        _read_sqlite(path)
+    except sqlite3.Error as error:
+        raise unavailable(f"{path}: {error}") from None
+
+
+def _read_sqlite(path: Path) -> None:
+    uri = f"file:{quote(str(path))}?mode=rw"
+    with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT)) as connection:
+        connection.execute("PRAGMA schema_version").fetchone()
+
+
+def _ask_database(uri: str, default_port: int) -> None:
+    """Opens and closes a connection to a database server, for the same reason."""
+    from sqlalchemy.engine import make_url  # noqa: PLC0415
+
+    url = make_url(uri)
+    # No host is a socket file, and several are the driver's to choose from.
+    if url.host and "," not in url.host:
+        with socket.create_connection((url.host, url.port or default_port), timeout=TIMEOUT):
+            pass

@@ -1,0 +1,57 @@
+"""Keeps a replay from doubling the rows of MLflow's file store.
+
+Its databases drop an exact duplicate by themselves; a folder of text files appends whatever comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+_Row: TypeAlias = tuple[int, int, str]
+
+
+class StoredRows:
+    """The rows that a run in a file store has, read once for each metric.
+
+    Args:
+        client: Of that store.
+        run_id: Of that run.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._rows: dict[str, set[_Row]] = {}
+
+    def missing(self, metrics: Sequence[Metric]) -> list[Metric]:
+        """Those of ``metrics`` that are not stored, each once."""
+        found = {
+            (metric.key, _row(metric)): metric
+            for metric in metrics
+            if _row(metric) not in self._stored(metric.key)
+        }
+        return list(found.values())
+
+    def add(self, metrics: Sequence[Metric]) -> None:
+        """Notes that ``metrics`` are stored now."""
+        for metric in metrics:
+            self._stored(metric.key).add(_row(metric))
+
+    def forget(self) -> None:
+        """Reads anew what is stored: a batch has failed, perhaps after some of it was written."""
+        self._rows.clear()
+
+    def _stored(self, key: str) -> set[_Row]:
+        if key not in self._rows:
+            history = self._client.get_metric_history(self._run_id, key)
+            self._rows[key] = {_row(metric) for metric in history}
+        return self._rows[key]
+
+
+def _row(metric: Metric) -> _Row:
+    # As text, because a NaN does not equal itself.
+    return (int(metric.step), int(metric.timestamp), repr(float(metric.value)))

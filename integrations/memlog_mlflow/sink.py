@@ -1,0 +1,207 @@
+"""Hands points to one MLflow run. Lives in a process of memlog's own."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from memlog.errors import TrackerRejectedError
+from memlog.events import Status
+from memlog.health import Health
+from memlog.sink import Point, Resolution, Target, TrackerRun
+from memlog_mlflow import runs
+from memlog_mlflow.errors import translated
+from memlog_mlflow.keys import safe_key
+from memlog_mlflow.probe import probe
+from memlog_mlflow.replays import StoredRows
+from memlog_mlflow.uris import is_folder
+
+MAX_VALUE = 6000
+"""Characters of a parameter's value."""
+
+_STATUSES: Mapping[Status, str] = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "killed": "KILLED",
+}
+_INT64 = 1 << 63
+
+
+class MlflowSink:
+    """A `memlog.sink.Sink` for MLflow.
+
+    It talks to MLflow by the run's id only, through a client of its own: the fluent API's active
+    run belongs to a thread of the user's.
+
+    Args:
+        target: The run to write to.
+        health: Where drops are counted; without one the sink makes its own.
+
+    Attributes:
+        health: Counts ``not_finite`` (an infinity, which MLflow would store as 1.8e308),
+            ``out_of_range`` (a number that its databases can't hold), ``parameter_conflict`` and
+            ``parameter_rejected``.
+    """
+
+    resolution: Resolution = "bucketed"
+    max_points = 1000
+
+    def __init__(self, target: Target, health: Health | None = None) -> None:
+        self.health = Health() if health is None else health
+        self._target = target
+        joined_uri = None if target.joined is None else target.joined.uri
+        self._uri: str = joined_uri or target.connection.uri or mlflow.get_tracking_uri()
+        self._open: _OpenRun | None = None
+        _quieten()
+
+    def probe(self) -> None:
+        """Asks, within about two seconds, whether MLflow is there.
+
+        Raises:
+            TrackerUnavailableError: it is not, or it refuses the credentials.
+        """
+        probe(self._uri)
+
+    def open(self) -> TrackerRun:
+        """Joins the user's run, or finds or opens memlog's own.
+
+        Raises:
+            TrackerRejectedError: the run is gone, or the experiment is.
+            TrackerUnavailableError: MLflow can't be reached.
+        """
+        return TrackerRun(self._opened().run_id, uri=self._uri)
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Stores at most `max_points` points, at their events' own times: a replay adds nothing.
+
+        Raises:
+            TrackerRejectedError: the run is gone.
+            TrackerUnavailableError: MLflow can't be reached.
+        """
+        metrics = [
+            Metric(safe_key(point.name), point.value, point.time_us // 1000, point.index)
+            for point in points
+            if self._is_storable(point)
+        ]
+        if metrics:
+            self._opened().log(metrics)
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Stores parameters under ``memlog/``; one that the run has already stays as it was.
+
+        Raises:
+            TrackerRejectedError: the run is gone.
+            TrackerUnavailableError: MLflow can't be reached.
+        """
+        wanted = {
+            safe_key(f"memlog/{name}"): str(value)[:MAX_VALUE] for name, value in parameters.items()
+        }
+        known = self._opened().parameters()
+        for key in wanted.keys() & known.keys():
+            if wanted[key] != known[key]:
+                self.health.drop(
+                    "parameter_conflict",
+                    f"the MLflow run has {key!r} from an earlier session, with another value; "
+                    "MLflow never changes a parameter, so it stays",
+                )
+        self._log_new({key: wanted[key] for key in wanted.keys() - known.keys()})
+
+    def close(self, status: Status | None) -> None:
+        """Ends memlog's own run with ``status``, unless that is None; a joined one is never ended.
+
+        Raises:
+            TrackerRejectedError: the run is gone.
+            TrackerUnavailableError: MLflow can't be reached; the run can be closed again later.
+        """
+        if self._open is None:
+            return
+        if self._target.joined is None and status is not None:
+            self._open.end(_STATUSES[status])
+        self._open = None
+
+    def _opened(self) -> _OpenRun:
+        if self._open is None:
+            with translated():
+                self._open = _OpenRun(self._uri, self._target)
+        return self._open
+
+    def _is_storable(self, point: Point) -> bool:
+        if math.isinf(point.value):
+            self.health.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
+            return False
+        # A damaged journal may hold any number; a database would refuse the whole batch.
+        if not (-_INT64 <= point.index < _INT64 and 0 <= point.time_us < _INT64):
+            self.health.drop("out_of_range", f"{point.name} has no usable step or time: not sent")
+            return False
+        return True
+
+    def _log_new(self, parameters: Mapping[str, str]) -> None:
+        """Stores parameters that the run does not have; if one is refused, the others singly."""
+        try:
+            self._opened().log_parameters(parameters)
+        except TrackerRejectedError:
+            for key, value in parameters.items():
+                self._log_one(key, value)
+
+    def _log_one(self, key: str, value: str) -> None:
+        try:
+            self._opened().log_parameters({key: value})
+        except TrackerRejectedError as error:
+            self.health.drop("parameter_rejected", f"parameter {key!r}: {error}")
+
+
+class _OpenRun:
+    """A run that was joined or opened, and the client to reach it."""
+
+    def __init__(self, uri: str, target: Target) -> None:
+        self._client = MlflowClient(tracking_uri=uri)
+        if target.joined is None:
+            self.run_id = runs.find_or_create(self._client, target)
+        else:
+            self.run_id = runs.join(self._client, target.joined.run_id, target.memlog_run)
+        self._stored = StoredRows(self._client, self.run_id) if is_folder(uri) else None
+
+    def log(self, metrics: Sequence[Metric]) -> None:
+        with translated():
+            if self._stored is None:
+                self._client.log_batch(self.run_id, metrics=metrics, synchronous=True)
+            else:
+                self._log_missing(metrics, self._stored)
+
+    def parameters(self) -> dict[str, str]:
+        with translated():
+            return dict(self._client.get_run(self.run_id).data.params)
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        params = [Param(key, value) for key, value in sorted(parameters.items())]
+        with translated():
+            self._client.log_batch(self.run_id, params=params, synchronous=True)
+
+    def end(self, status: str) -> None:
+        with translated():
+            info = self._client.get_run(self.run_id).info
+            # Ending it once more would move its end to now.
+            if info.status != status or info.end_time is None:
+                self._client.set_terminated(self.run_id, status=status)
+
+    def _log_missing(self, metrics: Sequence[Metric], stored: StoredRows) -> None:
+        missing = stored.missing(metrics)
+        try:
+            self._client.log_batch(self.run_id, metrics=missing, synchronous=True)
+        except BaseException:
+            stored.forget()
+            raise
+        stored.add(missing)
+
+
+def _quieten() -> None:
+    """Keeps MLflow's loggers from telling what memlog tells, in a process of memlog's own."""
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # It prints a traceback with every row of a batch; the error itself is raised as well.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

@@ -1,0 +1,55 @@
+"""Tracking URIs: what kind one is, relative paths made absolute, credentials taken out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_SQLITE = "sqlite:///"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+_NAMED = frozenset({"databricks", "databricks-uc", "uc"})
+"""What MLflow takes for a URI although it looks like a path."""
+_USERINFO = re.compile(r"://\S*@")
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme in lower case and without a driver, as ``"postgresql"``; ``""`` for a path."""
+    if uri in _NAMED:
+        return uri
+    match = _SCHEME.match(uri)
+    return match[1].lower().split("+")[0] if match else ""
+
+
+def absolute_uri(uri: str) -> str:
+    """``uri``, where it names a relative path, with that resolved against the working directory."""
+    path = _sqlite_path(uri)
+    if path is not None:
+        query = uri[len(_SQLITE) + len(path) :]
+        return f"{_SQLITE}{Path(path).absolute()}{query}"
+    if uri and scheme_of(uri) == "":
+        return str(Path(uri).absolute())
+    return uri
+
+
+def _sqlite_path(uri: str) -> str | None:
+    """The path of the SQLite file that ``uri`` names, as it stands there; ``None`` without one."""
+    if not uri.startswith(_SQLITE):
+        return None
+    path = uri[len(_SQLITE) :].partition("?")[0]
+    if not path or path == ":memory:" or path.startswith("file:"):
+        return None
+    return path
+
+
+def is_folder(uri: str) -> bool:
+    """Whether ``uri`` names MLflow's file store."""
+    return scheme_of(uri) in {"", "file"}
+
+
+def without_credentials(text: str) -> str:
+    """``text``, with the user's part of every URL in it taken out.
+
+    A password may hold ``/`` and ``@`` as they are, so everything up to the last ``@`` goes.
+    """
+    return _USERINFO.sub("://***@", text)

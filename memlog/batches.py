@@ -1,0 +1,163 @@
+"""From "a step is over" to a batch event: what happens in the trainer's loop, and no more."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from memlog.bus import EventBus
+from memlog.delivery.binder import Binder
+from memlog.events import Batch, Parameters, now_us
+from memlog.events import Health as HealthEvent
+from memlog.health import Health
+from memlog.journal import JournalWriter
+from memlog.probes.accelerator import AcceleratorProbe
+from memlog.probes.host import HostProbe
+from memlog.settings import Settings
+from memlog.units import MIB
+
+HEALTH_INTERVAL_NS = 10_000_000_000
+"""Between health events."""
+
+
+class BatchRecorder:
+    """Numbers the steps, reads memory at each and publishes it; knows what that cost.
+
+    Args:
+        settings: Which steps, from which number on.
+        bus: Where events go.
+        journal: Asked whether it is queued.
+        binder: Looks for the user's runs before each event.
+        health: Counts errors: none leaves this class.
+        model: Its size is recorded once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: EventBus,
+        journal: JournalWriter,
+        binder: Binder,
+        health: Health,
+        model: Any = None,
+    ) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._journal = journal
+        self._binder = binder
+        self._health = health
+        self._model = model
+        self._pid = os.getpid()
+        self._host = HostProbe(health)
+        self._accelerators = AcceleratorProbe(health)
+        self._next = settings.initial_step
+        self._by_hand = False
+        self._cost = _Cost()
+
+    def optimizer_stepped(self) -> None:
+        """The clock's optimizer made a step. Never raises."""
+        if not self._by_hand and os.getpid() == self._pid:
+            self._record()
+
+    def step_by_hand(self) -> None:
+        """The caller says that a step is over, and counts alone from now on. Never raises."""
+        if os.getpid() != self._pid:
+            return
+        # The step that the first call means has been noticed already where an optimizer made it.
+        noticed = not self._by_hand and self._next > self._settings.initial_step
+        self._by_hand = True
+        if not noticed:
+            self._record()
+
+    def publish_health(self) -> None:
+        """Publishes memlog's own state. Never raises."""
+        last = self._next - 1 if self._next > self._settings.initial_step else None
+        per_step, total = self._cost.take()
+        self._bus.publish(
+            HealthEvent(
+                time_us=now_us(),
+                step=last,
+                overhead_ms=per_step,
+                overhead_total_ms=total,
+                dropped=dict(self._health.dropped),
+                faults=dict(self._health.faults),
+                queued=self._journal.queued,
+            )
+        )
+
+    def _record(self) -> None:
+        begun = time.perf_counter_ns()
+        try:
+            step = self._next
+            self._next = step + 1
+            if (step - self._settings.initial_step) % self._settings.every == 0:
+                self._publish(step)
+        except Exception as error:  # noqa: BLE001 - memlog's errors end here, not in training
+            self._health.fault("recording a step", error)
+        ended = time.perf_counter_ns()
+        if self._cost.add(ended - begun, ended):
+            self.publish_health()
+
+    def _publish(self, step: int) -> None:
+        self._binder.look()
+        if step == self._settings.initial_step:
+            self._begin()
+        devices = self._accelerators.read()
+        for device in self._accelerators.new_devices():
+            self._bus.publish(device)
+        rss, rss_peak, rss_peak_source = self._host.read()
+        self._bus.publish(Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices))
+
+    def _begin(self) -> None:
+        """What is known once training has begun: how clients connect, and the run's parameters."""
+        self._binder.connect()
+        with self._health.contained("gathering the run's parameters"):
+            self._bus.publish(Parameters(now_us(), self._parameters()))
+        self._model = None
+
+    def _parameters(self) -> dict[str, str]:
+        torch = sys.modules.get("torch")
+        values = {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": str(getattr(torch, "__version__", "not loaded")),
+            "devices": ", ".join(reading.name for reading in self._accelerators.read()) or "cpu",
+            **self._settings.described(),
+        }
+        if self._model is not None:
+            values.update(_model_size(self._model))
+        return values
+
+
+def _model_size(model: Any) -> dict[str, str]:
+    parameters = list(model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return {
+        "model": type(model).__name__,
+        "model_parameters": str(sum(parameter.numel() for parameter in parameters)),
+        "model_parameters_mib": f"{size / MIB:.1f}",
+    }
+
+
+class _Cost:
+    """Time that memlog took from the trainer's thread."""
+
+    def __init__(self) -> None:
+        self._spent = self._steps = 0
+        self._total = 0
+        self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
+
+    def add(self, spent_ns: int, now_ns: int) -> bool:
+        """Adds a step's; says whether a health event is due."""
+        self._spent += spent_ns
+        self._steps += 1
+        return now_ns >= self._due
+
+    def take(self) -> tuple[float | None, float]:
+        """Mean a step since last time and total since the beginning, in ms."""
+        mean = self._spent / self._steps / 1e6 if self._steps else None
+        self._total += self._spent
+        self._spent = self._steps = 0
+        self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
+        return mean, self._total / 1e6

@@ -1,0 +1,32 @@
+"""Publish and subscribe: the one place through which every event passes.
+
+The journal subscribes first, so that what anybody else sees has been written. A subscriber's error is
+contained: it reaches neither the other subscribers nor the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memlog.events import Event
+from memlog.health import Health
+
+
+class EventBus:
+    """Hands each event to every subscriber, on the publisher's thread, in order of subscription."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._subscribers: tuple[Callable[[Event], object], ...] = ()
+
+    def subscribe(self, subscriber: Callable[[Event], object]) -> None:
+        """Adds a subscriber; it sees every event from now on, from any thread."""
+        self._subscribers = (*self._subscribers, subscriber)
+
+    def publish(self, event: Event) -> None:
+        """Hands ``event`` to every subscriber. Never raises."""
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception as error:  # noqa: BLE001, PERF203 - memlog's errors end here, not in training
+                self._health.fault(f"a subscriber to {type(event).__name__}", error)

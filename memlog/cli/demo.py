@@ -1,0 +1,74 @@
+"""``memlog demo``: trains a small GPT for about a minute, recorded by memlog."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import click
+
+from memlog.errors import MissingExtraError
+from memlog.session import finish
+from memlog.sink import LOCAL, is_installed, load_backend
+
+
+@click.command()
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Optimizer steps; by default as many as two CPU cores do in about a minute.",
+)
+@click.option(
+    "--backend",
+    default="mlflow",
+    show_default=True,
+    help="Where the memory is recorded: mlflow, local (memlog's own files only), …",
+)
+def demo(steps: int | None, backend: str) -> None:
+    """Trains a small GPT, so that there is something to look at.
+
+    This is examples/train_gpt.py, an ordinary PyTorch program of one file.
+    """
+    _require_torch()
+    _require_client(backend)
+    arguments = ["--backend", backend]
+    if steps is not None:
+        arguments += ["--steps", str(steps)]
+    _run_program(_example(), arguments)
+
+
+def _require_torch() -> None:
+    if not is_installed("torch"):
+        raise MissingExtraError(
+            "the demo trains with PyTorch, which is not installed: pip install 'memlog-ml[torch]'"
+        )
+
+
+def _require_client(backend: str) -> None:
+    """Looks before PyTorch is loaded, so that the answer comes at once."""
+    if backend == LOCAL:
+        return
+    try:
+        load_backend(backend)
+    except MissingExtraError as error:
+        raise MissingExtraError(f"{error}, or do without: memlog demo --backend local") from error
+
+
+def _example() -> Path:
+    """The program: an installed memlog has a copy beside this file, a checkout has the original."""
+    beside = Path(__file__).with_name("train_gpt.py")
+    return beside if beside.exists() else Path(__file__).parents[2] / "examples" / "train_gpt.py"
+
+
+def _run_program(path: Path, arguments: list[str]) -> None:
+    """Runs a Python program in this process, as ``python path arguments…`` would."""
+    before = sys.argv
+    sys.argv = [str(path), *arguments]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except KeyboardInterrupt:
+        finish("killed")  # the command line catches it next, and the run would count as finished
+        raise
+    finally:
+        sys.argv = before

@@ -1,0 +1,284 @@
+"""Carrying a run's points from its journal to one tracker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from memlog.delivery.state import CourierState, Progress
+from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
+from memlog.events import End, Parameters, Status
+from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
+from memlog.metrics import Plan
+from memlog.redact import without_credentials
+from memlog.sink import Connection, Point, Sink, Target, TrackerRun
+
+OpenSink = Callable[[Target], Sink]
+
+_STUBBORN_FAILURES = 5
+"""So many failures of a tracker that answers its probe mean that the content is at fault."""
+_DELIVERED = ""
+"""Beside the reasons for drops in a tally."""
+
+
+class Courier:
+    """Delivers one run to one backend, from where the last courier stopped.
+
+    What it hands over is decided by the journal alone. Its place in the journal is saved after each
+    batch, so that a courier that dies repeats at most one batch, with the same points.
+
+    Args:
+        run: The run.
+        backend: The backend's name.
+        open_sink: Builds a sink for a target; may import the tracker's client.
+        project: Passed to a run that the sink opens itself.
+        name: Likewise.
+        may_open_own: Whether events that no run of the user's claims may go to a run of its own; until
+            then they wait. Set it when waiting is over.
+
+    Attributes:
+        state: What it remembers; saved in the run's folder.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        backend: str,
+        open_sink: OpenSink,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        may_open_own: bool = False,
+    ) -> None:
+        self.run = run
+        self.backend = backend
+        self.may_open_own = may_open_own
+        self.state = CourierState.load(run, backend)
+        self.connection = Connection()
+        self._open_sink = open_sink
+        self._project = project
+        self._name = name
+        self._uris: dict[str, str | None] = {}
+        self._sinks: dict[str | None, Sink] = {}
+        self._readings: dict[str, _Reading] = {}
+        self._failures = 0
+
+    def know(self, run: TrackerRun) -> None:
+        """Remembers, in memory only, the full address of a run of the user's."""
+        self._uris[run.run_id] = run.uri
+
+    def deliver(self, *, complete: bool = False) -> int:
+        """Hands over everything that is ready, and returns the number of points.
+
+        Args:
+            complete: The journal is complete: what is still open is final now.
+
+        Raises:
+            TrackerUnavailableError: the rest must wait; nothing is lost.
+        """
+        before = self.state.delivered
+        try:
+            for file in self.run.files():
+                self._deliver_file(file, complete=complete)
+        except Exception as error:
+            self._readings.clear()  # what was read but not handed over is read again
+            self._note_failure(error)
+            if isinstance(error, DeliveryError):
+                raise
+            problem = without_credentials(f"{type(error).__name__}: {error}")
+            raise TrackerUnavailableError(f"{self.backend}: {problem}") from error
+        self._failures = 0
+        return self.state.delivered - before
+
+    def close(self) -> None:
+        """Ends the runs that the sinks opened and gives back what they hold: all is delivered."""
+        status = self._final_status()
+        for sink in self._sinks.values():
+            sink.close(status)
+        self._sinks.clear()
+        if self.state.own_run or self.state.joined:
+            self.state.stage, self.state.problem = "done", None
+            self.state.save(self.run)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        self.state.stage = "unreachable"
+        self.state.problem = without_credentials(str(error) or type(error).__name__)
+        self.state.save(self.run)
+
+    def _final_status(self) -> Status | None:
+        """How the run ended; a process that is gone without saying so was killed."""
+        for file in self.run.files():
+            if file.process.startswith("trainer"):
+                last = max(file.segments, default=1)
+                for entry in file.read(Position(last - 1, 0)):
+                    if isinstance(entry.event, End):
+                        return entry.event.status
+        return None if self.run.is_alive() else "killed"
+
+    def _deliver_file(self, file: JournalFile, *, complete: bool) -> None:
+        reading = self._readings.get(file.process)
+        if reading is None:
+            progress = self.state.files.get(file.process, Progress())
+            reading = self._readings[file.process] = _Reading(progress)
+        for entry in file.read(reading.at):
+            if not self._take(file, reading, entry):
+                break
+        else:
+            if complete:
+                reading.finish()
+        self._hand_over(file.process, reading)
+
+    def _take(self, file: JournalFile, reading: _Reading, entry: Entry) -> bool:
+        """Reads one event; ``False`` where it must wait for a run to go to."""
+        if entry.header is not reading.header and not self._turn(file, reading, entry.header):
+            return False
+        reading.take(entry)
+        if len(reading.pending) >= self._sink(reading.target).max_points:
+            self._hand_over(file.process, reading)
+        return True
+
+    def _turn(self, file: JournalFile, reading: _Reading, header: Header) -> bool:
+        """Turns to the run that a segment's events go to; ``False`` where none is known yet."""
+        binding = self._binding(file, header)
+        if binding is None and self.state.own_run is None and not self.may_open_own:
+            return False
+        target = binding.run_id if binding else None
+        if reading.plan is None or target != reading.target:
+            reading.finish()
+            self._hand_over(file.process, reading)
+            reading.target = target
+            reading.plan = Plan(self._sink(target).resolution, header.initial_step)
+        reading.header = header
+        return True
+
+    def _binding(self, file: JournalFile, header: Header) -> Binding | None:
+        """The user's run that claims a segment's events; ``None``: no run of the user's does.
+
+        What was published before the first run appeared goes to that run, unless a run of the sink's
+        own has been opened for it meanwhile.
+        """
+        binding = header.bindings.get(self.backend)
+        if binding is None and self.state.own_run is None:
+            binding = self._first_binding(file)
+        if binding is not None:
+            self._uris.setdefault(binding.run_id, binding.uri)
+        return binding
+
+    def _first_binding(self, file: JournalFile) -> Binding | None:
+        others = (other for other in self.run.files() if other.process != file.process)
+        for candidate in (file, *others):
+            for header in candidate.headers():
+                if self.backend in header.bindings:
+                    return header.bindings[self.backend]
+        return None
+
+    def _sink(self, target: str | None) -> Sink:
+        if target in self._sinks:
+            return self._sinks[target]
+        joined = None if target is None else TrackerRun(target, self._uris.get(target))
+        sink = self._open_sink(
+            Target(
+                memlog_run=self.run.id,
+                joined=joined,
+                project=self._project,
+                name=self._name,
+                connection=self.connection,
+            )
+        )
+        sink.probe()
+        opened = sink.open()
+        self._sinks[target] = sink
+        self._remember(target, opened)
+        return sink
+
+    def _remember(self, target: str | None, opened: TrackerRun) -> None:
+        if target is not None and target not in self.state.joined:
+            self.state.joined = [*self.state.joined, target]
+        if target is None:
+            uri = None if opened.uri is None else without_credentials(opened.uri)
+            self.state.own_run = Binding(opened.run_id, uri)
+        self.state.stage, self.state.problem = "delivering", None
+        self.state.save(self.run)
+
+    def _hand_over(self, process: str, reading: _Reading) -> None:
+        """Sends what is pending and remembers that it is sent."""
+        progress = reading.progress()
+        anything = bool(reading.pending or reading.parameters)
+        if anything:
+            tally = self._send_pending(self._sink(reading.target), reading)
+            self.state.delivered += tally.pop(_DELIVERED, 0)
+            for reason, count in tally.items():
+                self.state.dropped[reason] = self.state.dropped.get(reason, 0) + count
+            self.state.stage, self.state.problem = "delivering", None
+        if progress != self.state.files.get(process, Progress()):
+            self.state.files[process] = progress
+            if anything:
+                self.state.save(self.run)
+
+    def _send_pending(self, sink: Sink, reading: _Reading) -> Counter[str]:
+        sink.probe()
+        for parameters in reading.parameters:
+            with suppress(
+                TrackerRejectedError
+            ):  # a tracker that refuses them still takes the metrics
+                sink.log_parameters(parameters.values)
+        tally: Counter[str] = Counter()
+        for begin in range(0, len(reading.pending), sink.max_points):
+            self._send(sink, reading.pending[begin : begin + sink.max_points], tally)
+        reading.pending, reading.parameters = [], []
+        return tally
+
+    def _send(self, sink: Sink, points: Sequence[Point], tally: Counter[str]) -> None:
+        """Hands points over; where the tracker refuses them, finds those that it refuses."""
+        try:
+            sink.log_points(points)
+            tally[_DELIVERED] += len(points)
+        except TrackerUnavailableError:
+            raise
+        except Exception as error:
+            if not isinstance(error, TrackerRejectedError) and self._failures < _STUBBORN_FAILURES:
+                raise
+            if len(points) == 1:
+                tally[f"rejected: {points[0].name}"] += 1
+                return
+            middle = len(points) // 2
+            self._send(sink, points[:middle], tally)
+            self._send(sink, points[middle:], tally)
+
+
+class _Reading:
+    """What a courier holds in memory of one process's segments."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.at = progress.resume
+        self.sent = progress.sent
+        self.pending: list[Point] = []
+        self.parameters: list[Parameters] = []
+        self.header: Header | None = None
+        self.target: str | None = None
+        """Id of the user's run that events go to; ``None``: the sink's own."""
+        self.plan: Plan[Position] | None = None
+
+    def take(self, entry: Entry) -> None:
+        """Feeds the plan; what was delivered before is not delivered again."""
+        if self.plan is None:
+            return
+        points = self.plan.feed(entry.event, entry.start)
+        self.at = entry.end
+        if entry.end > self.sent:
+            self.pending += points
+            if isinstance(entry.event, Parameters):
+                self.parameters.append(entry.event)
+
+    def finish(self) -> None:
+        """What is still open is final."""
+        if self.plan is not None:
+            self.pending += self.plan.flush()
+
+    def progress(self) -> Progress:
+        """Where things stand once what is pending has been sent."""
+        open_since = self.plan.open_since if self.plan is not None else None
+        sent = max(self.at, self.sent)
+        return Progress(sent=sent, resume=min(open_since or sent, sent))

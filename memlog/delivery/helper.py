@@ -1,0 +1,200 @@
+"""The helper process: holds the couriers, samples the process tree, outlives the trainer.
+
+It ends when the trainer has said that the run is over, or has died, and everything is delivered; where a
+tracker can't be reached, after ``linger`` seconds more. What is left then stays in the journal for
+``memlog sync``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from memlog.delivery import messages
+from memlog.delivery.courier import Courier
+from memlog.delivery.loop import CourierThread
+from memlog.delivery.sampler import Sampler, StepFollower
+from memlog.health import Health
+from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
+from memlog.redact import without_credentials
+from memlog.sink import LOCAL, Backend, find_backends, load_backend
+
+logger = logging.getLogger("memlog.delivery")
+
+TICK = 0.2
+"""Seconds between looks at everything, at most."""
+_NICENESS = 10
+
+
+class Helper:
+    """One run's helper.
+
+    Args:
+        begin: The trainer's first message.
+    """
+
+    def __init__(self, begin: messages.Begin) -> None:
+        self._begin = begin
+        self._settings = begin.settings
+        self._run = RunDirectory(Path(begin.run_directory))
+        self._journal = JournalWriter(
+            self._run.path,
+            run=self._run.id,
+            role="helper",
+            begun_us=begin.begun_us,
+            initial_step=begin.settings.initial_step,
+            segment_bytes=begin.settings.segment_bytes,
+            health=Health(),
+        )
+        self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
+        self._sampler = Sampler(
+            begin.trainer_pid,
+            begin.settings.sample_interval,
+            self._journal,
+            self._follower,
+            Health(),
+        )
+        self._couriers: dict[str, CourierThread] = {}
+        self._finished = False
+        self._told_to_stop = False
+
+    def run(self, lines: LineReader) -> None:
+        """Works until the trainer is over and all is delivered, or can't be for now."""
+        signal.signal(signal.SIGTERM, self._stop)
+        for name in self._settings.backends:
+            if name != LOCAL:
+                self._start_courier(name, load_backend(name), named=True)
+        while not self._trainer_is_over():
+            for line in lines.read(TICK):
+                self.hear(line)
+            self._sampler.sample_if_due()
+            self._allow_own_runs()
+        self._journal.close()
+        self._deliver_rest()
+
+    def _trainer_is_over(self) -> bool:
+        # A child whose parent dies gets another: that can't be mistaken, unlike a process number.
+        return self._finished or self._told_to_stop or os.getppid() != self._begin.trainer_pid
+
+    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self._told_to_stop = True
+
+    def hear(self, line: bytes) -> None:
+        """Acts on one message of the trainer's."""
+        try:
+            message = messages.decode(line)
+        except msgspec.MsgspecError as error:
+            logger.warning("a message from the trainer can't be read: %s", error)
+            return
+        if isinstance(message, messages.Connect):
+            self._courier(message.backend).connection = message.connection
+        elif isinstance(message, messages.Bind):
+            self._courier(message.backend).know(message.run)
+            uri = None if message.run.uri is None else without_credentials(message.run.uri)
+            self._journal.bind(message.backend, Binding(message.run.run_id, uri))
+        elif isinstance(message, messages.Finish):
+            self._finished = True
+
+    def _courier(self, name: str) -> Courier:
+        if name not in self._couriers:
+            self._start_courier(name, find_backends()[name], named=False)
+        return self._couriers[name].courier
+
+    def _start_courier(self, name: str, backend: Backend, *, named: bool) -> None:
+        courier = Courier(
+            self._run,
+            name,
+            backend.open_sink,
+            project=self._settings.project,
+            name=self._settings.name,
+        )
+        # The client takes seconds to import: a named backend will need it, another perhaps never.
+        prepare = partial(importlib.import_module, backend.requires) if named else None
+        thread = CourierThread(courier, prepare)
+        self._couriers[name] = thread
+        thread.start()
+
+    def _allow_own_runs(self, *, now: bool = False) -> None:
+        begun = self._follower.since
+        waited = begun is not None and time.monotonic() - begun >= self._settings.bind_grace
+        if now or waited:
+            for name in self._settings.backends:
+                if name in self._couriers:
+                    self._couriers[name].courier.may_open_own = True
+
+    def _deliver_rest(self) -> None:
+        self._allow_own_runs(now=True)
+        for courier in self._couriers.values():
+            courier.complete()
+        deadline = time.monotonic() + (0 if self._told_to_stop else self._settings.linger)
+        for courier in self._couriers.values():
+            while not self._told_to_stop and time.monotonic() < deadline and not courier.join(TICK):
+                pass
+
+
+class LineReader:
+    """Reads whole lines from a pipe without waiting longer than asked."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(fd, selectors.EVENT_READ)
+        self.open = True
+
+    def read(self, timeout: float) -> Iterator[bytes]:
+        """The lines that arrive within ``timeout`` seconds; returns after the first arrival."""
+        if not self.open:
+            time.sleep(timeout)
+            return
+        if not self._selector.select(timeout):
+            return
+        data = os.read(self._fd, 65536)
+        if not data:
+            self.open = False
+            self._selector.unregister(self._fd)
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        yield from lines
+
+
+def main() -> None:
+    """Reads the first message, works, and leaves without waiting for threads that hang in a client."""
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    lines = LineReader(sys.stdin.fileno())
+    begin, rest = _first_message(lines)
+    helper = Helper(begin)
+    for line in rest:
+        helper.hear(line)
+    helper.run(lines)
+    logging.shutdown()
+    # A client's threads may hang on a dead server; everything that counts is on disk.
+    os._exit(0)
+
+
+def _first_message(lines: LineReader) -> tuple[messages.Begin, list[bytes]]:
+    while lines.open:
+        received = list(lines.read(TICK))
+        if received:
+            begin = messages.decode(received[0])
+            if isinstance(begin, messages.Begin):
+                return begin, received[1:]
+            break
+    raise SystemExit(
+        "memlog's helper process is started by memlog.init(), with its settings on stdin"
+    )

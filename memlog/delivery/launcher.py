@@ -1,0 +1,107 @@
+"""The trainer's end of the helper process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from memlog.delivery import messages
+from memlog.health import Health
+
+_POLL = 0.02
+"""Seconds between looks at whether the helper has ended."""
+
+_outliving: list[subprocess.Popen[bytes]] = []
+"""Helpers that were still delivering when their run's ``finish`` stopped waiting."""
+
+
+@atexit.register
+def _let_go() -> None:
+    for process in _outliving:
+        if process.poll() is None:
+            process.returncode = 0  # it goes on by itself: Python need not warn of that
+
+
+class HelperProcess:
+    """Starts the helper and talks to it without ever waiting for it.
+
+    It is a fresh interpreter (never a fork, which would copy the trainer's threads and devices) in a
+    session of its own, so that the terminal's Ctrl-C reaches the trainer alone.
+
+    Args:
+        begin: What the helper is told first.
+        health: Counts messages that did not get through.
+    """
+
+    def __init__(self, begin: messages.Begin, health: Health) -> None:
+        self._health = health
+        _outliving[:] = [process for process in _outliving if process.poll() is None]
+        log = Path(begin.run_directory) / "helper.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "memlog.delivery"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=_environment(),
+            )
+        self._pipe = self._process.stdin.fileno() if self._process.stdin else -1
+        os.set_blocking(self._pipe, False)
+        self.tell(begin)
+
+    @property
+    def pid(self) -> int:
+        """The helper's process number."""
+        return self._process.pid
+
+    def tell(self, message: messages.Message) -> None:
+        """Sends a message, or counts that the pipe is full or broken; never blocks."""
+        line = messages.encode(message) + b"\n"
+        try:
+            sent = os.write(self._pipe, line)
+        except OSError as error:
+            self._health.fault("telling the helper process", error)
+            return
+        if sent < len(line):
+            self._health.fault("telling the helper process", BlockingIOError("its pipe is full"))
+
+    def finish(self, timeout: float, on_wait: Callable[[float], None] | None = None) -> bool:
+        """Tells the helper that the journal is complete; waits until it has delivered everything.
+
+        Args:
+            timeout: Seconds to wait at most; it goes on by itself after that.
+            on_wait: Called now and then with the seconds waited so far.
+
+        Returns:
+            Whether it has ended.
+        """
+        self.tell(messages.Finish())
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        begun = time.monotonic()
+        while self._process.poll() is None:
+            waited = time.monotonic() - begun
+            if waited >= timeout:
+                _outliving.append(self._process)
+                return False
+            if on_wait is not None:
+                on_wait(waited)
+            time.sleep(min(_POLL, timeout))
+        return True
+
+
+def _environment() -> dict[str, str]:
+    """The trainer's environment, so that a tracker's client finds its settings and its packages.
+
+    The folder that memlog was imported from comes last on the path: a checkout that was never installed
+    works, and nothing in it hides anybody else's module.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,81 @@
+"""Keeping a courier going: again and again, patiently where the tracker is in trouble."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from memlog.delivery.courier import Courier
+from memlog.delivery.state import CourierLock
+from memlog.errors import DeliveryError
+
+logger = logging.getLogger("memlog.delivery")
+
+INTERVAL = 0.5
+"""Seconds between looks at the journal."""
+MAX_BACKOFF = 15.0
+"""Seconds between attempts, at most, at a tracker that is in trouble."""
+
+
+class CourierThread:
+    """Delivers in a thread until the journal is complete and all of it handed over.
+
+    Args:
+        courier: What delivers.
+        prepare: Called first, in the thread: imports that take seconds.
+    """
+
+    def __init__(self, courier: Courier, prepare: Callable[[], object] | None = None) -> None:
+        self.courier = courier
+        self._prepare = prepare
+        self._complete = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"memlog-{courier.backend}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begins to deliver."""
+        self._thread.start()
+
+    def complete(self) -> None:
+        """The journal is complete: deliver the rest, close, end."""
+        self._complete.set()
+        self._wake.set()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the end, at most ``timeout`` seconds; says whether it came."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with CourierLock(self.courier.run, self.courier.backend):
+                self._prepare_quietly()
+                self._deliver_until_complete()
+        except DeliveryError as error:
+            logger.warning("%s", error)
+
+    def _prepare_quietly(self) -> None:
+        if self._prepare is not None:
+            try:
+                self._prepare()
+            except Exception as error:  # noqa: BLE001 - it comes again, with its reason, when a sink is opened
+                logger.warning("preparing for %s failed: %r", self.courier.backend, error)
+
+    def _deliver_until_complete(self) -> None:
+        failures = 0
+        while True:
+            self._wake.clear()
+            complete = self._complete.is_set()
+            try:
+                self.courier.deliver(complete=complete)
+                if complete:
+                    self.courier.close()
+                    return
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises, try again
+                failures += 1
+                logger.warning("%s: attempt %d failed: %s", self.courier.backend, failures, error)
+            self._wake.wait(min(INTERVAL * 2**failures, MAX_BACKOFF))

@@ -1,0 +1,55 @@
+"""What the trainer tells its helper process, one JSON line each, over the helper's stdin.
+
+The pipe is the one place where credentials travel: never a command line, never a disk.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from memlog.settings import Settings
+from memlog.sink import Connection, TrackerRun
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """The first message: which run this is."""
+
+    run_directory: str
+    begun_us: int
+    trainer_pid: int
+    settings: Settings
+
+
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """How a tracker's client would connect in the trainer's process, now."""
+
+    backend: str
+    connection: Connection
+
+
+class Bind(msgspec.Struct, frozen=True, tag="bind"):
+    """The user has a run open: events from here on belong to it."""
+
+    backend: str
+    run: TrackerRun
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """The run is over and its journal complete: deliver the rest, then end."""
+
+
+Message: TypeAlias = Begin | Connect | Bind | Finish
+
+encode = msgspec.json.Encoder().encode
+
+
+def decode(line: bytes) -> Message:
+    """Reads a message.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    message: Message = msgspec.json.decode(line, type=Message)
+    return message

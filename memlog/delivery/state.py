@@ -1,0 +1,106 @@
+"""How far a courier got: kept beside the journal, replaced whole, so that any other courier goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, Literal, TypeAlias
+
+import msgspec
+
+from memlog.errors import DeliveryError
+from memlog.journal import Binding, Position, RunDirectory
+from memlog.journal.format import START
+
+if sys.platform != "win32":
+    import fcntl
+
+Stage: TypeAlias = Literal["waiting", "delivering", "unreachable", "done"]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far one process's segments have been delivered."""
+
+    sent: Position = START
+    """Every point that an event before here made final has been delivered."""
+    resume: Position = START
+    """Where reading must begin so that a fresh plan knows its open buckets; never after ``sent``."""
+
+
+class CourierState(msgspec.Struct, kw_only=True):
+    """What a courier remembers of its run and backend."""
+
+    backend: str
+    stage: Stage = "waiting"
+    problem: str | None = None
+    """Why it is not delivering, in one line."""
+    own_run: Binding | None = None
+    """The tracker's run that the sink opened itself."""
+    joined: list[str] = []
+    """Ids of the user's runs that points went to."""
+    delivered: int = 0
+    """Points handed over."""
+    dropped: dict[str, int] = {}
+    """Points lost, by reason."""
+    files: dict[str, Progress] = {}
+    """By process."""
+
+    def save(self, run: RunDirectory) -> None:
+        """Replaces what was kept before; a crash leaves the one or the other, never half of one."""
+        path = _state_path(run, self.backend)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        temporary.replace(path)
+
+    @staticmethod
+    def load(run: RunDirectory, backend: str) -> CourierState:
+        """What was kept; a fresh state where there is nothing that can be read."""
+        try:
+            return msgspec.json.decode(_state_path(run, backend).read_bytes(), type=CourierState)
+        except (OSError, msgspec.MsgspecError):
+            return CourierState(backend=backend)
+
+
+def read_states(run: RunDirectory) -> list[CourierState]:
+    """What every courier of a run remembers."""
+    backends = sorted(path.stem for path in run.delivery.glob("*.json"))
+    return [CourierState.load(run, backend) for backend in backends]
+
+
+def _state_path(run: RunDirectory, backend: str) -> Path:
+    return run.delivery / f"{backend}.json"
+
+
+class CourierLock:
+    """Keeps a second courier away from the same run and backend; freed when its process dies.
+
+    Raises:
+        DeliveryError: another courier holds it.
+    """
+
+    def __init__(self, run: RunDirectory, backend: str) -> None:
+        self._run = run
+        self._backend = backend
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> None:
+        """Takes the lock."""
+        self._run.delivery.mkdir(exist_ok=True)
+        self._file = (self._run.delivery / f"{self._backend}.lock").open("w")
+        if sys.platform == "win32":
+            return  # couriers are kept apart by their users alone
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise DeliveryError(
+                f"run {self._run.id} is being delivered to {self._backend} by its own helper process: "
+                "wait for it, `memlog show` says how far it is"
+            ) from error
+        except OSError:
+            pass  # a file system without locks (some network ones): nothing to hold on to
+
+    def __exit__(self, *_: object) -> None:
+        """Frees it."""
+        if self._file is not None:
+            self._file.close()

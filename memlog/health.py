@@ -1,0 +1,55 @@
+"""Counts of what went wrong and what was dropped, so that nothing disappears in silence."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger("memlog")
+
+
+class Health:
+    """Counts drops and faults of one process; says each cause once.
+
+    Attributes:
+        dropped: Number of things lost, by reason (``"journal_full"``, ``"rejected"``, …).
+        faults: Number of errors inside memlog, by where they happened and their type.
+    """
+
+    def __init__(self) -> None:
+        self.dropped: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def drop(self, reason: str, message: str, *, count: int = 1) -> None:
+        """Counts ``count`` losses for ``reason`` and warns with ``message`` the first time."""
+        with self._lock:
+            self.dropped[reason] += count
+        self.say_once(reason, message)
+
+    def fault(self, where: str, error: BaseException) -> None:
+        """Counts an error inside memlog; training goes on."""
+        cause = f"{where}: {type(error).__name__}"
+        with self._lock:
+            self.faults[cause] += 1
+        self.say_once(cause, f"{where} failed ({error!r}); training goes on, this is said once")
+
+    def say_once(self, cause: str, message: str) -> None:
+        """Logs ``message`` as a warning, once for each ``cause``."""
+        with self._lock:
+            if cause in self._said:
+                return
+            self._said.add(cause)
+        logger.warning("memlog: %s", message)
+
+    @contextmanager
+    def contained(self, where: str) -> Iterator[None]:
+        """Runs a block whose errors must not reach the trainer."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the one place that keeps memlog's errors from training
+            self.fault(where, error)

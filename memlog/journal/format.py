@@ -1,0 +1,91 @@
+"""What stands in a journal's files, and the names of the files."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from memlog.events import SCHEMA_VERSION, Event, field_names
+
+MAX_LINE_BYTES = 1024**2
+"""A longer line is not ours."""
+
+Role: TypeAlias = Literal["trainer", "helper"]
+
+_SEGMENT_NAME = re.compile(r"(?P<process>(?:trainer|helper)-\d+)-(?P<segment>\d{4,})\.jsonl")
+
+
+class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A place between two lines of one process's segments."""
+
+    segment: int
+    """From 1."""
+    offset: int
+    """Bytes from the segment's beginning."""
+
+
+START = Position(1, 0)
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True):
+    """Which process wrote a segment; its start time tells it from a later one with the same number."""
+
+    pid: int
+    started: float
+    """Unix time in seconds, as the operating system has it."""
+    host: str
+
+    @staticmethod
+    def own() -> ProcessIdentity:
+        """The calling process's."""
+        # Imported here: `import memlog` must stay light, and only a session needs it.
+        import psutil  # noqa: PLC0415
+
+        return ProcessIdentity(os.getpid(), psutil.Process().create_time(), os.uname().nodename)
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """The tracker's run that a segment's events belong to."""
+
+    run_id: str
+    uri: str | None = None
+    """Where the tracker is, without user and password."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a segment."""
+
+    schema: int = SCHEMA_VERSION
+    run: str
+    begun_us: int
+    """When the run began, Unix time in microseconds."""
+    role: Role
+    process: ProcessIdentity
+    segment: int
+    initial_step: int = 0
+    bindings: dict[str, Binding] = {}
+    """By backend; a backend that is missing has no run of the user's."""
+    fields: dict[str, tuple[str, ...]] = msgspec.field(default_factory=field_names)
+    """The fields of every event, in order: a journal explains itself."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A line of a segment."""
+
+    seq: int
+    """Number of the event among those of its process, from 0."""
+    event: Event
+
+
+def segment_name(process: str, segment: int) -> str:
+    """The file name of a process's ``segment``-th segment."""
+    return f"{process}-{segment:04d}.jsonl"
+
+
+def parse_segment_name(name: str) -> tuple[str, int] | None:
+    """The process and number in a segment's file name; ``None`` where it is no such name."""
+    match = _SEGMENT_NAME.fullmatch(name)
+    return (match["process"], int(match["segment"])) if match else None

@@ -1,0 +1,167 @@
+"""Reading a journal back: untrusted input, streamed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from memlog.events import EVENT_TYPES, SCHEMA_VERSION, Event
+from memlog.journal.format import (
+    MAX_LINE_BYTES,
+    START,
+    Header,
+    Position,
+    Record,
+    parse_segment_name,
+    segment_name,
+)
+
+_TAGS = frozenset(kind.__struct_config__.tag for kind in EVENT_TYPES)
+
+
+@lru_cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """A decoder, made when it is first needed: a trainer only writes."""
+    return msgspec.json.Decoder(kind)
+
+
+class Entry(NamedTuple):
+    """One event as it stands in the journal."""
+
+    seq: int
+    event: Event
+    header: Header
+    start: Position
+    """Where its line begins."""
+    end: Position
+    """Where the next one does."""
+
+
+class JournalFile:
+    """The segments of one process, read in order.
+
+    Attributes:
+        process: Name of the process in the file names, such as ``trainer-4242``.
+        skipped: Lines passed over by this object, by reason: ``torn`` (the writer died or the disk was
+            full), ``garbage``, ``too_long``, ``unknown_event`` (a newer memlog's), ``newer_schema``.
+    """
+
+    def __init__(self, directory: Path, process: str) -> None:
+        self.process = process
+        self.skipped: Counter[str] = Counter()
+        self._directory = directory
+
+    @property
+    def segments(self) -> list[int]:
+        """The numbers of the segments that exist."""
+        named = (
+            parse_segment_name(path.name) for path in self._directory.glob(f"{self.process}-*")
+        )
+        return sorted(found[1] for found in named if found and found[0] == self.process)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all segments together."""
+        return sum(self._path(segment).stat().st_size for segment in self.segments)
+
+    def headers(self) -> Iterator[Header]:
+        """The headers of the segments, in order; those that can't be read are passed over."""
+        for segment in self.segments:
+            with self._path(segment).open("rb") as file:
+                header = self._read_header(file)
+            if header is not None:
+                yield header
+
+    def read(self, start: Position = START) -> Iterator[Entry]:
+        """Events from ``start`` on, until the last line that is whole.
+
+        Where the process still writes, calling this again from the last `Entry.end` goes on. A position
+        in a segment that is gone goes on in the next one that exists.
+        """
+        segments = [number for number in self.segments if number >= start.segment]
+        for number in segments:
+            offset = start.offset if number == start.segment else 0
+            # A segment that has a successor is complete: the writer never comes back to it.
+            yield from self._read_segment(number, offset, complete=number != segments[-1])
+
+    def _path(self, segment: int) -> Path:
+        return self._directory / segment_name(self.process, segment)
+
+    def _read_segment(self, number: int, offset: int, *, complete: bool) -> Iterator[Entry]:
+        with self._path(number).open("rb") as file:
+            header = self._read_header(file)
+            if header is None:
+                return
+            if header.schema > SCHEMA_VERSION:
+                self.skipped["newer_schema"] += 1
+                return
+            file.seek(max(offset, file.tell()))
+            yield from self._read_lines(file, header, number, complete=complete)
+
+    def _read_header(self, file: BinaryIO) -> Header | None:
+        line = file.readline(MAX_LINE_BYTES)
+        if not line.endswith(b"\n"):
+            return None
+        try:
+            header: Header = _decoder(Header).decode(line)
+        except msgspec.MsgspecError:
+            self.skipped["garbage"] += 1
+            return None
+        return header
+
+    def _read_lines(
+        self, file: BinaryIO, header: Header, number: int, *, complete: bool
+    ) -> Iterator[Entry]:
+        position = file.tell()
+        while line := file.readline(MAX_LINE_BYTES):
+            begun = position
+            position += len(line)
+            if not line.endswith(b"\n"):
+                if len(line) == MAX_LINE_BYTES:
+                    position += _skip_line(file)
+                    self.skipped["too_long"] += 1
+                    continue
+                if complete:
+                    self.skipped["torn"] += 1
+                return
+            record = self._decode(line)
+            if record is not None:
+                yield Entry(
+                    record.seq,
+                    record.event,
+                    header,
+                    Position(number, begun),
+                    Position(number, position),
+                )
+
+    def _decode(self, line: bytes) -> Record | None:
+        try:
+            record: Record = _decoder(Record).decode(line)
+        except msgspec.MsgspecError:
+            self.skipped[_why_unreadable(line)] += 1
+            return None
+        return record
+
+
+def _why_unreadable(line: bytes) -> str:
+    """A whole record whose event has a tag that this version lacks is a newer memlog's."""
+    try:
+        _, event = _decoder(tuple[int, msgspec.Raw]).decode(line)
+        tag = msgspec.json.decode(event)[0]
+    except (msgspec.MsgspecError, TypeError, IndexError, KeyError):
+        return "torn" if line.startswith(b"[") and not line.endswith(b"]\n") else "garbage"
+    return "unknown_event" if isinstance(tag, str) and tag not in _TAGS else "garbage"
+
+
+def _skip_line(file: BinaryIO) -> int:
+    skipped = 0
+    while chunk := file.readline(MAX_LINE_BYTES):
+        skipped += len(chunk)
+        if chunk.endswith(b"\n"):
+            break
+    return skipped

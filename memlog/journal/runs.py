@@ -1,0 +1,149 @@
+"""Runs as folders: making, finding and listing them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from memlog.errors import RunNotFoundError, UnwritableDirectoryError
+from memlog.journal.format import Header, ProcessIdentity, parse_segment_name
+from memlog.journal.reader import JournalFile
+
+LATEST = "latest"
+_ALPHABET = (
+    "abcdefghijkmnpqrstuvwxyz23456789"  # 32 of them; no l, o, 0, 1: ids are read aloud and typed
+)
+_ID_LENGTH = 8
+_FOREIGN_SILENCE = 120.0
+"""Seconds without a write after which a run on another machine counts as gone."""
+_CLOCK_TOLERANCE = 2.0
+"""Seconds by which the system's figure for a process's start may wander."""
+
+
+class RunDirectory:
+    """A run's folder.
+
+    Attributes:
+        id: The run's id, which is the folder's name.
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.id = path.name
+        self.path = path
+
+    @property
+    def delivery(self) -> Path:
+        """The folder in which couriers keep how far they got."""
+        return self.path / "delivery"
+
+    def files(self) -> list[JournalFile]:
+        """One reader for each process that wrote here, the trainer's first."""
+        named = (parse_segment_name(path.name) for path in self.path.iterdir())
+        processes = {found[0] for found in named if found}
+        ordered = sorted(
+            processes, key=lambda process: (not process.startswith("trainer"), process)
+        )
+        return [JournalFile(self.path, process) for process in ordered]
+
+    def trainer(self) -> Header | None:
+        """The header of the trainer's journal; ``None`` where there is none that can be read."""
+        for file in self.files():
+            if file.process.startswith("trainer"):
+                return next(file.headers(), None)
+        return None
+
+    def begun(self) -> float:
+        """Unix time in seconds at which the run began."""
+        header = self.trainer()
+        return header.begun_us / 1e6 if header else self.last_write()
+
+    def last_write(self) -> float:
+        """Unix time in seconds of the newest change to the journal."""
+        times = [path.stat().st_mtime for path in self.path.glob("*.jsonl")]
+        return max(times, default=self.path.stat().st_mtime)
+
+    def is_alive(self) -> bool:
+        """Whether the trainer's process still lives.
+
+        On another machine nobody can tell; there a run that wrote within the last two minutes counts as
+        alive.
+        """
+        header = self.trainer()
+        if header is None:
+            return False
+        if header.process.host != os.uname().nodename:
+            return time.time() - self.last_write() < _FOREIGN_SILENCE
+        return _lives(header.process)
+
+
+def _lives(process: ProcessIdentity) -> bool:
+    import psutil  # noqa: PLC0415 - 9 ms that a trainer need not spend
+
+    try:
+        found = psutil.Process(process.pid)
+        same = abs(found.create_time() - process.started) < _CLOCK_TOLERANCE
+        return same and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def new_run(root: Path) -> RunDirectory:
+    """Makes the folder of a new run below ``root``.
+
+    Raises:
+        UnwritableDirectoryError: it can't be made.
+    """
+    run_id = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_ID_LENGTH))
+    path = root / run_id
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _keep_out_of_git(root)
+        path.mkdir()
+        (path / "delivery").mkdir()
+    except OSError as error:
+        raise UnwritableDirectoryError(
+            f"can't make a folder for the run in {root}: {error.strerror}; "
+            "pass dir=… or set MEMLOG_DIR to a folder that can be written"
+        ) from error
+    return RunDirectory(path)
+
+
+def _keep_out_of_git(root: Path) -> None:
+    ignore = root / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("# Runs that memlog recorded: not source.\n*\n")
+
+
+def list_runs(root: Path) -> list[RunDirectory]:
+    """The runs below ``root``, oldest first."""
+    if not root.is_dir():
+        return []
+    runs = [RunDirectory(path) for path in root.iterdir() if any(path.glob("*.jsonl"))]
+    return sorted(runs, key=lambda run: (run.begun(), run.id))
+
+
+def find_run(root: Path, name: str) -> RunDirectory:
+    """The run called ``name``: its id, the unique beginning of one, or ``latest``.
+
+    Raises:
+        RunNotFoundError: there is none, or more than one.
+    """
+    runs = list_runs(root)
+    if not runs:
+        raise RunNotFoundError(
+            f"there are no runs in {root}: train with memlog.init(), or name the folder with --dir or "
+            "MEMLOG_DIR"
+        )
+    if name == LATEST:
+        return runs[-1]
+    found = [run for run in runs if run.id == name] or [r for r in runs if r.id.startswith(name)]
+    if len(found) == 1 and name:
+        return found[0]
+    if not found:
+        raise RunNotFoundError(f"no run in {root} begins with {name!r}: `memlog runs` lists them")
+    raise RunNotFoundError(
+        f"{len(found)} runs begin with {name!r} ({', '.join(run.id for run in found[:5])}): "
+        "name more of the id"
+    )

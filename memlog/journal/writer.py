@@ -1,0 +1,205 @@
+"""Appending to the journal, from the trainer's thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from memlog.errors import UnwritableDirectoryError
+from memlog.events import Event
+from memlog.health import Health
+from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
+from memlog.journal.queue import WriteQueue
+
+SLOW_WRITE_NS = 1_000_000
+"""A write that takes longer than this is slow."""
+SLOW_WRITES = 20
+"""So many slow writes among `WINDOW` move writing to a queue: one hiccup does not."""
+WINDOW = 200
+
+
+class JournalWriter:
+    """Appends one process's events to its segments; safe under threads and in signal handlers.
+
+    A write that fails costs that event alone: it is counted, and said once. In a child of ``fork`` the
+    writer does nothing: the file is the parent's.
+
+    Args:
+        directory: The run's folder, which exists.
+        run: The run's id.
+        role: Which of the run's processes writes.
+        begun_us: When the run began, Unix time in microseconds.
+        initial_step: Where the run's step axis begins.
+        segment_bytes: Size at which a new segment begins.
+        health: Where losses are counted.
+
+    Raises:
+        UnwritableDirectoryError: the first segment can't be created.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        run: str,
+        role: Role,
+        begun_us: int,
+        initial_step: int = 0,
+        segment_bytes: int = 16 * 1024**2,
+        health: Health,
+    ) -> None:
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._health = health
+        self._encoder = msgspec.json.Encoder()
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._seq = self._size = 0
+        self._writes = self._slow_writes = 0
+        self._queue: WriteQueue | None = None
+        self._closed = False
+        self._header = Header(
+            run=run,
+            begun_us=begun_us,
+            role=role,
+            process=ProcessIdentity.own(),
+            segment=1,
+            initial_step=initial_step,
+        )
+        try:
+            self._file = _SegmentFile(directory, self._encode(self._header), self._header)
+        except OSError as error:
+            raise UnwritableDirectoryError(
+                f"can't write the journal in {directory}: {error.strerror}; "
+                "pass dir=… or set MEMLOG_DIR to a folder that can be written"
+            ) from error
+
+    @property
+    def published(self) -> int:
+        """Number of events appended so far."""
+        return self._seq
+
+    @property
+    def queued(self) -> bool:
+        """Whether writing moved to a queue because the file system is slow."""
+        return self._queue is not None
+
+    @property
+    def bindings(self) -> dict[str, Binding]:
+        """The trackers' runs that events belong to now, by backend."""
+        return self._header.bindings
+
+    def append(self, event: Event) -> int:
+        """Writes ``event`` and returns its number, or -1 where the writer is closed or a fork's copy."""
+        if self._closed or os.getpid() != self._pid:
+            return -1
+        with self._lock:
+            seq = self._seq
+            self._seq = seq + 1
+            line = self._encode(Record(seq, event))
+            self._size += len(line)
+            if self._queue is not None:
+                self._queue.put(partial(self._write, line))
+            else:
+                self._write_timed(line)
+            if self._size >= self._segment_bytes:
+                self._begin_segment(self._header)
+        return seq
+
+    def bind(self, backend: str, binding: Binding) -> None:
+        """Events from now on belong to ``binding`` in ``backend``: they go to a new segment."""
+        with self._lock:
+            bindings = {**self._header.bindings, backend: binding}
+            self._begin_segment(msgspec.structs.replace(self._header, bindings=bindings))
+
+    def close(self) -> None:
+        """Ends the journal of this process. Calling it again is harmless."""
+        with self._lock:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+        if self._queue is None or self._queue.close():
+            self._file.close()
+        else:
+            self._health.drop(
+                "journal_queue_full",
+                "the disk was too slow for the journal's last events",
+                count=self._queue.waiting(),
+            )
+
+    def _encode(self, line: Record | Header) -> bytes:
+        return self._encoder.encode(line) + b"\n"
+
+    def _begin_segment(self, header: Header) -> None:
+        self._header = msgspec.structs.replace(header, segment=self._header.segment + 1)
+        self._size = 0
+        switch = partial(self._switch_file, self._encode(self._header), self._header)
+        if self._queue is not None:
+            self._queue.put_always(switch)
+        else:
+            switch()
+
+    def _switch_file(self, first_line: bytes, header: Header) -> None:
+        try:
+            file = _SegmentFile(self._directory, first_line, header)
+        except OSError as error:
+            self._health.fault("beginning the journal's next segment", error)
+            return  # goes on in the old one, rather than lose events
+        self._file.close()
+        self._file = file
+
+    def _write_timed(self, line: bytes) -> None:
+        begun = time.perf_counter_ns()
+        self._write(line)
+        self._writes += 1
+        if time.perf_counter_ns() - begun > SLOW_WRITE_NS:
+            self._slow_writes += 1
+            if self._slow_writes >= SLOW_WRITES:
+                self._move_to_queue()
+        if self._writes >= WINDOW:
+            self._writes = self._slow_writes = 0
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._file.write(line)
+        except OSError as error:
+            self._health.drop(
+                "journal_write",
+                f"an event could not be written to {self._directory}: {error.strerror}; training goes "
+                "on without it (make room there; `memlog show` says how many were lost)",
+            )
+
+    def _move_to_queue(self) -> None:
+        self._queue = WriteQueue(self._health)
+        self._health.say_once(
+            "slow_disk",
+            f"writing to {self._directory} is slow (over 1 ms a write), so it moved to a background "
+            "queue: a crash may now lose the newest events (set MEMLOG_DIR to a local disk)",
+        )
+
+
+class _SegmentFile:
+    """One segment, open for appending."""
+
+    def __init__(self, directory: Path, first_line: bytes, header: Header) -> None:
+        name = segment_name(f"{header.role}-{header.process.pid}", header.segment)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(directory / name, flags, 0o644)
+        self._torn = False
+        self.write(first_line)
+
+    def write(self, line: bytes) -> None:
+        """One ``write(2)``; after one that stopped midway the next begins on a line of its own."""
+        data = b"\n" + line if self._torn else line
+        written = os.write(self._fd, data)
+        self._torn = written < len(data)
+        if self._torn:
+            raise OSError(None, "the disk is full")
+
+    def close(self) -> None:
+        os.close(self._fd)

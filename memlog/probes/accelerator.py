@@ -1,0 +1,135 @@
+"""The accelerators that the run uses, found as it goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from memlog.events import Device, DeviceReading, now_us
+from memlog.health import Health
+from memlog.probes._backends import (
+    Backend,
+    CudaBackend,
+    Description,
+    Figures,
+    MpsBackend,
+    OtherBackend,
+    XpuBackend,
+)
+from memlog.probes.peaks import PeakWindow
+
+_SCAN_EVERY_S = 5.0
+
+
+class AcceleratorProbe:
+    """Reads the allocator of every device in use, with one read of its statistics each.
+
+    torch is looked up, never imported; a device is never initialised, never waited for, and its
+    statistics are never reset. Each probe has windows of its own: whoever wants the peaks of epochs
+    beside those of batches holds two.
+
+    Args:
+        health: Where errors are counted; none is raised.
+        clock: Seconds; devices not in use so far are looked at every few of them.
+    """
+
+    def __init__(self, health: Health, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._health = health
+        self._mps = MpsBackend()
+        backends: tuple[Backend, ...] = (CudaBackend(), XpuBackend(), self._mps, OtherBackend())
+        self._kinds = tuple(_DevicesOfAKind(backend, health, clock) for backend in backends)
+
+    def notice(self, device_type: str) -> None:
+        """Hears where a tensor of the run lies, from somebody who holds one.
+
+        Only ``mps`` depends on it: asking torch about its memory would initialise it.
+
+        Args:
+            device_type: Such as ``"mps"``, from ``tensor.device.type``.
+        """
+        if device_type == self._mps.kind:
+            self._mps.noticed = True
+
+    def read(self) -> tuple[DeviceReading, ...]:
+        """Reads now, which ends one window and begins the next; ``()`` with no device in use."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return ()
+        readings: list[DeviceReading] = []
+        for devices in self._kinds:
+            try:
+                if devices.backend.ready(torch):
+                    readings += devices.read(torch)
+            except Exception as error:  # noqa: BLE001, PERF203 - one kind's trouble is not the others'
+                self._health.fault(f"looking for {devices.backend.kind} devices", error)
+        return tuple(readings)
+
+    def new_devices(self) -> tuple[Device, ...]:
+        """The devices that were read for the first time since the last call."""
+        torch = sys.modules.get("torch")
+        return tuple(device for devices in self._kinds for device in devices.take_new(torch))
+
+
+class _DevicesOfAKind:
+    """Those devices of one backend that the run was seen to use; once in use, always read."""
+
+    def __init__(self, backend: Backend, health: Health, clock: Callable[[], float]) -> None:
+        self.backend = backend
+        self._health = health
+        self._clock = clock
+        self._next_scan = float("-inf")
+        self._windows: dict[int, PeakWindow] = {}
+        self._new: list[int] = []
+
+    def read(self, torch: Any) -> list[DeviceReading]:
+        readings = []
+        for index in self._candidates(torch):
+            figures = self._figures(torch, index)
+            if index in self._windows or figures is None or figures.in_use:
+                readings.append(self._reading(index, figures or Figures()))
+        return readings
+
+    def take_new(self, torch: Any) -> list[Device]:
+        taken, self._new = self._new, []
+        return [self._device(torch, index) for index in taken]
+
+    def _candidates(self, torch: Any) -> Iterable[int]:
+        """Now and then every device; else those in use and the selected one, which may be next."""
+        now = self._clock()
+        if now < self._next_scan:
+            return sorted({*self._windows, self.backend.current(torch)})
+        self._next_scan = now + _SCAN_EVERY_S
+        return range(self.backend.count(torch))
+
+    def _figures(self, torch: Any, index: int) -> Figures | None:
+        """``None`` where reading failed: then nobody can say that the device is idle."""
+        try:
+            return self.backend.figures(torch, index)
+        except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
+            self._health.fault(f"reading the memory of {self._name(index)}", error)
+            return None
+
+    def _reading(self, index: int, figures: Figures) -> DeviceReading:
+        if index not in self._windows:
+            self._windows[index] = PeakWindow()
+            self._new.append(index)
+        peak, source = self._windows[index].advance(figures.allocated, figures.peak)
+        return DeviceReading(
+            name=self._name(index),
+            allocated=figures.allocated,
+            reserved=figures.reserved,
+            peak=peak,
+            peak_source=source,
+            inactive_split=figures.inactive_split,
+        )
+
+    def _device(self, torch: Any, index: int) -> Device:
+        name, description = self._name(index), Description()
+        with self._health.contained(f"describing {name}"):
+            description = self.backend.describe(torch, index)
+        return Device(now_us(), name, description.product, description.capacity)
+
+    def _name(self, index: int) -> str:
+        return f"{self.backend.kind}{index}"

@@ -1,0 +1,138 @@
+"""This process's own memory, cheap enough for every step."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from typing import NamedTuple, Protocol
+
+from memlog.events import PeakSource
+from memlog.health import Health
+from memlog.probes.peaks import PeakWindow
+
+_KIB = 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
+_REOPENINGS = 3
+
+
+class HostReading(NamedTuple):
+    """The resident set of this process, in bytes; ``None`` where unknown."""
+
+    rss: int | None
+    rss_peak: int | None
+    rss_peak_source: PeakSource | None
+
+
+class HostProbe:
+    """Reads the resident set and its watermark; safe across ``fork``.
+
+    Each probe has a window of its own: whoever wants the peaks of epochs beside those of batches
+    holds two.
+
+    Args:
+        health: Where errors are counted; none is raised.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._window = PeakWindow()
+        self._highest = 0
+        self._reopenings = _REOPENINGS
+        self._memory = self._open()
+
+    def read(self) -> HostReading:
+        """Reads now, which ends one window and begins the next."""
+        if os.getpid() != self._pid:
+            # A forked child: the descriptors still show its parent, whose peaks aren't its own.
+            self._begin()
+        if self._memory is None:
+            return HostReading(None, None, None)
+        try:
+            rss, mark = self._memory.read()
+        except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
+            return self._failed(error)
+        if mark is not None:
+            # Nobody resets this mark, but the kernel keeps counts by processor and adds them up
+            # loosely: without this, their jitter would look like a reset.
+            self._highest = mark = max(mark, self._highest, rss)
+        return HostReading(rss, *self._window.advance(rss, mark))
+
+    def _open(self) -> _Memory | None:
+        try:
+            return _LinuxMemory() if sys.platform == "linux" else _PortableMemory()
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._health.fault("opening the host's memory figures", error)
+            return None
+
+    def _failed(self, error: Exception) -> HostReading:
+        """Opens anew: a program that becomes a daemon closes every descriptor.
+
+        The old ones are left alone, since their numbers may stand for somebody else's files now.
+        """
+        self._health.fault("reading the host's memory", error)
+        if self._reopenings:
+            self._reopenings -= 1
+            self._memory = self._open()
+        return HostReading(None, None, None)
+
+
+class _Memory(Protocol):
+    """One way to read this process's memory."""
+
+    def read(self) -> tuple[int, int | None]:
+        """Returns the resident set and its high-water mark, in bytes."""
+
+
+class _LinuxMemory:
+    """``/proc`` through kept descriptors: 1.4 µs the resident set, 0.8 µs the watermark.
+
+    The cheap watermark, ``ru_maxrss``, can be a stranger's: it survives ``exec``, and a child that
+    was started by ``vfork`` (as ``subprocess`` does) brings along what its launcher once held. So
+    it counts only once it exceeds what it said in the beginning; until then ``VmHWM`` is read,
+    which is right but costs 8 µs.
+
+    Raises:
+        OSError: ``/proc`` can't be read.
+    """
+
+    def __init__(self) -> None:
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._status = os.open("/proc/self/status", os.O_RDONLY)
+        # In this order: a process that grows meanwhile must not look like one that inherited.
+        watermark = _max_rss()
+        own = self._vm_hwm()
+        self._inherited = watermark if own is None or watermark > own else 0
+
+    def read(self) -> tuple[int, int | None]:
+        rss = int(os.pread(self._statm, 128, 0).split(None, 2)[1]) * _PAGE
+        watermark = _max_rss()
+        return rss, watermark if watermark > self._inherited else self._vm_hwm()
+
+    def _vm_hwm(self) -> int | None:
+        """``VmHWM`` in bytes; some sandboxed kernels don't tell it."""
+        # As large as that, since a user in many groups has a long line before it.
+        status = os.pread(self._status, 16 * _KIB, 0)
+        _, found, rest = status.partition(b"\nVmHWM:")
+        return int(rest.split(None, 1)[0]) * _KIB if found else None
+
+
+class _PortableMemory:
+    """Where there is no ``/proc``, as on macOS."""
+
+    def __init__(self) -> None:
+        import psutil  # noqa: PLC0415 - takes 10 ms and more, and Linux does without it
+
+        self._process = psutil.Process()
+
+    def read(self) -> tuple[int, int | None]:
+        return self._process.memory_info().rss, _max_rss()
+
+
+def _max_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT

@@ -1,0 +1,92 @@
+"""Memory of the whole process tree and of the machine; dear, so for the helper process only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+_KIB = 1024
+
+
+class TreeReading(NamedTuple):
+    """A process tree at one moment; ``None`` where nothing could be read."""
+
+    pss: int | None
+    """Bytes, each page divided by the number of processes that share it."""
+    processes: int | None
+
+
+class ProcessTree:
+    """A trainer and its descendants, such as the workers of a data loader.
+
+    The size of a process is its proportional set size, so that what forked workers share isn't
+    counted once for each of them. Where that can't be read (macOS, Linux before 4.14, a process of
+    another user), its resident set takes its place, which counts shared pages in full.
+
+    Args:
+        pid: The root, counted too.
+        exclude: Processes left out with all their descendants: memlog's own helper.
+        proc: Where processes are.
+    """
+
+    def __init__(
+        self, pid: int, exclude: Collection[int] = (), *, proc: Path = Path("/proc")
+    ) -> None:
+        self._exclude = frozenset(exclude)
+        self._proc = proc
+        self._root: psutil.Process | None = None
+        with suppress(psutil.Error):
+            self._root = psutil.Process(pid)
+
+    def read(self) -> TreeReading:
+        """Reads every process of the tree: about 1 ms, and up to 4 ms more for each large one."""
+        sizes = [size for process in self._members() if (size := self._size(process)) is not None]
+        return TreeReading(sum(sizes), len(sizes)) if sizes else TreeReading(None, None)
+
+    def _members(self) -> list[psutil.Process]:
+        if self._root is None:
+            return []
+        try:
+            descendants = self._root.children(recursive=True)
+        except psutil.Error:
+            return []
+        members, left_out = [self._root], set(self._exclude)
+        # Parents come before their children.
+        for process in descendants:
+            if process.pid in left_out or _parent(process) in left_out:
+                left_out.add(process.pid)
+            else:
+                members.append(process)
+        return members
+
+    def _size(self, process: psutil.Process) -> int | None:
+        """Bytes; ``None`` for a process that has ended meanwhile, reaped or not."""
+        with suppress(OSError):
+            return _proportional(self._proc / str(process.pid) / "smaps_rollup")
+        with suppress(psutil.Error):
+            return process.memory_info().rss or None
+        return None
+
+
+def available_memory() -> int | None:
+    """Bytes that the machine can still give without swapping; ``None`` where unknown."""
+    with suppress(OSError, psutil.Error):
+        return psutil.virtual_memory().available
+    return None
+
+
+def _parent(process: psutil.Process) -> int | None:
+    with suppress(psutil.Error):
+        return process.ppid()
+    return None
+
+
+def _proportional(rollup: Path) -> int | None:
+    for line in rollup.read_bytes().splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * _KIB
+    return None

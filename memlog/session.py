@@ -1,0 +1,343 @@
+"""A session: the place where the parts are put together, from ``init`` to ``finish``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from memlog.autolog import Autolog
+from memlog.batches import BatchRecorder
+from memlog.bus import EventBus
+from memlog.console import Console
+from memlog.delivery.binder import Binder
+from memlog.errors import ConfigurationError
+from memlog.events import End, Event, Run, Status, now_us
+from memlog.health import Health
+from memlog.journal import JournalWriter, new_run
+from memlog.settings import Settings, resolve
+from memlog.sink import LOCAL, Backend, Sink, find_backends, load_backend
+
+if TYPE_CHECKING:
+    from memlog.delivery.launcher import HelperProcess
+    from memlog.delivery.loop import CourierThread
+
+BackendArgument = str | Sink | Sequence[str | Sink] | None
+
+_SAY_WAITING_AFTER = 1.0
+"""Seconds of waiting in ``finish`` after which a line says for what."""
+
+_current: Session | None = None
+_current_lock = threading.RLock()
+
+
+class Session:
+    """One run: what `init` returns.
+
+    It is a context manager: leaving the block ends the run, as failed where an exception leaves it. A
+    session that is disabled has the same methods, and does nothing.
+
+    Attributes:
+        id: The run's id; ``None`` where disabled.
+        directory: The run's folder; ``None`` where disabled.
+        settings: What ``init`` made of its arguments.
+        health: memlog's own drops and faults in this process.
+    """
+
+    def __init__(self, settings: Settings, sinks: Sequence[Sink], model: Any) -> None:
+        self.settings = settings
+        self.health = Health()
+        self.id: str | None = None
+        self.directory: Path | None = None
+        self._live: _Live | None = None
+        if settings.enabled:
+            self._live = _Live(settings, self.health, sinks, model)
+            self.id, self.directory = self._live.run.id, self._live.run.path
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded."""
+        return self._live is not None
+
+    def step(self) -> None:
+        """Says that a training step is over, where memlog can't or should not notice it by itself.
+
+        From the first call on the caller alone counts: optimizer steps are no longer noticed. Call it once
+        a step, after the optimizer's. Never raises.
+        """
+        if self._live is not None:
+            self._live.batches.step_by_hand()
+
+    def publish(self, event: Event) -> None:
+        """Puts an event of the caller's own on the bus. Never raises."""
+        if self._live is not None:
+            self._live.publish(event)
+
+    def finish(self, status: Status = "finished", *, timeout: float | None = None) -> None:
+        """Ends the run. Calling it again is harmless.
+
+        Args:
+            status: How it ended.
+            timeout: Seconds to wait, at most, until trackers have everything; ``None``: the setting
+                ``finish_timeout`` (10). What is missing then is delivered in the background, or by
+                ``memlog sync``.
+        """
+        if status not in ("finished", "failed", "killed"):
+            raise ConfigurationError(
+                f"status {status!r} is not known: pass 'finished', 'failed' or 'killed'"
+            )
+        live, self._live = self._live, None
+        if live is not None:
+            live.finish(status, self.settings.finish_timeout if timeout is None else timeout)
+        _forget(self)
+
+    def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
+        """The session itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends the run."""
+        self.finish(_status_of(error))
+
+
+class _Live:
+    """The parts of a session that records."""
+
+    def __init__(
+        self, settings: Settings, health: Health, sinks: Sequence[Sink], model: Any
+    ) -> None:
+        self._pid = os.getpid()
+        backends = _backends(settings)
+        begun_us = now_us()
+        self.run = new_run(Path(settings.directory))
+        self._journal = JournalWriter(
+            self.run.path,
+            run=self.run.id,
+            role="trainer",
+            begun_us=begun_us,
+            initial_step=settings.initial_step,
+            segment_bytes=settings.segment_bytes,
+            health=health,
+        )
+        self._helper = self._start_helper(settings, begun_us, health)
+        self._binder = Binder(backends, self._journal, self._helper.tell, health)
+        self._bus = EventBus(health)
+        self._bus.subscribe(self._journal.append)
+        if settings.verbose_batches:
+            self._bus.subscribe(Console(settings.verbose_batches))
+        self._threads = [self._courier_thread(sink) for sink in sinks]
+        self._bus.publish(_run_event(settings, begun_us))
+        self.batches = BatchRecorder(
+            settings, self._bus, self._journal, self._binder, health, model
+        )
+        self._autolog = Autolog(self.batches.optimizer_stepped)
+
+    def publish(self, event: Event) -> None:
+        """Puts an event on the bus, in the process that began the session."""
+        if os.getpid() == self._pid:
+            self._binder.look()
+            self._bus.publish(event)
+
+    def finish(self, status: Status, timeout: float) -> None:
+        """Takes everything out of the trainer's process and hands the rest to the helper."""
+        if os.getpid() != self._pid:
+            return  # a fork's copy: the run is its parent's
+        self._autolog.remove()
+        self.batches.publish_health()
+        self._bus.publish(End(now_us(), status))
+        self._binder.connect()
+        self._journal.close()
+        deadline = time.monotonic() + timeout
+        done = self._helper.finish(timeout, _Waiting(timeout))
+        for thread in self._threads:
+            thread.complete()
+            done &= thread.join(max(deadline - time.monotonic(), min(timeout, 1.0)))
+        if not done and timeout:
+            _say(
+                f"not everything is delivered after {timeout:g} s; it goes on in the background: "
+                f"`memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` brings "
+                "what is left"
+            )
+
+    def _start_helper(self, settings: Settings, begun_us: int, health: Health) -> HelperProcess:
+        # Imported here: `import memlog` stays light for those who never begin a session.
+        from memlog.delivery.launcher import HelperProcess  # noqa: PLC0415
+        from memlog.delivery.messages import Begin  # noqa: PLC0415
+
+        return HelperProcess(Begin(str(self.run.path), begun_us, self._pid, settings), health)
+
+    def _courier_thread(self, sink: Sink) -> CourierThread:
+        """A sink that was handed over as an object lives in this process."""
+        from memlog.delivery.courier import Courier  # noqa: PLC0415 - most trainers hold none
+        from memlog.delivery.loop import CourierThread  # noqa: PLC0415
+
+        name = type(sink).__name__.lower()
+        thread = CourierThread(Courier(self.run, name, lambda _: sink, may_open_own=True))
+        thread.start()
+        return thread
+
+
+class _Waiting:
+    """Says once that ``finish`` is waiting."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._said = False
+
+    def __call__(self, waited: float) -> None:
+        if waited >= _SAY_WAITING_AFTER and not self._said:
+            self._said = True
+            _say(f"delivering the last points (at most {self._timeout:g} s)")
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"memlog: {message}\n")
+
+
+def _backends(settings: Settings) -> dict[str, Backend]:
+    """The backends to look for runs in: those named, or all that are installed."""
+    if settings.backends:
+        return {name: load_backend(name) for name in settings.backends if name != LOCAL}
+    return find_backends()
+
+
+def _run_event(settings: Settings, begun_us: int) -> Run:
+    return Run(
+        time_us=begun_us,
+        name=settings.name,
+        project=settings.project,
+        backends=settings.backends,
+        settings=settings.described(),
+    )
+
+
+def _status_of(error: BaseException | None) -> Status:
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return "finished"
+    return "killed" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+def _forget(session: Session) -> None:
+    global _current  # noqa: PLW0603 - the session that memlog.finish() ends
+    with _current_lock:
+        if _current is session:
+            _current = None
+
+
+def init(
+    backend: BackendArgument = None,
+    *,
+    project: str | None = None,
+    name: str | None = None,
+    model: Any = None,
+    every: int = 1,
+    alerts: Sequence[str] = (),
+    dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the trackers' own name for it
+    config: Mapping[str, Any] | None = None,
+    enabled: bool = True,
+    initial_step: int = 0,
+    finish_timeout: float = 10.0,
+) -> Session:
+    """Begins to record this process's memory; a running session is ended first.
+
+    An unchanged PyTorch loop then gives one event a step. It returns in under 0.1 s, whatever the
+    tracker is doing: everything that could wait happens in a helper process.
+
+    Args:
+        backend: ``"mlflow"``, ``"local"`` (the journal alone), a `Sink` of your own, or several of
+            these. ``None``: join the runs that you open in any tracker that is installed, and keep the
+            journal in any case.
+        project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
+        name: That run's name.
+        model: The model, whose size is recorded with the run's parameters.
+        every: Publish a batch event at every so many steps.
+        alerts: Rules as text.
+        dir: The folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
+        config: Settings as a plain mapping, by these names or by those of the monitors that memlog
+            takes over (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that
+            differs from its default goes before it.
+        enabled: ``False`` installs nothing: every call is then next to free.
+        initial_step: Number of the first step, where training resumes.
+        finish_timeout: Seconds that `finish` waits, at most, until trackers have everything.
+
+    Returns:
+        The session, which is also a context manager.
+
+    Raises:
+        ConfigurationError: an argument can't be right; the message says what to pass.
+        UnknownBackendError: nobody provides that backend.
+        MissingExtraError: the backend's client is not installed.
+        UnwritableDirectoryError: the folder for runs can't be written.
+    """
+    global _current  # noqa: PLW0603 - the session that memlog.finish() ends
+    names, sinks = _split_backends(backend)
+    arguments = {
+        "backends": names,
+        "project": project,
+        "name": name,
+        "every": every,
+        "alerts": tuple(alerts),
+        "directory": None if dir is None else os.fspath(dir),
+        "enabled": enabled,
+        "initial_step": initial_step,
+        "finish_timeout": finish_timeout,
+    }
+    settings = resolve(_passed(arguments), config)
+    with _current_lock:
+        if _current is not None:
+            _current.finish(timeout=0)
+        _current = Session(settings, sinks, model)
+        return _current
+
+
+def finish(status: Status = "finished") -> None:
+    """Ends the running session, where there is one; see `Session.finish`."""
+    session = _current
+    if session is not None:
+        session.finish(status)
+
+
+def _split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink]]:
+    given = [backend] if isinstance(backend, (str, Sink)) else list(backend or ())
+    names = tuple(item for item in given if isinstance(item, str))
+    sinks = [item for item in given if isinstance(item, Sink)]
+    for item in given:
+        if not isinstance(item, (str, Sink)):
+            raise ConfigurationError(
+                f"backend {item!r} is a {type(item).__name__}: pass a name such as 'mlflow', a Sink, or "
+                "a list of them"
+            )
+    return names or ((LOCAL,) if sinks else ()), sinks
+
+
+def _passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that differ from their defaults: the others leave room for ``config``."""
+    fields = {field.name: field.default for field in msgspec.structs.fields(Settings)}
+    return {name: value for name, value in arguments.items() if value != fields[name]}
+
+
+@atexit.register
+def _finish_at_exit() -> None:
+    session = _current
+    if session is not None:
+        session.finish(_status_at_exit())
+
+
+def _status_at_exit() -> Status:
+    """What ended a script that never called ``finish``; a shell's past errors say nothing of its end."""
+    if hasattr(sys, "ps1"):
+        return "finished"
+    return _status_of(getattr(sys, "last_value", None))

@@ -1,0 +1,179 @@
+"""What ``init`` takes, made whole: arguments over configuration over environment over defaults.
+
+The only reader of memlog's own environment variables:
+
+* ``MEMLOG_DIR``: the folder for runs (default ``./memlog_runs``);
+* ``MEMLOG_BACKEND``: backends, separated by commas, where ``init`` names none;
+* ``MEMLOG_ENABLED``: ``0`` switches monitoring off, whatever ``init`` says.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memlog.errors import ConfigurationError
+
+DEFAULT_DIRECTORY = Path("memlog_runs")
+
+_SEED_KEYS = {
+    "enable_memory_monitoring": "enabled",
+    "memory_monitor_batches": "verbose_batches",
+}
+"""Keys of the monitors that memlog takes over, and memlog's own names for them."""
+
+_SECTIONS = ("memlog", "trainer_params")
+"""Sections of a larger configuration in which the keys may stand as well."""
+
+_NOT_SAID = {"directory", "enabled", "backends"}
+"""Settings that the run's record says elsewhere or that say nothing about it."""
+
+_SHORTEST_INTERVAL = 0.05
+_SMALLEST_SEGMENT = 4096
+_LONGEST_WAIT = 1e6
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of one session.
+
+    Attributes:
+        backends: Names of the backends to deliver to; empty: join what appears.
+        project: The tracker's project or experiment; ``None``: the tracker's own default.
+        name: The run's name; ``None``: the tracker's own choice.
+        every: A batch event is published at every so many steps.
+        alerts: Rules as text.
+        directory: The folder that holds the runs' folders.
+        enabled: ``False`` installs nothing.
+        initial_step: Number of the first step (resumed training).
+        verbose_batches: For how many batches of an epoch a line is printed.
+        bind_grace: Seconds after the first step that a named backend waits for a run of the user's
+            before it opens one of its own.
+        finish_timeout: Seconds that ``finish`` waits, at most, for the rest to be delivered.
+        linger: Seconds that the helper process goes on trying to deliver after training has ended.
+        sample_interval: Seconds between readings of the process tree.
+        segment_bytes: Size at which the journal goes on in a new file.
+    """
+
+    backends: tuple[str, ...] = ()
+    project: str | None = None
+    name: str | None = None
+    every: int = 1
+    alerts: tuple[str, ...] = ()
+    directory: str = str(DEFAULT_DIRECTORY)
+    enabled: bool = True
+    initial_step: int = 0
+    verbose_batches: int = 0
+    bind_grace: float = 5.0
+    finish_timeout: float = 10.0
+    linger: float = 120.0
+    sample_interval: float = 1.0
+    segment_bytes: int = 16 * 1024**2
+
+    def __post_init__(self) -> None:
+        """Checks ranges: the types were checked when the settings were built."""
+        self._require("every", self.every >= 1, "a whole number from 1 up")
+        self._require("initial_step", self.initial_step >= 0, "0 or more")
+        self._require("verbose_batches", self.verbose_batches >= 0, "0 or more")
+        self._require(
+            "sample_interval", self.sample_interval >= _SHORTEST_INTERVAL, "at least 0.05 s"
+        )
+        self._require(
+            "segment_bytes", self.segment_bytes >= _SMALLEST_SEGMENT, "at least 4096 bytes"
+        )
+        for field in ("bind_grace", "finish_timeout", "linger"):
+            self._require(
+                field, 0 <= getattr(self, field) <= _LONGEST_WAIT, "a number of seconds, 0 or more"
+            )
+
+    def _require(self, field: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ConfigurationError(f"{field}={getattr(self, field)!r}: pass {wanted}")
+
+    def described(self) -> dict[str, str]:
+        """The settings as text, for the journal and a tracker's parameters."""
+        values = msgspec.structs.asdict(self)
+        return {
+            name: ", ".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in values.items()
+            if name not in _NOT_SAID and value not in (None, ())
+        }
+
+
+def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
+    """The folder that holds the runs' folders: the one given, ``$MEMLOG_DIR``, or ``./memlog_runs``."""
+    return Path(directory or os.environ.get("MEMLOG_DIR") or DEFAULT_DIRECTORY).absolute()
+
+
+def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Settings:
+    """Builds the settings from ``init``'s arguments and its ``config``.
+
+    Args:
+        arguments: What was passed, by the names of `Settings`; ``None`` means not passed.
+        config: A mapping with the seeds' keys or memlog's own, at its top or in a section named
+            ``memlog`` or ``trainer_params``. Other keys are another's business.
+
+    Raises:
+        ConfigurationError: a value is of the wrong type or out of range, or a key looks like one of
+            memlog's, misspelt.
+    """
+    values = {**_from_config(config or {}), **_without_none(arguments)}
+    values["directory"] = str(runs_directory(values.get("directory")))
+    if not values.get("backends"):
+        values["backends"] = tuple(_split(os.environ.get("MEMLOG_BACKEND", "")))
+    if os.environ.get("MEMLOG_ENABLED", "").lower() in ("0", "false", "no", "off"):
+        values["enabled"] = False
+    try:
+        return msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"a setting has the wrong type: {error}") from error
+
+
+def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"config is a {type(config).__name__}: pass a plain mapping, such as "
+            "{'enable_memory_monitoring': True} (OmegaConf: OmegaConf.to_container(cfg))"
+        )
+    values: dict[str, Any] = {}
+    for section in (config, *(config[name] for name in _SECTIONS if name in config)):
+        if isinstance(section, Mapping):
+            values.update(_known(section))
+    return values
+
+
+def _known(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of one section that are memlog's, under memlog's own names."""
+    names = {**_SEED_KEYS, "backend": "backends", "dir": "directory"}
+    names.update({field: field for field in Settings.__struct_fields__})
+    known = {}
+    for key, value in section.items():
+        if key in names:
+            known[names[key]] = _as_tuple(value) if names[key] in ("backends", "alerts") else value
+        elif key not in _SECTIONS:
+            _refuse_misspelling(str(key))
+    return _without_none(known)
+
+
+def _refuse_misspelling(key: str) -> None:
+    close = difflib.get_close_matches(key, _SEED_KEYS, n=1, cutoff=0.9)
+    if close:
+        raise ConfigurationError(f"config key {key!r} is not known: did you mean {close[0]!r}?")
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(_split(value))
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,171 @@
+"""What a tracker's integration provides, and how it is found by name.
+
+An integration is a package of its own that registers one `Backend` under the entry point group
+``memlog.sinks``. Its two halves live in two processes:
+
+* the `Backend` is imported by the trainer, so importing it loads no tracker's client; it finds the run
+  that the user has opened, and gathers what the client needs to connect;
+* the `Sink` that it opens lives in the helper process (or in ``memlog sync``) and does the talking.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+from memlog.errors import MissingExtraError, UnknownBackendError
+from memlog.events import Status
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
+ENTRY_POINT_GROUP = "memlog.sinks"
+LOCAL = "local"
+"""The embedded backend: the journal itself. It needs no sink."""
+
+Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
+Resolution: TypeAlias = Literal["full", "bucketed"]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One value of one metric, as a tracker gets it."""
+
+    name: str
+    value: float
+    axis: Axis
+    index: int
+    """Where on its axis: the step, evaluation or epoch."""
+    time_us: int
+    """The event's own Unix time in microseconds, so that a replay yields the same point."""
+
+
+class TrackerRun(msgspec.Struct, frozen=True):
+    """A run in a tracker."""
+
+    run_id: str
+    uri: str | None = None
+    """Where the tracker is, as its client understands it; may hold a password, so never stored as it is."""
+
+
+class Connection(msgspec.Struct, frozen=True):
+    """What a tracker's client needs to connect; passed in memory only, never on a disk or command line."""
+
+    uri: str | None = None
+    environment: Mapping[str, str] = {}
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Which run a sink is to write to."""
+
+    memlog_run: str
+    """memlog's own run id, by which a run that a sink opened before is found again."""
+    joined: TrackerRun | None
+    """The user's run, which is joined and never ended; ``None``: the sink opens one of its own."""
+    project: str | None = None
+    name: str | None = None
+    connection: Connection = Connection()
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Hands points to one run of one tracker. Called from one thread; every method may block.
+
+    Every method raises `TrackerUnavailableError` where trying again later can help and
+    `TrackerRejectedError` where it can't; anything else counts as unavailable.
+    """
+
+    resolution: Resolution
+    """``"full"``: every step; ``"bucketed"``: steps are folded so that a long run stays bearable."""
+    max_points: int
+    """The most points that one call of `log_points` takes."""
+
+    def probe(self) -> None:
+        """Asks, within about two seconds, whether the tracker is there."""
+
+    def open(self) -> TrackerRun:
+        """Joins the user's run, finds the one opened before, or opens one. Calling it again is harmless."""
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Stores the points; storing a point again changes nothing."""
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Stores facts that hold for the whole run; storing them again changes nothing."""
+
+    def close(self, status: Status | None) -> None:
+        """Gives back what the sink holds; a run of its own is ended with ``status`` unless that is None."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """The light half of an integration, imported in the trainer's process."""
+
+    name: str
+    requires: str
+    """The top-level module of the tracker's client, such as ``"mlflow"``."""
+    extra: str
+    """The extra of memlog-ml that installs it."""
+
+    def active_run(self) -> TrackerRun | None:
+        """The run that the user has open on this thread. Takes microseconds and imports nothing."""
+
+    def connection(self) -> Connection:
+        """What the client would use to connect if it were called in this process, now."""
+
+    def open_sink(self, target: Target) -> Sink:
+        """Builds the sink; only here may the tracker's client be imported."""
+
+
+def find_backends() -> dict[str, Backend]:
+    """Every backend that an installed package registers and whose client is installed, by name."""
+    found = {}
+    for entry in _entry_points():
+        backend = entry.load()
+        if is_installed(backend.requires):
+            found[entry.name] = backend
+    return found
+
+
+def load_backend(name: str) -> Backend:
+    """The backend called ``name``.
+
+    Raises:
+        UnknownBackendError: no installed package registers it.
+        MissingExtraError: its tracker's client is not installed.
+    """
+    entries = {entry.name: entry for entry in _entry_points()}
+    if name not in entries:
+        import difflib  # noqa: PLC0415 - for a message alone
+
+        known = sorted([LOCAL, *entries])
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UnknownBackendError(
+            f"no backend is called {name!r}: {hint}there are {', '.join(known)}"
+        )
+    backend: Backend = entries[name].load()
+    if not is_installed(backend.requires):
+        raise MissingExtraError(
+            f"backend {name!r} needs the package {backend.requires!r}, which is not installed: "
+            f"pip install 'memlog-ml[{backend.extra}]'"
+        )
+    return backend
+
+
+def _entry_points() -> EntryPoints:
+    # Imported here because it takes 10 ms, which `import memlog` need not.
+    from importlib.metadata import entry_points  # noqa: PLC0415
+
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
+def is_installed(module: str) -> bool:
+    """Whether ``module`` can be imported for real.
+
+    A folder of that name in the working directory (W&B makes one called ``wandb``) passes for an empty
+    namespace package; such a find has no origin.
+    """
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None

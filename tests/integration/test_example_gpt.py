@@ -1,0 +1,179 @@
+"""The example that new users run first, run as they run it, and `memlog demo`, which runs it too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from memlog.cli import demo as demo_module
+from memlog.cli.demo import demo
+from memlog.errors import MissingExtraError, UnknownBackendError
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.integration
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+DEMO = ("-c", "from memlog.cli.demo import demo; demo()")
+LOSSES = re.compile(r"^(before|after): training loss ([\d.]+), validation loss ([\d.]+)$")
+STEPS = 12
+
+
+def run(folder: Path, *arguments: str | Path) -> list[str]:
+    """The lines that a Python program prints when it is started in ``folder``."""
+    own = ("MLFLOW_", "MEMLOG_")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+    done = subprocess.run(
+        [sys.executable, *arguments, "--steps", str(STEPS)],
+        cwd=folder,
+        env={**inherited, "PYTHONIOENCODING": "utf-8", "MLFLOW_DISABLE_TELEMETRY": "true"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def losses(lines: list[str]) -> dict[str, tuple[float, float]]:
+    found = (LOSSES.match(line) for line in lines)
+    return {match[1]: (float(match[2]), float(match[3])) for match in found if match}
+
+
+def recorded_steps(folder: Path) -> list[int]:
+    """The step of every batch in the journal of the one run in ``folder``."""
+    [journal] = folder.glob("memlog_runs/*/trainer-*.jsonl")
+    records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    return [event[2] for _, event in records if event[0] == "batch"]
+
+
+@pytest.fixture(scope="module")
+def local_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("local")
+
+
+@pytest.fixture(scope="module")
+def local_lines(local_folder: Path) -> list[str]:
+    return run(local_folder, EXAMPLE, "--backend", "local")
+
+
+def test_it_learns(local_lines: list[str]) -> None:
+    measured = losses(local_lines)
+    assert list(measured) == ["before", "after"]
+    for before, after in zip(measured["before"], measured["after"], strict=True):
+        assert after < before - 1
+
+
+def test_memlog_notices_every_step(local_folder: Path, local_lines: list[str]) -> None:
+    assert local_lines
+    assert recorded_steps(local_folder) == list(range(STEPS))
+
+
+def test_without_a_tracker_it_ends_with_the_command_that_shows_the_run(
+    local_lines: list[str],
+) -> None:
+    assert local_lines[-2:] == ["Look at the memory of this run:", "  memlog show latest"]
+
+
+def test_the_same_seed_gives_the_same_losses_and_the_command_runs_the_same_program(
+    tmp_path: Path, local_lines: list[str]
+) -> None:
+    lines = run(tmp_path, *DEMO, "--backend", "local")
+    assert losses(lines) == losses(local_lines)
+    assert recorded_steps(tmp_path) == list(range(STEPS))
+
+
+@pytest.mark.slow
+def test_by_default_the_run_is_in_mlflow_in_a_database_in_the_folder(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    lines = run(tmp_path, EXAMPLE)
+    assert lines[-2:] == [
+        "  memlog show latest",
+        "  mlflow ui --backend-store-uri sqlite:///mlflow.db   (then open http://127.0.0.1:5000)",
+    ]
+    wait_until(lambda: delivered(tmp_path / "mlflow.db") == STEPS)
+
+
+def delivered(database: Path) -> int:
+    query = """
+        SELECT count(*) FROM metrics JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)
+        WHERE metrics.key = 'memory/host/rss_mib' AND experiments.name = 'memlog-demo'
+    """
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        return int(connection.execute(query).fetchone()[0])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """On a slow machine the helper process delivers the last points after the program's end."""
+    deadline = time.monotonic() + 100
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("uri", "line"),
+    [
+        ("sqlite:////data/a@b.db", "  mlflow ui --backend-store-uri sqlite:////data/a@b.db   ("),
+        ("./mlruns", "  mlflow ui --backend-store-uri ./mlruns   ("),
+        ("https://me:secret@host:8443/flow?token=secret", "  open https://host:8443/flow"),
+        (
+            "postgresql://me:secret@host/db",
+            '  mlflow ui --backend-store-uri "$MLFLOW_TRACKING_URI" ',
+        ),
+    ],
+)
+def test_it_points_to_the_users_own_server_and_keeps_its_password(
+    uri: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    runpy.run_path(str(EXAMPLE))["print_where_to_look"]("mlflow")
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].startswith(line)
+    assert "secret" not in printed
+
+
+def test_without_pytorch_the_command_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "is_installed", lambda _: False)
+    error = CliRunner().invoke(demo).exception
+    assert isinstance(error, MissingExtraError)
+    assert str(error).endswith("pip install 'memlog-ml[torch]'")
+
+
+def test_without_the_client_the_command_says_how_to_get_it_or_do_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("memlog.sink.is_installed", lambda _: False)
+    error = CliRunner().invoke(demo).exception
+    assert isinstance(error, MissingExtraError)
+    assert "pip install 'memlog-ml[mlflow]'" in str(error)
+    assert str(error).endswith("memlog demo --backend local")
+
+
+def test_a_backend_that_nobody_provides_is_refused_before_anything_runs() -> None:
+    assert isinstance(
+        CliRunner().invoke(demo, ["--backend", "mlfow"]).exception, UnknownBackendError
+    )
+
+
+def test_the_command_line_is_put_back_whatever_the_program_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nraise SystemExit(' '.join(sys.argv[1:]))\n")
+    monkeypatch.setattr(demo_module, "_example", lambda: program)
+    before = list(sys.argv)
+    result = CliRunner().invoke(demo, ["--backend", "local", "--steps", "3"])
+    assert result.output.strip() == "--backend local --steps 3"
+    assert sys.argv == before

@@ -1,0 +1,343 @@
+"""The MLflow sink against the real MLflow: a joined run, points, parameters, a server that dies."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run
+from support.mlflow_server import (
+    MEMLOG_RUN,
+    START_US,
+    MlflowServer,
+    environment_without_mlflow,
+    points,
+    rss_rows,
+    running_mlflow_server,
+    sink_for,
+    sqlite_store,
+)
+
+from memlog.errors import TrackerRejectedError, TrackerUnavailableError
+from memlog.sink import Point, Sink, TrackerRun
+
+pytestmark = [
+    pytest.mark.integration,
+    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _process_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # MLflow may put files into the working directory.
+    monkeypatch.chdir(tmp_path)
+    with environment_without_mlflow():
+        yield
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return sqlite_store(tmp_path)
+
+
+@pytest.fixture
+def client(uri: str) -> MlflowClient:
+    return MlflowClient(uri)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    with running_mlflow_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+def user_run(client: MlflowClient) -> Run:
+    run = client.create_run("0", tags={"team": "vision"}, run_name="mine")
+    metrics = [Metric("loss", 1.0 / (step + 1), 1000 + step, step) for step in range(5)]
+    client.log_batch(run.info.run_id, metrics=metrics, params=[Param("lr", "0.1")])
+    return client.get_run(run.info.run_id)
+
+
+def without_memlog(named: Mapping[str, object]) -> dict[str, object]:
+    return {k: v for k, v in named.items() if not k.startswith(("memlog", "memory/"))}
+
+
+# The user's run
+
+
+def test_a_joined_run_is_left_as_it_was(uri: str, client: MlflowClient) -> None:
+    before = user_run(client)
+    run_id = before.info.run_id
+    sink = sink_for(uri, run_id)
+    assert isinstance(sink, Sink)
+    sink.probe()
+    assert sink.open() == sink.open() == TrackerRun(run_id, uri)
+    sink.log_points(points(1000))
+    sink.log_parameters({"torch": "2.9"})
+    sink.close("failed")
+    after = client.get_run(run_id)
+    assert (after.info.status, after.info.end_time) == ("RUNNING", None)
+    assert after.info.run_name == "mine"
+    assert without_memlog(after.data.metrics) == before.data.metrics
+    assert without_memlog(after.data.params) == before.data.params
+    assert without_memlog(after.data.tags) == before.data.tags
+    assert after.data.tags["memlog.run_id"] == MEMLOG_RUN
+    assert after.data.params["memlog/torch"] == "2.9"
+    assert len(client.get_metric_history(run_id, "loss")) == 5
+
+
+def test_points_arrive_as_they_are(uri: str, client: MlflowClient) -> None:
+    sink = sink_for(uri)
+    sink.log_points(points(3))
+    rows = rss_rows(client, sink.open().run_id)
+    first = START_US // 1000
+    assert rows == [(0, first, 100.0), (1, first + 1, 101.0), (2, first + 3, 102.0)]
+
+
+def test_the_fluent_api_is_not_touched(
+    uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "to be restored")
+    mlflow.set_tracking_uri(uri)
+    with mlflow.start_run() as run:
+        sink = sink_for(uri, run.info.run_id)
+        sink.log_points(points(10))
+        sink.close("finished")
+        active = mlflow.active_run()
+        assert active is not None
+        assert active.info.run_id == run.info.run_id
+        assert mlflow.get_tracking_uri() == uri
+    assert len(client.search_runs(["0"])) == 1
+
+
+def test_a_users_active_model_gets_no_metrics_of_memlog(
+    uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = client.create_logged_model("0")
+    run = user_run(client)
+    monkeypatch.setenv("MLFLOW_ACTIVE_MODEL_ID", model.model_id)
+    sink = sink_for(uri, run.info.run_id)
+    # MLflow looks at the variable once a thread.
+    thread = threading.Thread(target=sink.log_points, args=(points(3),))
+    thread.start()
+    thread.join()
+    assert len(rss_rows(client, run.info.run_id)) == 3
+    assert not client.get_logged_model(model.model_id).metrics
+
+
+def test_a_run_that_is_not_there_is_rejected(uri: str) -> None:
+    with pytest.raises(TrackerRejectedError, match="not found"):
+        sink_for(uri, "0" * 32).open()
+
+
+def test_a_deleted_run_is_rejected_with_the_remedy(uri: str, client: MlflowClient) -> None:
+    run_id = user_run(client).info.run_id
+    sink = sink_for(uri, run_id)
+    sink.open()
+    client.delete_run(run_id)
+    with pytest.raises(TrackerRejectedError, match="deleted"):
+        sink.log_points(points(1))
+    with pytest.raises(TrackerRejectedError, match="mlflow runs restore"):
+        sink_for(uri, run_id).open()
+
+
+# Points
+
+
+def test_a_replay_adds_no_rows(uri: str, client: MlflowClient) -> None:
+    sink = sink_for(uri)
+    batch = [*points(20), Point("memory/x", math.nan, "step", 1, START_US)]
+    sink.log_points(batch)
+    sink.log_points(batch)
+    sink.log_points(points(30))
+    sink_for(uri).log_points([*batch, *batch])
+    run_id = sink.open().run_id
+    assert len(rss_rows(client, run_id)) == 30
+    assert len(client.get_metric_history(run_id, "memory/x")) == 1
+
+
+def test_what_cannot_be_stored_costs_only_itself(uri: str, client: MlflowClient) -> None:
+    sink = sink_for(uri)
+    odd = [
+        Point("..//bad key?", 1.0, "step", 1, START_US),
+        Point("memory/x", math.nan, "step", 1, START_US),
+        Point("memory/x", math.inf, "step", 2, START_US),
+        Point("memory/x", -math.inf, "step", 3, START_US),
+        Point("memory/x", 1.0, "step", 1 << 70, START_US),
+        Point("memory/x", 1.0, "step", 4, -1),
+        Point("m" * 400, 1.0, "step", 1, START_US),
+    ]
+    sink.log_points(points(993) + odd)
+    run = client.get_run(sink.open().run_id)
+    assert len(rss_rows(client, run.info.run_id)) == 993
+    assert len(run.data.metrics) == 4
+    [stored] = client.get_metric_history(run.info.run_id, "memory/x")
+    assert math.isnan(stored.value)
+    assert sink.health.dropped == {"not_finite": 2, "out_of_range": 2}
+
+
+def test_nothing_to_store_opens_no_run(uri: str, client: MlflowClient) -> None:
+    sink = sink_for(uri)
+    sink.log_points([])
+    sink.log_points([Point("memory/x", math.inf, "step", 1, START_US)])
+    assert client.search_runs(["0"]) == []
+
+
+def test_a_users_wish_for_async_logging_is_not_memlogs(
+    uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = sink_for(uri)
+    run_id = sink.open().run_id
+    monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
+    sink.log_points(points(10))
+    assert len(rss_rows(client, run_id)) == 10
+
+
+def test_a_replay_adds_no_rows_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    folder = str(tmp_path / "mlruns")
+    batch = [*points(20), Point("memory/x", math.nan, "step", 1, START_US)]
+    sink = sink_for(folder)
+    sink.probe()
+    sink.log_points([*batch, *batch])
+    sink.log_points(batch)
+    sink.log_parameters({"torch": "2.9"})
+    other = sink_for(folder)
+    other.log_points(points(30))
+    other.log_parameters({"torch": "2.10", "python": "3.12"})
+    client = MlflowClient(folder)
+    run_id = sink.open().run_id
+    assert len(rss_rows(client, run_id)) == 30
+    assert len(client.get_metric_history(run_id, "memory/x")) == 1
+    params = client.get_run(run_id).data.params
+    assert params == {"memlog/torch": "2.9", "memlog/python": "3.12"}
+
+
+# Parameters
+
+
+def test_a_parameter_that_is_there_with_another_value_stays(uri: str, client: MlflowClient) -> None:
+    run_id = user_run(client).info.run_id
+    first, second = sink_for(uri, run_id), sink_for(uri, run_id)
+    first.log_parameters({"torch": "2.9", "device": "cuda0"})
+    first.log_parameters({"torch": "2.9", "device": "cuda0"})
+    assert first.health.dropped == {}
+    second.log_parameters({"torch": "2.10", "device": "cuda0", "ranks": "8"})
+    params = client.get_run(run_id).data.params
+    expected = {"memlog/torch": "2.9", "memlog/device": "cuda0", "memlog/ranks": "8"}
+    assert params == {**expected, "lr": "0.1"}
+    assert second.health.dropped == {"parameter_conflict": 1}
+
+
+def test_many_long_and_odd_parameters_are_stored(uri: str, client: MlflowClient) -> None:
+    sink = sink_for(uri)
+    many = {f"layer {number}/?": str(number) for number in range(150)}
+    sink.log_parameters({**many, "long": "x" * 10_000, "empty": ""})
+    sink.log_parameters({**many, "long": "x" * 10_000, "empty": ""})
+    params = client.get_run(sink.open().run_id).data.params
+    assert len(params) == 152
+    assert len(params["memlog/long"]) == 6000
+    assert sink.health.dropped == {}
+
+
+def test_a_refused_parameter_costs_only_itself(
+    uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A server with a lower limit than this client's: MLflow's had 250, 500 and 6000 characters.
+    monkeypatch.setattr("mlflow.utils.validation.MAX_PARAM_VAL_LENGTH", 250)
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
+    sink = sink_for(uri)
+    sink.log_parameters({"long": "x" * 300, "short": "y"})
+    assert client.get_run(sink.open().run_id).data.params == {"memlog/short": "y"}
+    assert sink.health.dropped == {"parameter_rejected": 1}
+
+
+# A server
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_and_comes_back(server: MlflowServer) -> None:
+    client = MlflowClient(server.url)
+    before = user_run(client)
+    run_id = before.info.run_id
+    sink = sink_for(server.url, run_id)
+    sink.probe()
+    sink.log_points(points(1000))
+    sink.log_parameters({"torch": "2.9"})
+    server.kill()
+    began = time.monotonic()
+    for call in (sink.probe, lambda: sink.log_points(points(10)), sink_for(server.url).open):
+        with pytest.raises(TrackerUnavailableError):
+            call()
+    assert time.monotonic() - began < 10
+    server.start()
+    sink.probe()
+    sink.log_points(points(1000))
+    sink.log_points(points(500, first=1000))
+    sink.close("finished")
+    after = client.get_run(run_id)
+    assert len(rss_rows(client, run_id)) == 1500
+    assert after.info.status == "RUNNING"
+    assert without_memlog(after.data.metrics) == before.data.metrics
+    assert without_memlog(after.data.tags) == before.data.tags
+
+
+@pytest.mark.slow
+def test_an_own_run_on_a_server(server: MlflowServer, capfd: pytest.CaptureFixture[str]) -> None:
+    client = MlflowClient(server.url)
+    sink = sink_for(server.url, project="vision")
+    run_id = sink.open().run_id
+    assert sink_for(server.url, project="vision").open().run_id == run_id
+    odd = [Point("memory/x", value, "step", 1, START_US) for value in (math.nan, math.inf)]
+    longest = [Point(f"{step:04d}" * 70, 1e300, "step", step, START_US) for step in range(998)]
+    sink.log_points(longest + odd)
+    sink.log_parameters({"torch": "2.9"})
+    sink_for(server.url, project="vision").log_parameters({"torch": "2.10", "python": "3.12"})
+    sink.close("killed")
+    run = client.get_run(run_id)
+    assert run.info.status == "KILLED"
+    assert len(run.data.metrics) == 999
+    assert run.data.params == {"memlog/torch": "2.9", "memlog/python": "3.12"}
+    assert capfd.readouterr().out == ""
+
+
+# The process that it lives in
+
+
+def test_it_prints_nothing_and_starts_no_thread(tmp_path: Path) -> None:
+    program = (
+        "import sys, threading\n"
+        "from memlog.sink import Connection, Point, Target\n"
+        "from memlog_mlflow import backend\n"
+        "connection = Connection(uri=sys.argv[1])\n"
+        "sink = backend.open_sink(Target('r', joined=None, project='p', connection=connection))\n"
+        "sink.probe(); sink.open()\n"
+        "sink.log_points([Point('m', 1.0, 'step', 1, 1)])\n"
+        "sink.log_parameters({'long': 'x' * 9000})\n"
+        "sink.close('finished')\n"
+        "assert threading.enumerate() == [threading.main_thread()], threading.enumerate()\n"
+    )
+    # Without what marks a test or a build machine, where MLflow keeps its telemetry off by itself.
+    marks = {"PYTEST_CURRENT_TEST", "CI", "GITHUB_ACTIONS"}
+    environment = {name: value for name, value in os.environ.items() if name not in marks}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"sqlite:///{tmp_path}/new.db"],
+        check=False,
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -1,0 +1,128 @@
+"""What users install is the wheel: what is in it, and how it behaves with the core alone."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def source_files() -> set[str]:
+    """Every file that the wheel must carry, by its path in the wheel."""
+    packages = [CHECKOUT / "memlog", *(CHECKOUT / "integrations").glob("memlog_*")]
+    return {
+        str(path.relative_to(package.parent))
+        for package in packages
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def run(
+    *command: str | Path, cwd: Path, expect_success: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command as on a user's machine: nothing of this test run's Python leaks into it."""
+    leaks = ("PYTHON", "VIRTUAL_ENV", "MEMLOG_", "MLFLOW_")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(leaks)}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+    if expect_success:
+        assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder)
+    run(*build, CHECKOUT, cwd=folder)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A new virtual environment with the wheel and its core dependencies, and an empty folder."""
+
+    bin: Path
+    cwd: Path
+
+    def python(self, code: str, *, expect_success: bool = True) -> subprocess.CompletedProcess[str]:
+        # -I: not even the working directory is on the path.
+        return run(
+            self.bin / "python", "-I", "-c", code, cwd=self.cwd, expect_success=expect_success
+        )
+
+    def memlog(
+        self, *arguments: str, expect_success: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        return run(self.bin / "memlog", *arguments, cwd=self.cwd, expect_success=expect_success)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    environment = Installed(folder / "venv" / "bin", folder / "work")
+    environment.cwd.mkdir()
+    run(environment.bin / "python", "-m", "pip", "install", "--quiet", wheel, cwd=folder)
+    return environment
+
+
+def test_the_wheel_holds_every_package_file_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == source_files() | {"memlog/cli/train_gpt.py"}
+    assert {"memlog/py.typed", "memlog_mlflow/py.typed"} <= names
+
+
+def test_the_wheel_carries_the_example_as_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        carried = archive.read("memlog/cli/train_gpt.py")
+    assert carried == (CHECKOUT / "examples" / "train_gpt.py").read_bytes()
+
+
+def test_the_wheel_registers_the_command_and_the_sinks(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [path] = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
+        entries = configparser.ConfigParser()
+        entries.read_string(archive.read(path).decode())
+    assert dict(entries["console_scripts"]) == {"memlog": "memlog.cli.main:main"}
+    assert entries["memlog.sinks"]["mlflow"] == "memlog_mlflow:backend"
+
+
+def test_it_imports_with_the_core_dependencies_alone(installed: Installed) -> None:
+    code = "import memlog, memlog._version as v; print(memlog.__version__ == v.__version__)"
+    assert installed.python(code).stdout == "True\n"
+
+
+def test_the_command_lists_its_commands(installed: Installed) -> None:
+    shown = installed.memlog("--help").stdout
+    for command in ("demo", "runs", "show", "sync"):
+        assert command in shown
+
+
+def test_a_missing_extra_is_one_line_with_the_remedy(installed: Installed) -> None:
+    failed = installed.python("import memlog; memlog.init('mlflow')", expect_success=False)
+    assert failed.returncode != 0
+    last = failed.stderr.rstrip().splitlines()[-1]
+    assert "MissingExtraError" in last
+    assert "pip install 'memlog-ml[mlflow]'" in last
+
+
+def test_the_demo_without_its_extras_says_what_to_install(installed: Installed) -> None:
+    failed = installed.memlog("demo", expect_success=False)
+    assert failed.returncode != 0
+    assert "Traceback" not in failed.stderr
+    assert "pip install 'memlog-ml[" in failed.stderr

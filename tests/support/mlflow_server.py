@@ -1,0 +1,221 @@
+"""What tests of the MLflow integration share: servers on loopback, stores, sinks and points.
+
+The servers are a real ``mlflow server``, which may be killed and started again on the same port, and a
+small one that answers everything with one status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memlog.sink import Connection, Point, Target, TrackerRun
+from memlog_mlflow import backend
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from memlog_mlflow.sink import MlflowSink
+
+MEMLOG_RUN = "20261121-101500-a1b2c3"
+START_US = 1_795_000_000_000_000
+
+BOOT_TIMEOUT = 120.0
+"""Seconds; it boots in 9 to 28 on two cores."""
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+class MlflowServer:
+    """Serves an SQLite database in ``root``, with its artifacts beside it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it, on the port of the first time, and waits until it answers."""
+        with (self.root / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                cwd=self.root,
+                env=self._environment(),
+                stdout=log,
+                stderr=log,
+                # Its workers are children: as a group of their own they can be ended together.
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + BOOT_TIMEOUT
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                said = (self.root / "server.log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"mlflow server did not come up: {said}")
+            time.sleep(0.1)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Ends it with all its workers; harmless if it has ended."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process = None
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+            *("--port", str(self.port), "--workers", "1"),
+            *("--backend-store-uri", f"sqlite:///{self.root}/server.db"),
+            *("--artifacts-destination", f"{self.root}/artifacts"),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
+        return {
+            **inherited,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=1) as response:  # noqa: S310
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+
+@contextlib.contextmanager
+def running_mlflow_server(root: Path) -> Iterator[MlflowServer]:
+    """A server that runs, and is gone afterwards."""
+    server = MlflowServer(root)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill(signal.SIGTERM)
+
+
+class Answering(ThreadingHTTPServer):
+    """A small server that answers everything with one status and remembers what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.asked: list[tuple[str, str | None]] = []
+        super().__init__(("127.0.0.1", 0), Answer)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Answering
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers["Authorization"]))
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b"<html>no</html>"
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Retry-After", "3600")
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 - http.server's name
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Says nothing."""
+
+
+@contextlib.contextmanager
+def answering_server() -> Iterator[Answering]:
+    """A small server that answers 200 until a test sets its ``status``."""
+    with Answering(200) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@contextlib.contextmanager
+def environment_without_mlflow() -> Iterator[None]:
+    """A sink sets variables of its process: none of MLflow's inside, all as before afterwards."""
+    saved = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+
+
+def sqlite_store(folder: Path) -> str:
+    """The URI of an SQLite store of a test's own."""
+    (folder / "mlflow.db").write_bytes(_empty_store())
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+@functools.cache
+def _empty_store() -> bytes:
+    """A database with MLflow's tables, which take seconds to make."""
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory() as folder:
+        MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+        return (Path(folder) / "mlflow.db").read_bytes()
+
+
+def sink_for(uri: str, joined: str | None = None, project: str | None = None) -> MlflowSink:
+    """A sink as the helper builds it, on the run ``joined`` or on one of its own."""
+    from memlog_mlflow.sink import MlflowSink
+
+    run = None if joined is None else TrackerRun(joined, uri)
+    connection = Connection(uri=uri)
+    sink = backend.open_sink(Target(MEMLOG_RUN, joined=run, project=project, connection=connection))
+    assert isinstance(sink, MlflowSink)
+    return sink
+
+
+def points(count: int, first: int = 0) -> list[Point]:
+    """One metric at ``count`` steps from ``first`` on, 1.5 ms apart."""
+    return [
+        Point("memory/host/rss_mib", 100.0 + step, "step", step, START_US + step * 1500)
+        for step in range(first, first + count)
+    ]
+
+
+def rss_rows(client: MlflowClient, run_id: str) -> list[tuple[int, int, float]]:
+    """What the store has of `points`: step, milliseconds, value."""
+    rows = client.get_metric_history(run_id, "memory/host/rss_mib")
+    return sorted((row.step, row.timestamp, row.value) for row in rows)

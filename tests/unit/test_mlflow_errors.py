@@ -1,0 +1,90 @@
+"""What MLflow raises becomes one of two things, in one line without a password."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+import requests
+from mlflow.exceptions import MlflowException, RestException
+from mlflow.protos import databricks_pb2
+
+from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
+from memlog_mlflow.errors import translated
+
+
+def translation_of(error: BaseException) -> DeliveryError:
+    with pytest.raises(DeliveryError) as caught, translated():
+        raise error
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MlflowException("odd step", error_code=databricks_pb2.INVALID_PARAMETER_VALUE),
+        MlflowException("no run", error_code=databricks_pb2.RESOURCE_DOES_NOT_EXIST),
+        MlflowException("odd", error_code=databricks_pb2.BAD_REQUEST),
+        RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no run"}),  # type: ignore[no-untyped-call]
+        MlflowException("API request to endpoint /x failed with error code 413 != 200."),
+    ],
+)
+def test_a_no_is_rejected(error: Exception) -> None:
+    assert isinstance(translation_of(error), TrackerRejectedError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MlflowException("database is locked", error_code=databricks_pb2.TEMPORARILY_UNAVAILABLE),
+        MlflowException("too many", error_code=databricks_pb2.REQUEST_LIMIT_EXCEEDED),
+        MlflowException("failed with exception: refused"),
+        MlflowException("default backend", error_code=databricks_pb2.ENDPOINT_NOT_FOUND),
+        requests.ConnectionError("refused"),
+        sqlite3.OperationalError("database is locked"),
+        TimeoutError("slow"),
+        ModuleNotFoundError("No module named 'psycopg2'"),
+    ],
+)
+def test_anything_else_may_pass(error: Exception) -> None:
+    assert isinstance(translation_of(error), TrackerUnavailableError)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        databricks_pb2.UNAUTHENTICATED,
+        databricks_pb2.PERMISSION_DENIED,
+        databricks_pb2.CUSTOMER_UNAUTHORIZED,
+    ],
+)
+def test_refused_credentials_are_named_as_such(code: int) -> None:
+    error = translation_of(MlflowException("You are not authenticated", error_code=code))
+    assert isinstance(error, TrackerUnavailableError)
+    assert "credentials" in str(error)
+    assert "MLFLOW_TRACKING_TOKEN" in str(error)
+
+
+def test_memlogs_own_errors_pass_as_they_are() -> None:
+    mine = TrackerRejectedError("mine")
+    assert translation_of(mine) is mine
+
+
+def test_an_interrupt_is_not_touched() -> None:
+    with pytest.raises(KeyboardInterrupt), translated():
+        raise KeyboardInterrupt
+
+
+def test_a_message_is_one_short_line_without_credentials_and_rows() -> None:
+    text = (
+        "(sqlite3.OperationalError) database is locked at\nhttp://anna:s3cret@host/x\n"
+        "[SQL: INSERT INTO metrics VALUES (?)]\n[parameters: [('row')]]"
+    )
+    error = translation_of(MlflowException(text + "x" * 5000))
+    assert "\n" not in str(error)
+    assert "s3cret" not in str(error)
+    assert "INSERT" not in str(error)
+    assert "database is locked" in str(error)
+    assert len(str(translation_of(MlflowException("y" * 5000)))) < 600
+    assert error.__cause__ is None
+    assert error.__suppress_context__

@@ -1,0 +1,71 @@
+"""Tracking URIs: relative ones are the trainer's, and no message shows a password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memlog_mlflow.uris import absolute_uri, is_folder, scheme_of, without_credentials
+
+
+@pytest.mark.parametrize(
+    ("uri", "resolved"),
+    [
+        ("sqlite:///mlflow.db", "sqlite:///{here}/mlflow.db"),
+        ("sqlite:///runs/mlflow.db?timeout=5", "sqlite:///{here}/runs/mlflow.db?timeout=5"),
+        ("./mlruns", "{here}/mlruns"),
+        ("mlruns", "{here}/mlruns"),
+    ],
+)
+def test_a_relative_path_is_resolved_where_the_trainer_is(
+    uri: str, resolved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute_uri(uri) == resolved.format(here=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "/data/mlruns",
+        "sqlite:////data/mlflow.db",
+        "sqlite:///:memory:",
+        "sqlite://",
+        "file:///data/mlruns",
+        "http://tracking:5000/prefix",
+        "postgresql+psycopg2://user@host/mlflow",
+        "databricks",
+        "databricks://profile",
+        "databricks-uc",
+        "arn:aws:sagemaker:eu-west-1:1:mlflow-tracking-server/x",
+    ],
+)
+def test_other_uris_stay_as_they_are(uri: str) -> None:
+    assert absolute_uri(uri) == uri
+
+
+def test_schemes_are_told_apart() -> None:
+    assert scheme_of("postgresql+psycopg2://host/db") == "postgresql"
+    assert scheme_of("HTTPS://host") == "https"
+    assert scheme_of("./mlruns") == ""
+    assert is_folder("/data/mlruns")
+    assert is_folder("file:///data/mlruns")
+    assert not is_folder("databricks")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://anna:s3cret@tracking:5000/health",
+        "https://anna:s3c/r@s3cret@tracking:5000",
+        "postgresql://anna:s3cret@host/db",
+    ],
+)
+def test_credentials_are_taken_out_of_a_message(url: str) -> None:
+    shown = without_credentials(f"API request to {url} failed")
+    assert "s3c" not in shown
+    assert "anna" not in shown
+    assert shown.startswith("API request to ")
+    assert shown.endswith(" failed")
