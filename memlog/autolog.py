@@ -32,6 +32,7 @@ class OptimizerClock:
     def __init__(self, on_step: Callable[[], None]) -> None:
         self._on_step = on_step
         self._clock: weakref.ref[Any] | None = None
+        self._armed = False
         self._others = 0
 
     def begin(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -39,14 +40,19 @@ class OptimizerClock:
         if self._clock is None or self._clock() is None or self._others >= SILENCE:
             self._clock = weakref.ref(optimizer)
             self._others = 0
+        if self._clock() is optimizer:
+            self._armed = True
 
     def end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Torch's hook after a step."""
-        if self._clock is not None and self._clock() is optimizer:
+        if self._clock is None or self._clock() is not optimizer:
+            self._others += 1
+        elif self._armed:
+            # A subclass's step that calls its parent's ends twice. It began twice as well, so the hooks
+            # can't be paired by counting: a step that raised has begun and never ends.
+            self._armed = False
             self._others = 0
             self._on_step()
-        else:
-            self._others += 1
 
 
 class Autolog:

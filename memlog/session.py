@@ -311,7 +311,8 @@ def finish(status: Status = "finished") -> None:
 
 
 def _split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink]]:
-    given = [backend] if isinstance(backend, (str, Sink)) else list(backend or ())
+    several = isinstance(backend, (list, tuple))
+    given: list[Any] = list(backend) if several else [] if backend is None else [backend]  # type: ignore[arg-type]
     names = tuple(item for item in given if isinstance(item, str))
     sinks = [item for item in given if isinstance(item, Sink)]
     for item in given:

@@ -30,9 +30,8 @@ _SEED_KEYS = {
 _SECTIONS = ("memlog", "trainer_params")
 """Sections of a larger configuration in which the keys may stand as well."""
 
-_NOT_SAID = {"directory", "enabled", "backends"}
-"""Settings that the run's record says elsewhere or that say nothing about it."""
-
+_SAID_ELSEWHERE = {"directory", "backends", "project", "name"}
+"""Settings that a run's record holds under their own names."""
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _LONGEST_WAIT = 1e6
@@ -95,12 +94,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigurationError(f"{field}={getattr(self, field)!r}: pass {wanted}")
 
     def described(self) -> dict[str, str]:
-        """The settings as text, for the journal and a tracker's parameters."""
-        values = msgspec.structs.asdict(self)
+        """What differs from the defaults, and ``every``, as text: for the journal and trackers."""
+        defaults = msgspec.structs.asdict(Settings())
         return {
             name: ", ".join(value) if isinstance(value, tuple) else str(value)
-            for name, value in values.items()
-            if name not in _NOT_SAID and value not in (None, ())
+            for name, value in msgspec.structs.asdict(self).items()
+            if name == "every" or (value != defaults[name] and name not in _SAID_ELSEWHERE)
         }
 
 

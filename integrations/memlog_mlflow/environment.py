@@ -28,15 +28,11 @@ _BOUNDS = {
     # The courier tries again itself; MLflow's seven retries would hold it for four minutes, and a
     # repeated "create run" could make two.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": "20",
-    # What is handed to a queue in this process is not delivered yet.
-    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     # A process that the user never asked for prints nothing and reports to nobody.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 
 _DEFAULTS = {

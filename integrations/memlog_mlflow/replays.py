@@ -1,6 +1,6 @@
-"""Keeps a replay from doubling the rows of MLflow's file store.
+"""Keeps a replay from doubling rows where MLflow does not do that itself.
 
-Its databases drop an exact duplicate by themselves; a folder of text files appends whatever comes.
+Its databases pass over an exact duplicate; a folder of text files appends whatever comes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _Row: TypeAlias = tuple[int, int, str]
 
 
 class StoredRows:
-    """The rows that a run in a file store has, read once for each metric.
+    """The rows that a run has, read once for each metric that is asked for.
 
     Args:
-        client: Of that store.
-        run_id: Of that run.
+        client: Of the run's store.
+        run_id: The run.
     """
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:

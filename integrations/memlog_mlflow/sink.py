@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import mlflow
 from mlflow import MlflowClient
@@ -159,19 +160,25 @@ class _OpenRun:
     """A run that was joined or opened, and the client to reach it."""
 
     def __init__(self, uri: str, target: Target) -> None:
-        self._client = MlflowClient(tracking_uri=uri)
+        with _only_warnings():
+            self._client = MlflowClient(tracking_uri=uri)
         if target.joined is None:
             self.run_id = runs.find_or_create(self._client, target)
         else:
             self.run_id = runs.join(self._client, target.joined.run_id, target.memlog_run)
-        self._stored = StoredRows(self._client, self.run_id) if is_folder(uri) else None
+        self._doubles = is_folder(uri)
+        self._stored = StoredRows(self._client, self.run_id)
 
     def log(self, metrics: Sequence[Metric]) -> None:
+        plain = [metric for metric in metrics if not self._would_double(metric)]
         with translated():
-            if self._stored is None:
-                self._client.log_batch(self.run_id, metrics=metrics, synchronous=True)
-            else:
-                self._log_missing(metrics, self._stored)
+            missing = self._stored.missing([m for m in metrics if self._would_double(m)])
+            try:
+                self._client.log_batch(self.run_id, metrics=plain + missing, synchronous=True)
+            except BaseException:
+                self._stored.forget()
+                raise
+            self._stored.add(missing)
 
     def parameters(self) -> dict[str, str]:
         with translated():
@@ -189,19 +196,31 @@ class _OpenRun:
             if info.status != status or info.end_time is None:
                 self._client.set_terminated(self.run_id, status=status)
 
-    def _log_missing(self, metrics: Sequence[Metric], stored: StoredRows) -> None:
-        missing = stored.missing(metrics)
-        try:
-            self._client.log_batch(self.run_id, metrics=missing, synchronous=True)
-        except BaseException:
-            stored.forget()
-            raise
-        stored.add(missing)
+    def _would_double(self, metric: Metric) -> bool:
+        """Whether MLflow would not pass over ``metric`` if it has it already.
+
+        A folder never does. A database does, except that older versions don't know a NaN again and
+        refuse the batch: they compare it, and it does not equal itself.
+        """
+        return self._doubles or math.isnan(metric.value)
 
 
 def _quieten() -> None:
     """Keeps MLflow's loggers from telling what memlog tells, in a process of memlog's own."""
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     # It prints a traceback with every row of a batch; the error itself is raised as well.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _only_warnings() -> Iterator[None]:
+    """Keeps MLflow from narrating how it makes a new database's tables.
+
+    Before 3.17 it configures the loggers for that anew, and some of them bear names of no package.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -92,8 +92,10 @@ class Courier:
         return self.state.delivered - before
 
     def close(self) -> None:
-        """Ends the runs that the sinks opened and gives back what they hold: all is delivered."""
+        """Ends the run that the sink opened and gives back what sinks hold: all is delivered."""
         status = self._final_status()
+        if self.state.own_run is not None:
+            self._sink(None)  # opened by an earlier courier, which died before it could end it
         for sink in self._sinks.values():
             sink.close(status)
         self._sinks.clear()

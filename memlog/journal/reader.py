@@ -69,6 +69,11 @@ class JournalFile:
         """Bytes of all segments together."""
         return sum(self._path(segment).stat().st_size for segment in self.segments)
 
+    def bytes_before(self, position: Position) -> int:
+        """How much of `size` lies before ``position``."""
+        earlier = (number for number in self.segments if number < position.segment)
+        return sum(self._path(number).stat().st_size for number in earlier) + position.offset
+
     def headers(self) -> Iterator[Header]:
         """The headers of the segments, in order; those that can't be read are passed over."""
         for segment in self.segments:
@@ -77,17 +82,22 @@ class JournalFile:
             if header is not None:
                 yield header
 
-    def read(self, start: Position = START) -> Iterator[Entry]:
+    def read(self, start: Position = START, *, complete: bool = False) -> Iterator[Entry]:
         """Events from ``start`` on, until the last line that is whole.
 
         Where the process still writes, calling this again from the last `Entry.end` goes on. A position
         in a segment that is gone goes on in the next one that exists.
+
+        Args:
+            start: Where to begin.
+            complete: The process is gone: half a line at the very end stays half, and counts as torn.
         """
         segments = [number for number in self.segments if number >= start.segment]
         for number in segments:
             offset = start.offset if number == start.segment else 0
             # A segment that has a successor is complete: the writer never comes back to it.
-            yield from self._read_segment(number, offset, complete=number != segments[-1])
+            last = number == segments[-1]
+            yield from self._read_segment(number, offset, complete=complete or not last)
 
     def _path(self, segment: int) -> Path:
         return self._directory / segment_name(self.process, segment)

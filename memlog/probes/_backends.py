@@ -173,8 +173,14 @@ class OtherBackend:
 
     kind = "accelerator"
 
+    def __init__(self) -> None:
+        self._asks: bool | None = None
+
     def ready(self, torch: Any) -> bool:
-        if _has_own_backend(torch) or not hasattr(torch.accelerator, "memory_stats"):
+        if self._asks is None:
+            # What torch was built for stays as it is: looked up once, since this runs every step.
+            self._asks = hasattr(torch.accelerator, "memory_stats") and not _has_own_backend(torch)
+        if not self._asks:
             return False
         device = torch.accelerator.current_accelerator()
         if device is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from memlog.events import Device, DeviceReading, now_us
 from memlog.health import Health
@@ -39,7 +39,10 @@ class AcceleratorProbe:
         self._health = health
         self._mps = MpsBackend()
         backends: tuple[Backend, ...] = (CudaBackend(), XpuBackend(), self._mps, OtherBackend())
-        self._kinds = tuple(_DevicesOfAKind(backend, health, clock) for backend in backends)
+        self._new: list[_Found] = []
+        self._kinds = tuple(
+            _DevicesOfAKind(backend, health, clock, self._new) for backend in backends
+        )
 
     def notice(self, device_type: str) -> None:
         """Hears where a tensor of the run lies, from somebody who holds one.
@@ -68,20 +71,26 @@ class AcceleratorProbe:
 
     def new_devices(self) -> tuple[Device, ...]:
         """The devices that were read for the first time since the last call."""
+        if not self._new:
+            return ()
+        found = tuple(self._new)
+        self._new.clear()
         torch = sys.modules.get("torch")
-        return tuple(device for devices in self._kinds for device in devices.take_new(torch))
+        return tuple(devices.describe(torch, index) for devices, index in found)
 
 
 class _DevicesOfAKind:
     """Those devices of one backend that the run was seen to use; once in use, always read."""
 
-    def __init__(self, backend: Backend, health: Health, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, backend: Backend, health: Health, clock: Callable[[], float], new: list[_Found]
+    ) -> None:
         self.backend = backend
         self._health = health
         self._clock = clock
         self._next_scan = float("-inf")
         self._windows: dict[int, PeakWindow] = {}
-        self._new: list[int] = []
+        self._new = new
 
     def read(self, torch: Any) -> list[DeviceReading]:
         readings = []
@@ -91,9 +100,11 @@ class _DevicesOfAKind:
                 readings.append(self._reading(index, figures or Figures()))
         return readings
 
-    def take_new(self, torch: Any) -> list[Device]:
-        taken, self._new = self._new, []
-        return [self._device(torch, index) for index in taken]
+    def describe(self, torch: Any, index: int) -> Device:
+        name, description = self._name(index), Description()
+        with self._health.contained(f"describing {name}"):
+            description = self.backend.describe(torch, index)
+        return Device(now_us(), name, description.product, description.capacity)
 
     def _candidates(self, torch: Any) -> Iterable[int]:
         """Now and then every device; else those in use and the selected one, which may be next."""
@@ -114,7 +125,7 @@ class _DevicesOfAKind:
     def _reading(self, index: int, figures: Figures) -> DeviceReading:
         if index not in self._windows:
             self._windows[index] = PeakWindow()
-            self._new.append(index)
+            self._new.append((self, index))
         peak, source = self._windows[index].advance(figures.allocated, figures.peak)
         return DeviceReading(
             name=self._name(index),
@@ -125,11 +136,9 @@ class _DevicesOfAKind:
             inactive_split=figures.inactive_split,
         )
 
-    def _device(self, torch: Any, index: int) -> Device:
-        name, description = self._name(index), Description()
-        with self._health.contained(f"describing {name}"):
-            description = self.backend.describe(torch, index)
-        return Device(now_us(), name, description.product, description.capacity)
-
     def _name(self, index: int) -> str:
         return f"{self.backend.kind}{index}"
+
+
+_Found: TypeAlias = tuple[_DevicesOfAKind, int]
+"""A device that was not in use before, by its index."""

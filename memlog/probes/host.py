@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from memlog.events import PeakSource
@@ -33,10 +34,12 @@ class HostProbe:
 
     Args:
         health: Where errors are counted; none is raised.
+        proc: Where processes are, on Linux.
     """
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: Health, *, proc: Path = Path("/proc")) -> None:
         self._health = health
+        self._proc = proc
         self._begin()
 
     def _begin(self) -> None:
@@ -65,7 +68,7 @@ class HostProbe:
 
     def _open(self) -> _Memory | None:
         try:
-            return _LinuxMemory() if sys.platform == "linux" else _PortableMemory()
+            return _LinuxMemory(self._proc) if sys.platform == "linux" else _PortableMemory()
         except Exception as error:  # noqa: BLE001 - likewise
             self._health.fault("opening the host's memory figures", error)
             return None
@@ -101,9 +104,9 @@ class _LinuxMemory:
         OSError: ``/proc`` can't be read.
     """
 
-    def __init__(self) -> None:
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
-        self._status = os.open("/proc/self/status", os.O_RDONLY)
+    def __init__(self, proc: Path) -> None:
+        self._statm = os.open(proc / "self/statm", os.O_RDONLY)
+        self._status = os.open(proc / "self/status", os.O_RDONLY)
         # In this order: a process that grows meanwhile must not look like one that inherited.
         watermark = _max_rss()
         own = self._vm_hwm()

@@ -33,6 +33,9 @@ class PeakWindow:
             * It stood still, or this is the first reading: an upper bound, ``watermark``.
             * It fell, so somebody reset it: what was before the reset is lost, and the highest
               value known of this window is a lower bound, ``sampled``.
+
+            A reset that is followed, in the same window, by a rise back to the old mark or past it
+            leaves no trace; then these words hold for the time since the reset.
         """
         if mark is None:
             return None, None

@@ -92,7 +92,6 @@ def test_the_process_is_bounded_and_quiet(monkeypatch: pytest.MonkeyPatch) -> No
             environment={
                 "MLFLOW_TRACKING_USERNAME": "anna",
                 "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "7",
-                "MLFLOW_ENABLE_ASYNC_LOGGING": "true",
                 "MLFLOW_ACTIVE_MODEL_ID": "m-1",
             }
         )
@@ -100,7 +99,6 @@ def test_the_process_is_bounded_and_quiet(monkeypatch: pytest.MonkeyPatch) -> No
     assert os.environ["MLFLOW_TRACKING_USERNAME"] == "anna"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
-    assert os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] == "false"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert "MLFLOW_RUN_ID" not in os.environ
     assert "MLFLOW_ACTIVE_MODEL_ID" not in os.environ

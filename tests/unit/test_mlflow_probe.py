@@ -87,7 +87,7 @@ def test_a_database_server_that_is_gone_is_unavailable() -> None:
 
 @pytest.mark.slow
 def test_a_locked_database_is_unavailable_until_it_is_free(
-    uri: str, client: MlflowClient, tmp_path: Path
+    uri: str, client: MlflowClient, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sink = sink_for(uri)
     run_id = sink.open().run_id
@@ -98,6 +98,7 @@ def test_a_locked_database_is_unavailable_until_it_is_free(
         with pytest.raises(TrackerUnavailableError, match="locked"):
             sink.log_points(points(10))
         other.execute("ROLLBACK")
+    assert capfd.readouterr() == ("", "")
     sink.probe()
     sink.log_points(points(10))
     assert len(rss_rows(client, run_id)) == 10
@@ -127,6 +128,8 @@ def test_a_server_in_trouble_is_unavailable_at_once(answering: Answering, status
     for call in (sink.probe, sink.open):
         with pytest.raises(TrackerUnavailableError, match=str(status)):
             call()
+    # Once each: a second "create run" could make a second run.
+    assert len(answering.asked) == 2
     assert time.monotonic() - began < 5
 
 

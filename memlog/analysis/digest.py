@@ -1,0 +1,126 @@
+"""What is kept of a journal while it streams by: aggregates, and what comes rarely."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeVar
+
+from memlog.analysis.folds import MAX_NAMES, MetricFold, PeakFold
+from memlog.events import (
+    Alert,
+    Artifact,
+    Batch,
+    Device,
+    End,
+    Epoch,
+    Event,
+    Health,
+    Loss,
+    Parameters,
+    Run,
+)
+from memlog.journal import Entry, Header
+
+MAX_LISTED = 1_000
+"""Alerts, and artifacts, that are kept at most."""
+
+_T = TypeVar("_T")
+
+
+class Digest:
+    """Takes in every event of a run, in bounded memory.
+
+    Attributes:
+        published: Number of events.
+        newest_us: Time of the newest one, Unix time in microseconds.
+        last_step: Number of the last step; -1: there was none.
+        metrics: Their aggregates.
+        peaks: Likewise.
+        begin: How the run began; ``None`` where the journal doesn't say.
+        end: How it ended; ``None`` where it did not say.
+        devices: The accelerators by name.
+        parameters: What holds for the whole run.
+        alerts: The first `MAX_LISTED`.
+        artifacts: Likewise.
+        health: By process: the newest word on memlog's own state, and how many steps it is about.
+        bindings: By backend, the addresses of the user's runs by their ids.
+        dropped: Lines of the journal that could not be read, by reason.
+        omitted: What found no room here.
+    """
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.newest_us: int | None = None
+        self.last_step = -1
+        self.metrics = MetricFold()
+        self.peaks = PeakFold()
+        self.begin: Run | None = None
+        self.end: End | None = None
+        self.devices: dict[str, Device] = {}
+        self.parameters: dict[str, str] = {}
+        self.alerts: list[Alert] = []
+        self.artifacts: list[Artifact] = []
+        self.health: dict[str, tuple[Health, int]] = {}
+        self.bindings: dict[str, dict[str, str | None]] = {}
+        self.dropped: Counter[str] = Counter()
+        self.omitted: Counter[str] = Counter()
+        self._header: Header | None = None
+
+    def take(self, process: str, entry: Entry) -> None:
+        """Folds in one event of a process; one with numbers beyond all reason counts as unreadable."""
+        if entry.header is not self._header:
+            self._turn(entry.header)
+        event = entry.event
+        try:
+            self.metrics.take(event)
+        except OverflowError:
+            self.dropped["journal_garbage"] += 1
+            return
+        self.peaks.take(event)
+        self.published += 1
+        if self.newest_us is None or event.time_us > self.newest_us:
+            self.newest_us = event.time_us
+        if isinstance(event, (Batch, Loss, Epoch, Health)):
+            self._count_steps(event.step)
+        if isinstance(event, Health):
+            covered = 0 if event.step is None else event.step + 1 - entry.header.initial_step
+            self.health[process] = event, covered
+        elif not isinstance(event, Batch):
+            self._note(event)
+
+    def _turn(self, header: Header) -> None:
+        self._header = header
+        for backend, binding in header.bindings.items():
+            self.bindings.setdefault(backend, {}).setdefault(binding.run_id, binding.uri)
+
+    def _count_steps(self, step: int | None) -> None:
+        if step is not None and step > self.last_step:
+            self.last_step = step
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Run):
+            self.begin = self.begin or event
+        elif isinstance(event, End):
+            self.end = event
+        elif isinstance(event, Device):
+            self._keep(self.devices, "devices", event.name, event)
+            self.peaks.expect(event.name)
+        elif isinstance(event, Parameters):
+            for name, value in event.values.items():
+                self._keep(self.parameters, "parameters", name, value)
+        elif isinstance(event, Alert):
+            self._list(self.alerts, "alerts", event)
+        elif isinstance(event, Artifact):
+            self._list(self.artifacts, "artifacts", event)
+
+    def _keep(self, table: dict[str, _T], what: str, name: str, value: _T) -> None:
+        if name in table or len(table) < MAX_NAMES:
+            table[name] = value
+        else:
+            self.omitted[what] += 1
+
+    def _list(self, kept: list[_T], what: str, event: _T) -> None:
+        if len(kept) < MAX_LISTED:
+            kept.append(event)
+        else:
+            self.omitted[what] += 1

@@ -1,0 +1,176 @@
+"""Folding a stream of events into aggregates of bounded size."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memlog.analysis.document import MetricSummary, Peak
+from memlog.events import (
+    Batch,
+    DeviceReading,
+    Epoch,
+    Evaluation,
+    Event,
+    PeakSource,
+    Recorded,
+    Sample,
+)
+from memlog.metrics import place, values
+from memlog.sink import Axis
+
+MAX_NAMES = 10_000
+"""Names that a table holds at most: a journal is anybody's file."""
+
+HOST: Final = "host.rss"
+TREE: Final = "host.tree"
+CGROUP: Final = "host.cgroup"
+
+_TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
+"""Which of several readings of one value says most."""
+
+
+class MetricFold:
+    """First, last, least and greatest of every metric, on the axis that trackers get it on.
+
+    Attributes:
+        omitted: Values of metrics beyond the first `MAX_NAMES`.
+    """
+
+    def __init__(self) -> None:
+        self.omitted = 0
+        self._series: dict[str, _Series] = {}
+
+    def take(self, event: Event) -> None:
+        """Folds in the metrics of one event; one that lies on no axis gives none, as in a tracker."""
+        placed = place(event)
+        if placed is None:
+            return
+        axis, index = placed
+        for name, value, _ in values(event):
+            if value is None:
+                continue
+            series = self._series.get(name)
+            if series is not None:
+                series.take(value, index, event.time_us)
+            elif len(self._series) < MAX_NAMES:
+                self._series[name] = _Series(axis, value, index, event.time_us)
+            else:
+                self.omitted += 1
+
+    def summary(self) -> dict[str, MetricSummary]:
+        """Every metric that had a value, by name."""
+        return {name: series.summary() for name, series in sorted(self._series.items())}
+
+
+class _Series:
+    """One metric's aggregates."""
+
+    __slots__ = ("_axis", "_first", "_last", "_latest", "_max", "_min")
+
+    def __init__(self, axis: Axis, value: float, index: int, time_us: int) -> None:
+        self._axis = axis
+        self._first = index
+        self._latest = (index, time_us)
+        self._last = self._min = self._max = value
+
+    def take(self, value: float, index: int, time_us: int) -> None:
+        # Several processes may publish one metric, and they are read one after the other.
+        if (index, time_us) >= self._latest:
+            self._latest = (index, time_us)
+            self._last = value
+        elif index < self._first:
+            self._first = index
+        if value < self._min:
+            self._min = value
+        elif value > self._max:
+            self._max = value
+
+    def summary(self) -> MetricSummary:
+        return MetricSummary(
+            axis=self._axis,
+            first_index=self._first,
+            last_index=self._latest[0],
+            last=float(self._last),
+            min=float(self._min),
+            max=float(self._max),
+        )
+
+
+class PeakFold:
+    """The highest value of each kind of memory, how it was obtained, and where.
+
+    A kind is ``host.rss`` (the process), ``host.tree`` (it and its descendants), ``host.cgroup``,
+    ``<device>.allocated`` or ``<device>.reserved``.
+
+    Attributes:
+        omitted: Readings of kinds beyond `MAX_NAMES`.
+    """
+
+    def __init__(self) -> None:
+        self.omitted = 0
+        self._peaks = {HOST: _UNKNOWN, TREE: _UNKNOWN}
+
+    def expect(self, device: str) -> None:
+        """A device is in use: what nobody can say of it is unknown rather than missing."""
+        for kind in (f"{device}.allocated", f"{device}.reserved"):
+            if len(self._peaks) < MAX_NAMES:
+                self._peaks.setdefault(kind, _UNKNOWN)
+
+    def take(self, event: Event) -> None:
+        """Folds in what one event says of memory; a scope's sizes are changes, so they say nothing here."""
+        if isinstance(event, (Batch, Epoch)):
+            self._host(event)
+            self._devices(event.devices, event.step, None)
+        elif isinstance(event, Sample):
+            self._offer(TREE, event.tree_pss, "sampled", event.step)
+            self._offer(CGROUP, event.cgroup_used, "sampled", event.step)
+        elif isinstance(event, (Evaluation, Recorded)):
+            evaluation = event.evaluation if isinstance(event, Evaluation) else None
+            self._offer(HOST, event.rss, "sampled", None, evaluation)
+            self._devices(event.devices, None, evaluation)
+
+    def summary(self) -> dict[str, Peak]:
+        """Every kind that there is, by name."""
+        return dict(sorted(self._peaks.items()))
+
+    def _host(self, event: Batch | Epoch) -> None:
+        if event.rss_peak is None:
+            self._offer(HOST, event.rss, "sampled", event.step)
+        else:
+            self._offer(HOST, event.rss_peak, event.rss_peak_source, event.step)
+
+    def _devices(
+        self, readings: tuple[DeviceReading, ...], step: int | None, evaluation: int | None
+    ) -> None:
+        for device in readings:
+            kind = f"{device.name}.allocated"
+            if device.peak is None:
+                self._offer(kind, device.allocated, "sampled", step, evaluation)
+            else:
+                self._offer(kind, device.peak, device.peak_source, step, evaluation)
+            self._offer(f"{device.name}.reserved", device.reserved, "sampled", step, evaluation)
+
+    def _offer(
+        self,
+        kind: str,
+        size: int | None,
+        source: PeakSource | None,
+        step: int | None,
+        evaluation: int | None = None,
+    ) -> None:
+        """Keeps the larger value; of equal ones that which says most, and of those the first."""
+        if size is None:
+            return
+        held = self._peaks.get(kind)
+        if held is None:
+            if len(self._peaks) >= MAX_NAMES:
+                self.omitted += 1
+                return
+        elif held.bytes is not None and (
+            size < held.bytes or (size == held.bytes and _TRUST[source] <= _TRUST[held.source])
+        ):
+            return
+        self._peaks[kind] = Peak(bytes=size, source=source, step=step, evaluation=evaluation)
+
+
+_UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)

@@ -1,0 +1,265 @@
+"""Summing up a run, from its journal and from what its couriers remember."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from typing import Literal, Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from memlog.analysis.cache import keep, remembered
+from memlog.analysis.digest import Digest
+from memlog.analysis.document import (
+    AlertFacts,
+    ArtifactFacts,
+    Delivery,
+    DeviceFacts,
+    HealthFacts,
+    RunFacts,
+    RunStatus,
+    Summary,
+    TrackedRun,
+)
+from memlog.events import Alert, Artifact, Device
+from memlog.journal import Binding, RunDirectory
+from memlog.redact import without_credentials
+from memlog.sink import LOCAL
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NOTHING_YET = Delivery(points=0, stage="waiting", problem=None, runs=[])
+
+_T = TypeVar("_T")
+
+
+class DeliveryState(Protocol):
+    """What a courier remembers, as far as the document tells it."""
+
+    @property
+    def backend(self) -> str:
+        """The sink's name."""
+
+    @property
+    def stage(self) -> Literal["waiting", "delivering", "unreachable", "done"]:
+        """Where it stands."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not delivering, in one line."""
+
+    @property
+    def own_run(self) -> Binding | None:
+        """The tracker's run that the sink opened itself."""
+
+    @property
+    def joined(self) -> Sequence[str]:
+        """Ids of the user's runs that points went to."""
+
+    @property
+    def delivered(self) -> int:
+        """Points handed over."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Points lost, by reason."""
+
+
+def summarize(
+    run: RunDirectory, states: Iterable[DeliveryState] = (), *, remember: bool = False
+) -> Summary:
+    """Sums up a run.
+
+    Args:
+        run: The run; its journal is read once, and nothing of it is kept but aggregates.
+        states: What its couriers remember.
+        remember: A run that is over may be read from what an earlier call kept beside its journal, or
+            kept there: for listing many runs.
+
+    Returns:
+        The document of ``memlog show --json``.
+    """
+    # Asked first: a run that ends while it is read has then either been alive or says its end.
+    alive = run.is_alive()
+    kept = remembered(run, alive=alive) if remember else None
+    summary = kept or _from_journal(run, alive=alive)
+    if remember and kept is None and not alive:
+        keep(run, summary)
+    return _with_states(summary, {state.backend: state for state in states})
+
+
+def encode(summary: Summary) -> bytes:
+    """The document as JSON text: the same bytes for the same run."""
+    return msgspec.json.format(msgspec.json.encode(summary, order="sorted"), indent=2)
+
+
+def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
+    digest = Digest()
+    for file in run.files():
+        for entry in file.read(complete=not alive):
+            digest.take(file.process, entry)
+        digest.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
+    return Summary(
+        run=_run(run, digest),
+        status=_status(digest, alive),
+        steps=digest.last_step + 1,
+        metrics=digest.metrics.summary(),
+        peaks=digest.peaks.summary(),
+        alerts=[_alert(event) for event in digest.alerts],
+        artifacts=[_artifact(event) for event in digest.artifacts],
+        health=_health(digest),
+        omitted=_omitted(digest),
+    )
+
+
+def _with_states(summary: Summary, states: Mapping[str, DeliveryState]) -> Summary:
+    delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
+    for backend, state in states.items():
+        delivered[backend] = _delivery(delivered.get(backend, _NOTHING_YET), state)
+        dropped.update({f"{backend}: {reason}": n for reason, n in state.dropped.items()})
+    health = replace(summary.health, delivered=_sorted(delivered), dropped=_sorted(dropped))
+    return replace(summary, health=health)
+
+
+def _delivery(before: Delivery, state: DeliveryState) -> Delivery:
+    """What the journal says of a sink, and what its courier remembers."""
+    known = {run.id for run in before.runs}
+    joined = [
+        TrackedRun(id=run_id, uri=None, own=False) for run_id in state.joined if run_id not in known
+    ]
+    own = state.own_run
+    opened = [] if own is None else [TrackedRun(id=own.run_id, uri=_redacted(own.uri), own=True)]
+    return Delivery(
+        points=state.delivered,
+        stage=state.stage,
+        problem=_redacted(state.problem),
+        runs=[*before.runs, *joined, *opened],
+    )
+
+
+def _status(digest: Digest, alive: bool) -> RunStatus:
+    if digest.end is not None:
+        return digest.end.status
+    return "running" if alive else "killed"
+
+
+def _run(run: RunDirectory, digest: Digest) -> RunFacts:
+    header = run.trainer()
+    begun_us = header.begun_us if header else None
+    ended_us = digest.end.time_us if digest.end else None
+    until_us = digest.newest_us if ended_us is None else ended_us
+    begin = digest.begin
+    return RunFacts(
+        id=run.id,
+        name=begin.name if begin else None,
+        project=begin.project if begin else None,
+        directory=str(run.path),
+        begun=_iso(begun_us),
+        ended=_iso(ended_us),
+        newest_event=_iso(digest.newest_us),
+        duration_s=_seconds(begun_us, until_us),
+        host=header.process.host if header else None,
+        pid=header.process.pid if header else None,
+        backends=list(begin.backends) if begin else [],
+        devices=_sorted({name: _device(event) for name, event in digest.devices.items()}),
+        parameters=_sorted(digest.parameters),
+    )
+
+
+def _device(event: Device) -> DeviceFacts:
+    return DeviceFacts(product=event.product, capacity_bytes=event.capacity)
+
+
+def _alert(event: Alert) -> AlertFacts:
+    return AlertFacts(
+        time=_iso(event.time_us),
+        step=event.step,
+        level=event.level,
+        rule=event.rule,
+        title=event.title,
+        text=event.text,
+        value=event.value,
+    )
+
+
+def _artifact(event: Artifact) -> ArtifactFacts:
+    return ArtifactFacts(
+        time=_iso(event.time_us),
+        name=event.name,
+        kind=event.kind,
+        path=event.path,
+        size_bytes=event.size,
+    )
+
+
+def _health(digest: Digest) -> HealthFacts:
+    newest = [event for event, _ in digest.health.values()]
+    dropped, faults = digest.dropped.copy(), Counter[str]()
+    for event in newest:
+        dropped.update(event.dropped)
+        faults.update(event.faults)
+    per_step, total = _overhead(digest)
+    return HealthFacts(
+        published=digest.published,
+        delivered=_expected(digest),
+        dropped=_sorted(dropped),
+        faults=_sorted(faults),
+        overhead_ms_per_step=per_step,
+        overhead_ms_total=total,
+        journal_queued=any(event.queued for event in newest) if newest else None,
+    )
+
+
+def _overhead(digest: Digest) -> tuple[float | None, float | None]:
+    """Milliseconds that memlog took from the trainer's thread: a step, and in all."""
+    if not digest.health:
+        return None, None
+    total = sum(event.overhead_total_ms for event, _ in digest.health.values())
+    steps = sum(steps for _, steps in digest.health.values())
+    return (total / steps if steps > 0 else None), total
+
+
+def _expected(digest: Digest) -> dict[str, Delivery]:
+    """The sinks that points are to go to: those named, and those in which a run of the user's is."""
+    named = set(digest.begin.backends if digest.begin else ()) - {LOCAL}
+    expected = {}
+    for backend in sorted(named | digest.bindings.keys()):
+        bound = digest.bindings.get(backend, {})
+        runs = [
+            TrackedRun(id=run_id, uri=_redacted(uri), own=False) for run_id, uri in bound.items()
+        ]
+        expected[backend] = replace(_NOTHING_YET, runs=runs)
+    return expected
+
+
+def _omitted(digest: Digest) -> dict[str, int]:
+    omitted = {**digest.omitted, "metrics": digest.metrics.omitted, "peaks": digest.peaks.omitted}
+    return _sorted({what: count for what, count in omitted.items() if count})
+
+
+def _sorted(table: Mapping[str, _T]) -> dict[str, _T]:
+    return dict(sorted(table.items()))
+
+
+def _redacted(text: str | None) -> str | None:
+    return None if text is None else without_credentials(text)
+
+
+def _iso(time_us: int | None) -> str | None:
+    """ISO 8601 in UTC, to the millisecond; ``None`` also for what is no time that a calendar has."""
+    if time_us is None:
+        return None
+    with suppress(OverflowError):
+        moment = _EPOCH + timedelta(microseconds=time_us)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None
+
+
+def _seconds(begun_us: int | None, until_us: int | None) -> float | None:
+    if begun_us is None or until_us is None:
+        return None
+    with suppress(OverflowError):
+        return (until_us - begun_us) / 1e6
+    return None

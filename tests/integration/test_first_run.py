@@ -1,0 +1,88 @@
+"""A real loop in a run of the user's own: what MLflow has of it afterwards."""
+
+from pathlib import Path
+
+import pytest
+from support import child
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+]
+
+STEPS, HELD_FROM, HELD_MIB = 40, 17, 512
+
+LOOP = f"""
+    import sys
+    import mlflow
+    import torch
+
+    if "--memlog" in sys.argv:
+        import memlog
+        memlog.init("mlflow")
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    held = None
+    mlflow.set_experiment("users")
+    with mlflow.start_run(run_name="users"):
+        mlflow.log_param("lr", 0.01)
+        for step in range({STEPS}):
+            if step == {HELD_FROM}:
+                held = bytearray({HELD_MIB} * 1024 * 1024)
+                held[::4096] = b"x" * len(held[::4096])
+            loss = model(torch.ones(8, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mlflow.log_metric("loss", loss.item(), step=step)
+    print(mlflow.last_active_run().info.run_id)
+"""
+
+
+def run_of(directory: Path, run_id: str) -> tuple[object, dict[str, list[tuple[int, float]]]]:
+    """A run and its metrics, read through MLflow's own client."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    run = client.get_run(run_id)
+    metrics = {
+        key: sorted((m.step, m.value) for m in client.get_metric_history(run_id, key))
+        for key in run.data.metrics
+    }
+    return run, metrics
+
+
+def test_memory_held_from_a_step_on_rises_there_beside_the_users_own_rows(tmp_path: Path) -> None:
+    with_memlog, without = tmp_path / "with", tmp_path / "without"
+    with_memlog.mkdir()
+    without.mkdir()
+    run_id = child.run(LOOP, with_memlog, "--memlog").split()[-1]
+    plain_id = child.run(LOOP, without).split()[-1]
+    run, metrics = run_of(with_memlog, run_id)
+    plain, plain_metrics = run_of(without, plain_id)
+
+    rss = metrics["memory/host/rss_mib"]
+    assert [step for step, _ in rss] == list(range(STEPS))
+    rise = rss[HELD_FROM][1] - rss[HELD_FROM - 1][1]
+    assert rise == pytest.approx(HELD_MIB, rel=0.05)
+    before = [value for step, value in rss if step < HELD_FROM]
+    after = [value for step, value in rss if step >= HELD_FROM]
+    assert min(after) - max(before) == pytest.approx(HELD_MIB, rel=0.05)
+
+    assert {k: v for k, v in metrics.items() if not k.startswith("mem")} == plain_metrics
+    own = {k: v for k, v in run.data.params.items() if not k.startswith("memlog/")}  # type: ignore[attr-defined]
+    assert own == plain.data.params  # type: ignore[attr-defined]
+    assert run.info.status == plain.info.status == "FINISHED"  # type: ignore[attr-defined]
+    assert run.data.params["memlog/torch"].startswith("2.")  # type: ignore[attr-defined]
+
+
+def test_the_users_run_stays_the_only_one(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    child.run(LOOP, tmp_path, "--memlog")
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    assert len(client.search_runs(experiments)) == 1

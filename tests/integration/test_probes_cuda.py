@@ -1,0 +1,99 @@
+"""The probe against torch's own public figures, on a real device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memlog.health import Health
+from memlog.probes.accelerator import AcceleratorProbe
+from memlog.units import MIB
+
+torch: Any = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def probe(health: Health) -> AcceleratorProbe:
+    torch.cuda.init()
+    return AcceleratorProbe(health)
+
+
+def held(size: int) -> Any:
+    return torch.ones(size, dtype=torch.uint8, device="cuda:0")
+
+
+def test_figures_are_torchs_own(probe: AcceleratorProbe, health: Health) -> None:
+    kept, freed = held(64 * MIB), held(200 * MIB)
+    del freed
+
+    reading = probe.read()[0]
+
+    assert reading.name == "cuda0"
+    assert reading.allocated == torch.cuda.memory_allocated(0) >= kept.nbytes
+    assert reading.reserved == torch.cuda.memory_reserved(0)
+    assert reading.peak == torch.cuda.max_memory_allocated(0) >= 264 * MIB
+    stats = torch.cuda.memory_stats(0)
+    assert reading.inactive_split in {stats["inactive_split_bytes.all.current"], None}
+    assert not health.faults
+
+
+def test_the_device_is_described(probe: AcceleratorProbe) -> None:
+    kept = held(MIB)
+    probe.read()
+
+    (device,) = probe.new_devices()
+
+    assert kept.nbytes == MIB
+    assert device.name == "cuda0"
+    assert device.product == torch.cuda.get_device_name(0)
+    assert device.capacity == torch.cuda.get_device_properties(0).total_memory
+
+
+def test_a_peak_inside_the_window_is_exact(probe: AcceleratorProbe) -> None:
+    kept = held(MIB)
+    torch.cuda.reset_peak_memory_stats(0)
+    probe.read()
+    passing = held(300 * MIB)
+    del passing
+
+    (reading,) = probe.read()
+
+    assert reading.peak_source == "exact"
+    assert reading.peak == torch.cuda.max_memory_allocated(0) >= kept.nbytes + 300 * MIB
+    assert probe.read()[0].peak_source == "watermark"
+
+
+def test_a_reset_by_the_user_is_noticed(probe: AcceleratorProbe) -> None:
+    passing = held(300 * MIB)
+    del passing
+    kept = held(MIB)
+    probe.read()
+    torch.cuda.reset_peak_memory_stats(0)
+
+    (reading,) = probe.read()
+
+    assert reading.peak_source == "sampled"
+    assert reading.peak == torch.cuda.memory_allocated(0) >= kept.nbytes
+
+
+def test_reading_never_resets_the_users_peak(probe: AcceleratorProbe) -> None:
+    passing = held(300 * MIB)
+    del passing
+    before = torch.cuda.max_memory_allocated(0), torch.cuda.max_memory_reserved(0)
+
+    for _ in range(10):
+        probe.read()
+        probe.new_devices()
+
+    assert (torch.cuda.max_memory_allocated(0), torch.cuda.max_memory_reserved(0)) == before

@@ -1,0 +1,91 @@
+"""The trainer's thread is sacred: what memlog does there, held by Python's own audit events."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support import child
+
+pytestmark = pytest.mark.integration
+
+TRAINER = """
+    import json
+    import sys
+    import threading
+
+    import torch
+
+    import memlog
+
+    session = memlog.init("mlflow", dir="runs")
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        model(torch.ones(8, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()   # the first step imports nothing either, but torch itself opens files once
+    trainer = threading.get_ident()
+    seen = []
+
+    def audit(event, arguments):
+        if threading.get_ident() == trainer:
+            seen.append((event, str(arguments[:1])))
+
+    sys.addaudithook(audit)
+    for _ in range(300):
+        step()
+    heard = list(seen)
+    threads = [thread.name for thread in threading.enumerate()]
+    modules = [name for name in ("mlflow", "wandb") if name in sys.modules]
+    memlog.finish()
+    print(json.dumps({"heard": heard, "threads": threads, "modules": modules}))
+"""
+
+FORBIDDEN = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "import", "urllib.")
+
+
+def test_no_network_no_import_no_process_start_and_no_file_opened_in_the_loop(
+    tmp_path: Path,
+) -> None:
+    result = json.loads(child.run(TRAINER, tmp_path).splitlines()[-1])
+    forbidden = [event for event in result["heard"] if event[0].startswith(FORBIDDEN)]
+    assert forbidden == []
+    # os.write, the one thing that a step does, has no audit event: nothing opened means nothing else.
+    assert [event for event in result["heard"] if event[0] == "open"] == []
+    assert result["modules"] == []
+    assert result["threads"] == ["MainThread"]
+
+
+STOPPED_HELPER = """
+    import os
+    import signal
+    import time
+
+    import memlog
+
+    begun = time.monotonic()
+    session = memlog.init("mlflow", dir="runs")
+    init_seconds = time.monotonic() - begun
+    helper = session._live._helper.pid
+    os.kill(helper, signal.SIGSTOP)
+    for _ in range(20_000):
+        session.step()
+    begun = time.monotonic()
+    session.finish(timeout=0)
+    print(session.id, helper, init_seconds, time.monotonic() - begun)
+"""
+
+
+def test_nothing_waits_for_a_helper_that_hangs(tmp_path: Path) -> None:
+    """A helper that never runs is the worst of trackers: training goes on and the journal is whole."""
+    run_id, helper, init_seconds, finish_seconds = child.run(STOPPED_HELPER, tmp_path).split()
+    os.kill(int(helper), signal.SIGKILL)
+    assert float(init_seconds) < 0.1
+    assert float(finish_seconds) < 0.1
+    segments = (tmp_path / "runs" / run_id).glob("trainer-*")
+    assert sum(path.read_bytes().count(b'["batch",') for path in segments) == 20_000

@@ -1,0 +1,48 @@
+"""Programs that tests start: training scripts of a user's, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+
+def start(
+    script: str, directory: Path, *arguments: str, **environment: str
+) -> "subprocess.Popen[str]":
+    """Starts a Python script in ``directory``, which becomes its working directory."""
+    path = directory / "train.py"
+    path.write_text(textwrap.dedent(script))
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMLOG_"))}
+    return subprocess.Popen(
+        [sys.executable, str(path), *arguments],
+        cwd=directory,
+        env={**clean, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(
+    script: str, directory: Path, *arguments: str, timeout: float = 240, **environment: str
+) -> str:
+    """Runs a Python script to its end and returns what it printed; fails where it fails."""
+    process = start(script, directory, *arguments, **environment)
+    output, errors = process.communicate(timeout=timeout)
+    assert process.returncode == 0, errors
+    return output
+
+
+def memlog(*arguments: str, directory: Path, timeout: float = 240) -> str:
+    """Runs memlog's command line and returns what it printed; fails where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "memlog", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,65 @@
+"""A sink that keeps what it gets, and can be told to be in trouble."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from memlog.errors import TrackerRejectedError, TrackerUnavailableError
+from memlog.events import Status
+from memlog.sink import Point, Resolution, Target, TrackerRun
+
+
+@dataclass
+class ListTracker:
+    """A tracker in memory: points by run."""
+
+    points: dict[str, list[Point]] = field(default_factory=dict)
+    parameters: dict[str, dict[str, str]] = field(default_factory=dict)
+    ended: dict[str, Status | None] = field(default_factory=dict)
+    down: bool = False
+    bad: frozenset[str] = frozenset()
+    crash_after: int | None = None
+    opened: list[Target] = field(default_factory=list)
+
+    def open_sink(self, target: Target) -> "ListSink":
+        self.opened.append(target)
+        return ListSink(self, target)
+
+    def all_points(self) -> list[Point]:
+        return [point for points in self.points.values() for point in points]
+
+
+class ListSink:
+    """Writes to one run of a `ListTracker`."""
+
+    resolution: Resolution = "bucketed"
+    max_points = 10
+
+    def __init__(self, tracker: ListTracker, target: Target) -> None:
+        self._tracker = tracker
+        self._target = target
+        self._run = target.joined.run_id if target.joined else f"own-{target.memlog_run}"
+
+    def probe(self) -> None:
+        if self._tracker.down:
+            raise TrackerUnavailableError("the tracker is down: start it")
+
+    def open(self) -> TrackerRun:
+        self.probe()
+        self._tracker.points.setdefault(self._run, [])
+        return TrackerRun(self._run, "memory://user:secret@host")
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        assert len(points) <= self.max_points
+        if any(point.name in self._tracker.bad for point in points):
+            raise TrackerRejectedError("a bad name")
+        if self._tracker.crash_after is not None:
+            self._tracker.crash_after -= 1
+            if self._tracker.crash_after < 0:
+                raise RuntimeError("a bug in the client, password in memory://user:secret@host")
+        self._tracker.points[self._run] += points
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        self._tracker.parameters.setdefault(self._run, {}).update(parameters)
+
+    def close(self, status: Status | None) -> None:
+        self._tracker.ended[self._run] = status

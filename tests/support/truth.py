@@ -1,0 +1,39 @@
+"""What a tracker should hold, worked out from the journal alone, and what MLflow holds."""
+
+from collections import Counter
+
+from memlog.journal import RunDirectory
+from memlog.metrics import Plan
+from memlog.sink import Point
+
+Row = tuple[str, int, int, float]
+"""Name, step, time in ms, value: what makes a row of MLflow's."""
+
+
+def plan_of(run: RunDirectory) -> list[Point]:
+    """The plan's points for the whole journal of a run that is over."""
+    points: list[Point] = []
+    for file in run.files():
+        plan: Plan[int] = Plan("bucketed")
+        for at, entry in enumerate(file.read()):
+            points += plan.feed(entry.event, at)
+        points += plan.flush()
+    return points
+
+
+def rows_of(points: list[Point]) -> "Counter[Row]":
+    """The plan's points as MLflow's rows."""
+    return Counter((p.name, p.index, p.time_us // 1000, p.value) for p in points)
+
+
+def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
+    """Every row of memlog's that MLflow has for a run, with how often."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    keys = [key for key in client.get_run(run_id).data.metrics if key.startswith("mem")]
+    return Counter(
+        (key, metric.step, metric.timestamp, metric.value)
+        for key in keys
+        for metric in client.get_metric_history(run_id, key)
+    )

@@ -1,0 +1,173 @@
+"""One event a step, from loops that know nothing of memlog."""
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memlog.autolog import SILENCE, Autolog
+
+
+class Counter:
+    """Counts steps while it is installed."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __call__(self) -> None:
+        self.steps += 1
+
+
+@pytest.fixture
+def counter() -> Iterator[Counter]:
+    counted = Counter()
+    autolog = Autolog(counted)
+    yield counted
+    autolog.remove()
+
+
+def optimizer(kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> torch.optim.Optimizer:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.ones(2)
+    return kind([weight], lr=0.1)  # type: ignore[call-arg]
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another, such as Lookahead or SAM."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step(closure)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+def test_each_step_counts_once(counter: Counter, kind: type[torch.optim.Optimizer]) -> None:
+    stepped = optimizer(kind)
+    for _ in range(5):
+        stepped.step()
+    assert counter.steps == 5
+
+
+def test_nested_steps_count_once(counter: Counter) -> None:
+    wrapper = Wrapper(optimizer())
+    for _ in range(5):
+        wrapper.step()
+    assert counter.steps == 5
+
+
+def test_a_subclass_that_calls_its_parents_step_counts_once(counter: Counter) -> None:
+    class Verbose(torch.optim.AdamW):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            super().step(closure)
+
+    optimizer(torch.optim.AdamW)  # torch hooks a class's step when the first of its kind is made
+    verbose = optimizer(Verbose)
+    for _ in range(5):
+        verbose.step()
+    assert counter.steps == 5
+
+
+def test_lbfgs_counts_its_steps_and_not_its_evaluations(counter: Counter) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    lbfgs = torch.optim.LBFGS([weight])
+
+    def closure() -> torch.Tensor:
+        lbfgs.zero_grad()
+        loss = (weight**2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        lbfgs.step(closure)
+    assert counter.steps == 3
+
+
+def test_of_two_optimizers_that_take_turns_one_is_the_clock(counter: Counter) -> None:
+    generator, critic = optimizer(), optimizer()
+    for _ in range(6):
+        generator.step()
+        for _ in range(3):
+            critic.step()
+    assert counter.steps == 6
+
+
+def test_another_takes_over_when_the_clock_falls_silent(counter: Counter) -> None:
+    first, second = optimizer(), optimizer()
+    first.step()
+    for _ in range(SILENCE + 5):
+        second.step()
+    assert counter.steps == 1 + 5
+
+
+def test_another_takes_over_at_once_when_the_clock_is_gone(counter: Counter) -> None:
+    first = optimizer()
+    first.step()
+    del first
+    gc.collect()
+    second = optimizer()
+    for _ in range(5):
+        second.step()
+    assert counter.steps == 6
+
+
+def test_a_step_that_raises_does_not_count_and_breaks_nothing(counter: Counter) -> None:
+    class Failing(Wrapper):
+        fail = True
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            if self.fail:
+                raise ValueError("no")
+            super().step(closure)
+
+    failing = Failing(optimizer())
+    with pytest.raises(ValueError, match="no"):
+        failing.step()
+    failing.fail = False
+    failing.step()
+    assert counter.steps == 1
+
+
+def test_a_step_that_the_grad_scaler_skips_has_no_event(counter: Counter) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    stepped = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for value in (1.0, float("inf"), 1.0):
+        stepped.zero_grad()
+        scaler.scale((weight * value).sum()).backward()
+        scaler.step(stepped)
+        scaler.update()
+    assert counter.steps == 2
+
+
+def test_removed_hooks_are_gone() -> None:
+    counted = Counter()
+    autolog = Autolog(counted)
+    autolog.remove()
+    autolog.remove()
+    optimizer().step()
+    assert counted.steps == 0
+
+
+def test_torch_imported_later_is_noticed_and_left_as_it_would_be() -> None:
+    script = """
+import sys
+from memlog.autolog import Autolog
+steps = []
+before = list(sys.meta_path)
+autolog = Autolog(lambda: steps.append(1))
+import torch
+module = sys.modules["torch.optim.optimizer"]
+assert type(module.__loader__).__name__ == "SourceFileLoader", module.__loader__
+assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
+assert [f for f in sys.meta_path if "memlog" in type(f).__module__] == []
+weight = torch.nn.Parameter(torch.zeros(2)); weight.grad = torch.ones(2)
+torch.optim.SGD([weight], lr=0.1).step()
+assert steps == [1], steps
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

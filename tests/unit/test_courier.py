@@ -1,0 +1,201 @@
+"""A courier hands over exactly the plan's points, wherever it is stopped and taken up again."""
+
+from pathlib import Path
+
+import pytest
+from support.sinks import ListTracker
+
+from memlog.delivery.courier import Courier
+from memlog.delivery.state import CourierLock, CourierState
+from memlog.errors import DeliveryError, TrackerUnavailableError
+from memlog.events import Batch, End, Parameters
+from memlog.health import Health
+from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
+from memlog.metrics import Plan
+from memlog.sink import Point, TrackerRun
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return new_run(tmp_path)
+
+
+def writer(run: RunDirectory) -> JournalWriter:
+    return JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health())
+
+
+def batch(step: int) -> Batch:
+    return Batch(step * 1000, step, step * MIB, step * MIB, "exact")
+
+
+def expected(steps: range) -> list[Point]:
+    plan: Plan[int] = Plan("bucketed")
+    return [point for step in steps for point in plan.feed(batch(step), step)] + plan.flush()
+
+
+def courier(run: RunDirectory, tracker: ListTracker, *, own: bool = True) -> Courier:
+    return Courier(run, "list", tracker.open_sink, may_open_own=own)
+
+
+def test_a_whole_journal_arrives_once(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    for step in range(50):
+        journal.append(batch(step))
+    journal.append(End(99, "failed"))
+    carrier = courier(run, tracker)
+    assert carrier.deliver(complete=True) == 100
+    carrier.close()
+    assert tracker.all_points() == expected(range(50))
+    assert tracker.ended == {f"own-{run.id}": "failed"}
+    assert CourierState.load(run, "list").stage == "done"
+
+
+def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    carrier = courier(run, tracker)
+    for step in range(30):
+        journal.append(batch(step))
+        carrier.deliver()
+        # The newest step may still get another value: its points are final with the next one.
+        assert tracker.all_points() == expected(range(step + 1))[: 2 * step]
+    carrier.deliver(complete=True)
+    assert tracker.all_points() == expected(range(30))
+
+
+@pytest.mark.parametrize("stop_every", [1, 2, 3, 7])
+def test_another_courier_goes_on_where_one_stopped(run: RunDirectory, stop_every: int) -> None:
+    journal, tracker = writer(run), ListTracker()
+    carrier = courier(run, tracker)
+    for step in range(40):
+        journal.append(batch(step))
+        if step % stop_every == 0:
+            carrier.deliver()
+            carrier = courier(run, tracker)
+    carrier.deliver(complete=True)
+    assert tracker.all_points() == expected(range(40))
+
+
+def test_what_failed_is_sent_again_and_nothing_twice(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    carrier = courier(run, tracker)
+    for step in range(40):
+        journal.append(batch(step))
+        tracker.down = step % 3 == 1
+        if tracker.down:
+            with pytest.raises(TrackerUnavailableError):
+                carrier.deliver()
+        elif step % 2:
+            carrier.deliver()
+    tracker.down = False
+    carrier.deliver(complete=True)
+    assert tracker.all_points() == expected(range(40))
+    assert carrier.state.delivered == 80
+
+
+def test_a_down_tracker_is_said_without_secrets(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker(crash_after=0)
+    journal.append(batch(0))
+    carrier = courier(run, tracker)
+    with pytest.raises(TrackerUnavailableError) as raised:
+        carrier.deliver(complete=True)
+    assert "secret" not in str(raised.value)
+    assert CourierState.load(run, "list").stage == "unreachable"
+    assert b"secret" not in (run.delivery / "list.json").read_bytes()
+
+
+def test_one_bad_value_never_costs_a_batch(run: RunDirectory) -> None:
+    journal = writer(run)
+    tracker = ListTracker(bad=frozenset({"memory/host/rss_mib"}))
+    for step in range(25):
+        journal.append(batch(step))
+    carrier = courier(run, tracker)
+    carrier.deliver(complete=True)
+    good = [point for point in expected(range(25)) if point.name != "memory/host/rss_mib"]
+    assert tracker.all_points() == good
+    assert carrier.state.dropped == {"rejected: memory/host/rss_mib": 25}
+
+
+def test_a_client_that_always_breaks_on_something_does_not_hold_up_the_rest(
+    run: RunDirectory,
+) -> None:
+    journal, tracker = writer(run), ListTracker(crash_after=0)
+    journal.append(batch(0))
+    carrier = courier(run, tracker)
+    for _ in range(5):
+        with pytest.raises(TrackerUnavailableError):
+            carrier.deliver(complete=True)
+    carrier.deliver(complete=True)
+    assert sum(carrier.state.dropped.values()) == 2
+
+
+def test_events_wait_until_there_is_a_run_for_them(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    journal.append(batch(0))
+    carrier = courier(run, tracker, own=False)
+    assert carrier.deliver() == 0
+    assert not tracker.opened
+    journal.bind("list", Binding("users"))
+    journal.append(batch(1))
+    carrier.know(TrackerRun("users", "memory://full:secret@address"))
+    carrier.deliver(complete=True)
+    assert tracker.points == {"users": expected(range(2))}
+    joined = tracker.opened[0].joined
+    assert joined is not None
+    assert joined.uri == "memory://full:secret@address"
+
+
+def test_two_runs_of_the_users_keep_apart(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    for fold in range(2):
+        journal.bind("list", Binding(f"fold-{fold}"))
+        for step in range(fold * 10, fold * 10 + 10):
+            journal.append(batch(step))
+    courier(run, tracker, own=False).deliver(complete=True)
+    assert tracker.points == {
+        "fold-0": expected(range(10)),
+        "fold-1": expected(range(10, 20)),
+    }
+
+
+def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    journal.append(batch(0))
+    carrier = courier(run, tracker)
+    carrier.deliver()
+    journal.bind("list", Binding("users"))
+    journal.append(batch(1))
+    carrier.deliver(complete=True)
+    assert tracker.points == {
+        f"own-{run.id}": expected(range(1)),
+        "users": expected(range(1, 2)),
+    }
+
+
+def test_parameters_go_to_the_run(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    journal.append(Parameters(1, {"torch": "2.13.0"}))
+    courier(run, tracker).deliver(complete=True)
+    assert tracker.parameters == {f"own-{run.id}": {"torch": "2.13.0"}}
+
+
+def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) -> None:
+    journal, tracker = writer(run), ListTracker()
+    journal.append(batch(0))
+    segment = next(run.path.glob("trainer-*"))
+    header, rest = segment.read_text().split("\n", 1)
+    segment.write_text(header.replace('"started":1', '"started":9') + "\n" + rest)
+    courier(run, tracker).deliver(complete=True)
+    courier(run, tracker).close()  # another one: the first died before it could end the run
+    assert tracker.ended == {f"own-{run.id}": "killed"}
+
+
+def test_two_couriers_of_one_backend_never_run_at_once(run: RunDirectory) -> None:
+    with CourierLock(run, "list"):
+        with pytest.raises(DeliveryError, match="own helper process"), CourierLock(run, "list"):
+            pass
+        with CourierLock(run, "other"):
+            pass
+    with CourierLock(run, "list"):
+        pass

@@ -1,0 +1,262 @@
+"""The journal: what was appended is there, whatever happened to the file since."""
+
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from memlog.errors import RunNotFoundError, UnwritableDirectoryError
+from memlog.events import Batch, DeviceReading, End, Event, Run
+from memlog.health import Health
+from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
+
+
+def batch(step: int) -> Batch:
+    return Batch(1_795_000_000_000_000 + step, step, 2**30, 2**30, "watermark")
+
+
+def writer(directory: Path, health: Health | None = None, **options: int) -> JournalWriter:
+    return JournalWriter(
+        directory,
+        run=directory.name,
+        role="trainer",
+        begun_us=1,
+        health=health or Health(),
+        **options,
+    )
+
+
+def reader(directory: Path) -> JournalFile:
+    return JournalFile(directory, f"trainer-{os.getpid()}")
+
+
+def events(directory: Path) -> list[Event]:
+    return [entry.event for entry in reader(directory).read()]
+
+
+def segment(directory: Path, number: int = 1) -> Path:
+    return directory / f"trainer-{os.getpid()}-{number:04d}.jsonl"
+
+
+def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    written = [Run(1, "name", None, ("mlflow",), {}), batch(0), batch(1), End(5, "failed", "why")]
+    journal = writer(tmp_path)
+    assert [journal.append(event) for event in written] == [0, 1, 2, 3]
+    journal.close()
+    assert events(tmp_path) == written
+
+
+def test_an_event_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    journal = writer(tmp_path)
+    journal.append(batch(7))
+    assert events(tmp_path) == [batch(7)]
+
+
+def test_a_batch_event_with_one_device_takes_at_most_150_bytes(tmp_path: Path) -> None:
+    largest = 80 * 2**30 - 1
+    device = DeviceReading("cuda7", largest, largest, largest, "watermark", largest)
+    journal = writer(tmp_path)
+    for _ in range(1000):
+        journal.append(batch(0))
+    before = segment(tmp_path).stat().st_size
+    for step in range(1_000_000, 1_000_100):
+        journal.append(Batch(1_795_000_000_000_000, step, largest, largest, "watermark", (device,)))
+    per_event = (segment(tmp_path).stat().st_size - before) / 100
+    assert per_event <= 150
+
+
+def test_reading_goes_on_from_a_position(tmp_path: Path) -> None:
+    journal = writer(tmp_path)
+    for step in range(5):
+        journal.append(batch(step))
+    entries = list(reader(tmp_path).read())
+    journal.append(batch(5))
+    rest = [entry.event for entry in reader(tmp_path).read(entries[2].end)]
+    assert rest == [batch(3), batch(4), batch(5)]
+
+
+def test_a_new_segment_begins_when_one_is_full(tmp_path: Path) -> None:
+    journal = writer(tmp_path, segment_bytes=4096)
+    written = [batch(step) for step in range(300)]
+    for event in written:
+        journal.append(event)
+    assert len(list(tmp_path.glob("*.jsonl"))) > 3
+    assert events(tmp_path) == written
+
+
+def test_every_position_of_every_segment_goes_on_rightly(tmp_path: Path) -> None:
+    journal = writer(tmp_path, segment_bytes=4096)
+    for step in range(120):
+        journal.append(batch(step))
+    entries: list[Entry] = list(reader(tmp_path).read())
+    for index, entry in enumerate(entries):
+        following = next(reader(tmp_path).read(entry.end), None)
+        expected = entries[index + 1].event if index + 1 < len(entries) else None
+        assert (following.event if following else None) == expected
+
+
+def test_a_binding_begins_a_segment_that_names_it(tmp_path: Path) -> None:
+    journal = writer(tmp_path)
+    journal.append(batch(0))
+    journal.bind("mlflow", Binding("abc", "http://127.0.0.1:5000"))
+    journal.append(batch(1))
+    bindings = [entry.header.bindings for entry in reader(tmp_path).read()]
+    assert bindings == [{}, {"mlflow": Binding("abc", "http://127.0.0.1:5000")}]
+
+
+def test_a_torn_last_line_is_waited_for_and_then_read(tmp_path: Path) -> None:
+    writer(tmp_path).append(batch(0))
+    whole = segment(tmp_path).read_bytes()
+    line = whole.splitlines(keepends=True)[-1]
+    with segment(tmp_path).open("ab") as file:
+        file.write(line[:20])
+    assert events(tmp_path) == [batch(0)]
+    with segment(tmp_path).open("ab") as file:
+        file.write(line[20:])
+    assert events(tmp_path) == [batch(0), batch(0)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"garbage\n", "garbage"),
+        (b"\xff\x00\n", "garbage"),
+        (b'[1,["batch",1,2,"three",null,null]]\n', "garbage"),
+        (b'[1,["batch",17950000\n', "torn"),
+        (b'[1,["from_the_future",1,2]]\n', "unknown_event"),
+        (b"x" * (3 * 1024**2) + b"\n", "too_long"),
+        (b"{}\n", "garbage"),
+        (b"\n", "garbage"),
+    ],
+)
+def test_a_line_that_cannot_be_read_costs_itself_alone(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    journal = writer(tmp_path)
+    journal.append(batch(0))
+    with segment(tmp_path).open("ab") as file:
+        file.write(line)
+    journal.append(batch(1))
+    file_reader = reader(tmp_path)
+    assert [entry.event for entry in file_reader.read()] == [batch(0), batch(1)]
+    assert dict(file_reader.skipped) == {reason: 1}
+
+
+def test_fields_that_a_newer_version_adds_are_ignored(tmp_path: Path) -> None:
+    journal = writer(tmp_path)
+    with segment(tmp_path).open("ab") as file:
+        file.write(msgspec.json.encode([0, ["end", 5, "finished", None, "new"]]) + b"\n")
+    assert events(tmp_path) == [End(5, "finished")]
+    journal.close()
+
+
+def test_a_newer_schema_is_left_alone_and_counted(tmp_path: Path) -> None:
+    journal = writer(tmp_path)
+    journal.append(batch(0))
+    text = segment(tmp_path).read_text().replace('"schema":1', '"schema":99', 1)
+    segment(tmp_path).write_text(text)
+    file_reader = reader(tmp_path)
+    assert list(file_reader.read()) == []
+    assert file_reader.skipped == {"newer_schema": 1}
+
+
+def test_threads_lose_nothing(tmp_path: Path) -> None:
+    journal = writer(tmp_path, segment_bytes=64 * 1024)
+    threads = [
+        threading.Thread(target=lambda: [journal.append(batch(step)) for step in range(2000)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    entries = list(reader(tmp_path).read())
+    assert [entry.seq for entry in entries] == list(range(8000))
+
+
+def test_a_full_disk_costs_the_events_it_has_no_room_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``/dev/full`` answers every write as a full disk does."""
+    health = Health()
+    journal = writer(tmp_path, health)
+    journal.append(batch(0))
+    full = os.open("/dev/full", os.O_WRONLY)
+    fd = journal._file._fd
+    kept = os.dup(fd)
+    os.dup2(full, fd)
+    journal.append(batch(1))
+    journal.append(batch(2))
+    os.dup2(kept, fd)
+    journal.append(batch(3))
+    journal.close()
+    for descriptor in (full, kept):
+        os.close(descriptor)
+    assert events(tmp_path) == [batch(0), batch(3)]
+    assert health.dropped == {"journal_write": 2}
+    assert len(caplog.records) == 1
+    assert "No space left on device" in caplog.text
+
+
+def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Any write is slow by this measure: what is tested is the move, not a disk.
+    monkeypatch.setattr("memlog.journal.writer.SLOW_WRITE_NS", -1)
+    health = Health()
+    journal = writer(tmp_path, health, segment_bytes=4096)
+    written = [batch(step) for step in range(500)]
+    for event in written:
+        journal.append(event)
+    journal.close()
+    assert journal.queued
+    assert events(tmp_path) == written
+    assert not health.dropped
+
+
+def test_a_closed_journal_takes_nothing_and_says_so(tmp_path: Path) -> None:
+    journal = writer(tmp_path)
+    journal.close()
+    journal.close()
+    assert journal.append(batch(0)) == -1
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    journal = writer(tmp_path)
+    journal.append(batch(0))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if journal.append(batch(1)) == -1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert events(tmp_path) == [batch(0)]
+
+
+def test_a_run_is_found_by_id_beginning_or_as_the_latest(tmp_path: Path) -> None:
+    runs = []
+    for begun in (1, 2):
+        run = new_run(tmp_path)
+        JournalWriter(run.path, run=run.id, role="trainer", begun_us=begun, health=Health()).close()
+        runs.append(run.id)
+    assert [run.id for run in list_runs(tmp_path)] == runs
+    assert find_run(tmp_path, "latest").id == runs[1]
+    assert find_run(tmp_path, runs[0]).id == runs[0]
+    assert find_run(tmp_path, runs[0][:6]).id == runs[0]
+
+
+@pytest.mark.parametrize("name", ["", "../x", "nothing", "/etc"])
+def test_a_run_that_is_not_there_is_one_clear_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunNotFoundError, match="there are no runs in"):
+        find_run(tmp_path, name)
+    for begun in (1, 2):
+        run = new_run(tmp_path)
+        JournalWriter(run.path, run=run.id, role="trainer", begun_us=begun, health=Health()).close()
+    with pytest.raises(RunNotFoundError, match=r"memlog runs|name more of the id"):
+        find_run(tmp_path, name)
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnwritableDirectoryError, match="pass dir=… or set MEMLOG_DIR"):
+        new_run(tmp_path / "file")

@@ -1,0 +1,152 @@
+"""The plan: the same journal gives the same points, and no peak is lost in a bucket."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlog.events import Batch, DeviceReading, Epoch, Evaluation, Event, Loss, Sample
+from memlog.metrics import Plan, bucket_start, fragmentation
+from memlog.sink import Point, Resolution
+
+MIB = 1024**2
+
+
+def batch(step: int, rss: int = 100, peak: int | None = None) -> Batch:
+    return Batch(step * 10, step, rss * MIB, (peak or rss) * MIB, "watermark")
+
+
+def plan_points(
+    events: Sequence[Event], resolution: Resolution = "bucketed", initial_step: int = 0
+) -> list[Point]:
+    plan: Plan[int] = Plan(resolution, initial_step)
+    points = [point for at, event in enumerate(events) for point in plan.feed(event, at)]
+    return points + plan.flush()
+
+
+def named(points: list[Point], name: str) -> list[tuple[int, float]]:
+    return [(point.index, point.value) for point in points if point.name == name]
+
+
+def test_a_batch_has_its_own_point_at_its_own_time() -> None:
+    points = plan_points([batch(0, 10), batch(1, 20)])
+    assert named(points, "memory/host/rss_mib") == [(0, 10.0), (1, 20.0)]
+    assert [point.time_us for point in points if point.name == "memory/host/rss_mib"] == [0, 10]
+
+
+def test_devices_have_names_of_their_own_and_the_unknown_has_none() -> None:
+    known = DeviceReading("cuda0", 1 * MIB, 4 * MIB, 3 * MIB, "exact", 1 * MIB)
+    gaps = DeviceReading("mps0", 1 * MIB, 2 * MIB, None, None, None)
+    points = plan_points([Batch(0, 0, None, None, None, (known, gaps))])
+    assert {point.name: point.value for point in points} == {
+        "memory/cuda0/allocated_mib": 1.0,
+        "memory/cuda0/reserved_mib": 4.0,
+        "memory/cuda0/peak_mib": 3.0,
+        "memory/cuda0/fragmentation": 0.25,
+        "memory/mps0/allocated_mib": 1.0,
+        "memory/mps0/reserved_mib": 2.0,
+    }
+
+
+def test_fragmentation_of_nothing_reserved_is_unknown() -> None:
+    assert fragmentation(DeviceReading("cuda0", 0, 0, 0, "exact", 0)) is None
+
+
+def test_the_three_axes_are_never_mixed() -> None:
+    events = [
+        batch(3),
+        Evaluation(1, 7, 0.5, MIB),
+        Epoch(2, 1, 3, MIB, MIB, "exact"),
+        Loss(3, 3, 0.25),
+    ]
+    axes = {point.name: (point.axis, point.index) for point in plan_points(events)}
+    assert axes["memory/host/rss_mib"] == ("step", 3)
+    assert axes["memory/eval/host/rss_mib"] == ("evaluation", 7)
+    assert axes["memory/eval/loss"] == ("evaluation", 7)
+    assert axes["memory/epoch/host/rss_mib"] == ("epoch", 1)
+    assert axes["memlog/loss"] == ("step", 3)
+
+
+def test_samples_before_the_first_step_have_no_place_on_the_axis() -> None:
+    assert plan_points([Sample(1, None, MIB, 1, MIB, None, None)]) == []
+
+
+def test_several_samples_of_one_step_keep_what_was_worst() -> None:
+    samples = [
+        Sample(t, 4, tree * MIB, 1, free * MIB, None, None)
+        for t, tree, free in [(1, 5, 9), (2, 8, 3), (3, 6, 7)]
+    ]
+    points = plan_points(samples)
+    assert named(points, "memory/host/tree_mib") == [(4, 8.0)]
+    assert named(points, "memory/host/available_mib") == [(4, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "start"),
+    [
+        (0, 0),
+        (9_999, 9_999),
+        (10_000, 10_000),
+        (10_009, 10_000),
+        (99_999, 99_990),
+        (100_099, 100_000),
+        (1_234_567, 1_234_000),
+    ],
+)
+def test_bucket_starts(offset: int, start: int) -> None:
+    assert bucket_start(offset) == start
+
+
+@given(st.integers(0, 10**9))
+def test_buckets_cover_the_axis_without_gap_or_overlap(offset: int) -> None:
+    start = bucket_start(offset)
+    assert start <= offset
+    assert bucket_start(start) == start
+    assert start == 0 or bucket_start(start - 1) < start
+
+
+def test_a_million_steps_stay_bearable_and_keep_every_peak() -> None:
+    spike = 456_789
+    steps = range(400_000, 500_000)
+    events = [batch(step, 100, 900 if step == spike else 100) for step in steps]
+    points = named(plan_points(events), "memory/host/rss_peak_mib")
+    assert len(points) == len(steps) / 100
+    assert (spike, 900.0) in points
+
+
+def test_full_resolution_keeps_every_step() -> None:
+    events = [batch(step) for step in range(50_000, 50_100)]
+    assert len(named(plan_points(events, "full"), "memory/host/rss_mib")) == 100
+
+
+def test_a_resumed_run_has_a_point_a_step_from_where_it_began() -> None:
+    events = [batch(step) for step in range(1_000_000, 1_000_100)]
+    points = plan_points(events, initial_step=1_000_000)
+    assert len(named(points, "memory/host/rss_mib")) == 100
+
+
+def test_a_loss_that_comes_late_keeps_its_batch() -> None:
+    points = plan_points([batch(0), batch(1), Loss(15, 0, 0.5), batch(2)])
+    assert named(points, "memlog/loss") == [(0, 0.5)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 120_000), st.integers(1, 500)), min_size=1, max_size=60),
+    st.data(),
+)
+def test_going_on_from_where_a_plan_was_open_yields_the_rest(
+    readings: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """What a courier does that died: it feeds a fresh plan from `open_since` on."""
+    events = [batch(step, rss) for step, rss in sorted(readings)]
+    cut = data.draw(st.integers(0, len(events)))
+    first: Plan[int] = Plan("bucketed")
+    before = [point for at, e in enumerate(events[:cut]) for point in first.feed(e, at)]
+    resume = cut if first.open_since is None else first.open_since
+    second: Plan[int] = Plan("bucketed")
+    after = []
+    for at, event in enumerate(events[resume:], resume):
+        points = second.feed(event, at)
+        after += points if at >= cut else []
+    assert before + after + second.flush() == plan_points(events)

@@ -1,0 +1,382 @@
+"""The probe's decisions, over a stand-in with torch's public surface: no device is here.
+
+``test_probes_cuda.py`` asks the same of a real device, where there is one.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memlog.events import DeviceReading
+from memlog.health import Health
+from memlog.probes._backends import Figures, parse_flat, parse_nested
+from memlog.probes.accelerator import AcceleratorProbe
+
+GIB = 1024**3
+
+
+def stat(current: int, peak: int) -> dict[str, dict[str, int]]:
+    pool = {"current": current, "peak": peak, "allocated": 2 * peak, "freed": 2 * peak - current}
+    nothing = dict.fromkeys(pool, 0)
+    return {"all": pool, "large_pool": pool, "small_pool": nothing}
+
+
+def nested(allocated: int, reserved: int, peak: int, split: int = 0) -> dict[Any, Any]:
+    """The form of ``torch._C._cuda_memoryStats``."""
+    return {
+        "num_alloc_retries": 0,
+        "num_ooms": 0,
+        "max_split_size": -1,
+        "oversize_allocations": {"current": 0, "peak": 0, "allocated": 0, "freed": 0},
+        "allocation": stat(10, 20),
+        "active_bytes": stat(allocated, peak),
+        "allocated_bytes": stat(allocated, peak),
+        "requested_bytes": stat(allocated, peak),
+        "reserved_bytes": stat(reserved, reserved),
+        "reserved_bytes_by_private_pools": {(0, 1): stat(0, 0)},
+        "inactive_split_bytes": stat(split, split),
+    }
+
+
+def flat(stats: Any, prefix: str = "") -> dict[str, int]:
+    """The form of ``torch.cuda.memory_stats``."""
+    entries: dict[str, int] = {}
+    for key, value in stats.items():
+        name = f"{prefix}{'_'.join(map(str, key)) if isinstance(key, tuple) else key}"
+        entries |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return entries
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Devices:
+    """The part of ``torch.cuda`` and of its kin that is used."""
+
+    def __init__(self, *stats: dict[Any, Any] | Exception) -> None:
+        self.stats = list(stats)
+        self.selected = 0
+        self.initialized = True
+        self.asked: list[int] = []
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def device_count(self) -> int:
+        return len(self.stats)
+
+    def current_device(self) -> int:
+        assert self.initialized, "would initialise the device"
+        return self.selected
+
+    current_device_index = current_device
+
+    def get_allocator_backend(self) -> str:
+        return "native"
+
+    def nested_stats(self, index: int) -> dict[Any, Any]:
+        assert self.initialized, "would initialise the device"
+        self.asked.append(index)
+        stats = self.stats[index]
+        if isinstance(stats, Exception):
+            raise stats
+        return stats
+
+    def memory_stats(self, index: int) -> dict[str, int]:
+        return flat(self.nested_stats(index))
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(name=f"Thing {index}", total_memory=80 * GIB)
+
+
+class Torch(SimpleNamespace):
+    """A stand-in for torch, built for whatever kind of device is given."""
+
+    def __init__(self, **kinds: Any) -> None:
+        idle = Devices()
+        idle.initialized = False
+        super().__init__(
+            cuda=kinds.get("cuda", idle),
+            xpu=kinds.get("xpu", idle),
+            version=SimpleNamespace(cuda="13.0" if "cuda" in kinds else None, hip=None),
+            backends=SimpleNamespace(mps=SimpleNamespace(is_built=lambda: "mps" in kinds)),
+            accelerator=kinds.get("accelerator", SimpleNamespace()),
+            _C=SimpleNamespace(),
+        )
+        for kind, devices in kinds.items():
+            setattr(self, kind, devices)
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def probe(health: Health, clock: Clock) -> AcceleratorProbe:
+    return AcceleratorProbe(health, clock=clock)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(torch: Any) -> Any:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        return torch
+
+    return put
+
+
+@pytest.mark.parametrize("parse", [parse_nested, lambda stats: parse_flat(flat(stats))])
+def test_parses_both_forms_of_statistics(parse: Any) -> None:
+    stats = nested(3 * GIB, 5 * GIB, 4 * GIB, GIB)
+
+    assert parse(stats) == Figures(3 * GIB, 5 * GIB, 4 * GIB, GIB)
+
+
+@pytest.mark.parametrize("parse", [parse_nested, parse_flat])
+def test_what_the_statistics_lack_is_unknown(parse: Any) -> None:
+    assert parse({}) == Figures(None, None, None, None)
+
+
+def test_without_torch_there_is_nothing_and_torch_stays_away(
+    probe: AcceleratorProbe, health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    assert probe.read() == ()
+    assert probe.new_devices() == ()
+    assert "torch" not in sys.modules
+    assert not health.faults
+
+
+def test_the_real_torch_without_a_device_in_use_has_nothing_to_say(
+    probe: AcceleratorProbe, health: Health
+) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_initialized():
+        pytest.skip("another test has initialised CUDA in this process")
+
+    assert probe.read() == ()
+    assert not torch.cuda.is_initialized()
+    assert not health.faults
+
+
+def test_a_device_is_noticed_once_it_is_initialised(use: Any, probe: AcceleratorProbe) -> None:
+    cuda = Devices(nested(GIB, 2 * GIB, GIB))
+    cuda.initialized = False
+    use(Torch(cuda=cuda))
+    assert probe.read() == ()
+    assert cuda.asked == []
+
+    cuda.initialized = True
+
+    assert [reading.name for reading in probe.read()] == ["cuda0"]
+
+
+def test_reads_statistics_once_for_each_device_in_use(
+    use: Any, probe: AcceleratorProbe, health: Health
+) -> None:
+    cuda = Devices(nested(GIB, 3 * GIB, 2 * GIB, 7), nested(0, 0, 0), nested(0, GIB, GIB))
+    use(Torch(cuda=cuda))
+
+    first, third = probe.read()
+
+    assert first == DeviceReading("cuda0", GIB, 3 * GIB, 2 * GIB, "watermark", 7)
+    assert (third.name, third.allocated, third.reserved) == ("cuda2", 0, GIB)
+    assert cuda.asked == [0, 1, 2]
+    probe.read()
+    assert cuda.asked == [0, 1, 2, 0, 2]
+    assert not health.faults
+
+
+def test_the_private_function_is_preferred(use: Any, probe: AcceleratorProbe) -> None:
+    cuda = Devices(nested(GIB, 3 * GIB, 2 * GIB, 7))
+    torch = use(Torch(cuda=cuda))
+    expected = probe.read()
+    torch._C._cuda_memoryStats = cuda.nested_stats
+    cuda.memory_stats = None  # type: ignore[assignment, method-assign]
+
+    assert probe.read() == expected
+
+
+def test_peaks_say_how_they_were_obtained(use: Any, probe: AcceleratorProbe) -> None:
+    cuda = Devices(nested(10, 50, 30))
+    use(Torch(cuda=cuda))
+    peaks = []
+    for stats in [nested(10, 50, 30), nested(20, 50, 40), nested(20, 50, 40), nested(5, 50, 8)]:
+        cuda.stats[0] = stats
+        peaks += [(reading.peak, reading.peak_source) for reading in probe.read()]
+
+    assert peaks == [(30, "watermark"), (40, "exact"), (40, "watermark"), (20, "sampled")]
+
+
+def test_other_devices_are_looked_at_every_few_seconds(
+    use: Any, probe: AcceleratorProbe, clock: Clock
+) -> None:
+    cuda = Devices(nested(1, 1, 1), nested(0, 0, 0))
+    use(Torch(cuda=cuda))
+    probe.read()
+    cuda.stats[1] = nested(2, 2, 2)
+    assert [reading.name for reading in probe.read()] == ["cuda0"]
+
+    clock.now += 5
+
+    assert [reading.name for reading in probe.read()] == ["cuda0", "cuda1"]
+
+
+def test_the_selected_device_is_looked_at_every_time(use: Any, probe: AcceleratorProbe) -> None:
+    cuda = Devices(nested(1, 1, 1), nested(0, 0, 0))
+    use(Torch(cuda=cuda))
+    probe.read()
+    cuda.selected = 1
+    assert [reading.name for reading in probe.read()] == ["cuda0"]
+
+    cuda.stats[1] = nested(2, 2, 2)
+
+    assert [reading.name for reading in probe.read()] == ["cuda0", "cuda1"]
+
+
+def test_a_device_once_in_use_is_read_when_it_is_empty_again(
+    use: Any, probe: AcceleratorProbe
+) -> None:
+    cuda = Devices(nested(1, 1, 1))
+    use(Torch(cuda=cuda))
+    probe.read()
+    cuda.stats[0] = nested(0, 0, 1)
+
+    assert [reading.allocated for reading in probe.read()] == [0]
+
+
+def test_new_devices_are_described_once(use: Any, probe: AcceleratorProbe) -> None:
+    use(Torch(cuda=Devices(nested(1, 1, 1), nested(2, 2, 2))))
+    assert probe.new_devices() == ()
+    probe.read()
+
+    described = [(d.name, d.product, d.capacity) for d in probe.new_devices()]
+
+    assert described == [("cuda0", "Thing 0", 80 * GIB), ("cuda1", "Thing 1", 80 * GIB)]
+    probe.read()
+    assert probe.new_devices() == ()
+
+
+def test_a_device_that_cannot_be_read_is_unknown_and_counted(
+    use: Any, probe: AcceleratorProbe, health: Health
+) -> None:
+    use(Torch(cuda=Devices(RuntimeError("gone"), nested(2, 2, 2))))
+
+    first, second = probe.read()
+
+    assert first == DeviceReading("cuda0", None, None, None, None, None)
+    assert second.allocated == 2
+    assert health.faults == {"reading the memory of cuda0: RuntimeError": 1}
+
+
+def test_a_device_that_cannot_be_described_is_announced_all_the_same(
+    use: Any, probe: AcceleratorProbe, health: Health
+) -> None:
+    cuda = Devices(nested(1, 1, 1))
+    use(Torch(cuda=cuda))
+    probe.read()
+    cuda.get_device_properties = None  # type: ignore[assignment, method-assign]
+
+    (device,) = probe.new_devices()
+
+    assert (device.name, device.product, device.capacity) == ("cuda0", None, None)
+    assert health.faults == {"describing cuda0: TypeError": 1}
+
+
+def test_trouble_with_one_kind_is_not_the_others(
+    use: Any, probe: AcceleratorProbe, health: Health
+) -> None:
+    cuda, xpu = Devices(nested(1, 1, 1)), Devices(nested(2, 2, 2))
+    cuda.device_count = None  # type: ignore[assignment, method-assign]
+    use(Torch(cuda=cuda, xpu=xpu))
+
+    assert [reading.name for reading in probe.read()] == ["xpu0"]
+    assert health.faults == {"looking for cuda devices: TypeError": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "split"),
+    [("", 7), ("expandable_segments:False", 7), ("a:1,expandable_segments:True", None)],
+)
+def test_expandable_segments_are_not_counted_as_split(
+    use: Any, probe: AcceleratorProbe, settings: str, split: int | None
+) -> None:
+    torch = use(Torch(cuda=Devices(nested(1, 1, 1, 7))))
+    torch._C._accelerator_getAllocatorSettings = lambda: settings
+
+    assert [reading.inactive_split for reading in probe.read()] == [split]
+
+
+def test_the_drivers_own_allocator_does_not_count_splits(use: Any, probe: AcceleratorProbe) -> None:
+    torch = use(Torch(cuda=Devices(nested(1, 1, 1, 0))))
+    torch.cuda.get_allocator_backend = lambda: "cudaMallocAsync"
+
+    assert [reading.inactive_split for reading in probe.read()] == [None]
+
+
+def test_mps_is_not_touched_until_a_tensor_lies_there(use: Any, probe: AcceleratorProbe) -> None:
+    def untouchable() -> int:
+        pytest.fail("would initialise the device")
+
+    mps = SimpleNamespace(
+        current_allocated_memory=untouchable,
+        driver_allocated_memory=untouchable,
+        recommended_max_memory=lambda: 16 * GIB,
+    )
+    torch = use(Torch(mps=mps))
+    probe.notice("cpu")
+    assert probe.read() == ()
+
+    mps.current_allocated_memory, mps.driver_allocated_memory = lambda: GIB, lambda: 2 * GIB
+    torch.backends.mps.get_name = lambda: "Apple M9"
+    probe.notice("mps")
+
+    assert probe.read() == (DeviceReading("mps0", GIB, 2 * GIB, None, None, None),)
+    (device,) = probe.new_devices()
+    assert (device.name, device.product, device.capacity) == ("mps0", "Apple M9", 16 * GIB)
+
+
+def test_other_kinds_come_through_the_accelerator_interface(
+    use: Any, probe: AcceleratorProbe, health: Health
+) -> None:
+    npu: Any = Devices(nested(1, 2, 3, 1))
+    npu.current_accelerator = lambda: SimpleNamespace(type="npu")
+    npu.get_memory_info = lambda index: (GIB, 64 * GIB)
+    npu.initialized = False
+    use(Torch(npu=npu, accelerator=npu))
+    assert probe.read() == ()
+
+    npu.initialized = True
+
+    assert probe.read() == (DeviceReading("npu0", 1, 2, 3, "watermark", 1),)
+    (device,) = probe.new_devices()
+    assert (device.name, device.product, device.capacity) == ("npu0", None, 64 * GIB)
+    assert not health.faults
+
+
+def test_the_accelerator_interface_is_not_asked_on_builds_that_have_their_own_class(
+    use: Any, probe: AcceleratorProbe, health: Health
+) -> None:
+    accelerator: Any = Devices()
+    accelerator.current_accelerator = lambda: pytest.fail("may ask the driver")
+    cuda = Devices(nested(1, 1, 1))
+    cuda.initialized = False
+    use(Torch(cuda=cuda, accelerator=accelerator))
+
+    assert probe.read() == ()
+    assert not health.faults

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from memlog.health import Health
+from memlog.probes.host import HostProbe, HostReading, _max_rss, _PortableMemory
+from memlog.units import MIB
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+def fake_proc(folder: Path, status: str) -> Path:
+    """Files in the kernel's form; the resident set is 50 pages."""
+    (folder / "self").mkdir()
+    (folder / "self" / "statm").write_text("900 50 20 1 0 30 0\n")
+    (folder / "self" / "status").write_text(f"Name:\tVmHWM:\nUmask:\t0022\n{status}Threads:\t1\n")
+    return folder
+
+
+def test_reads_this_process(health: Health) -> None:
+    reading = HostProbe(health).read()
+
+    assert reading.rss is not None
+    assert reading.rss_peak is not None
+    assert MIB < reading.rss <= reading.rss_peak
+    assert reading.rss_peak_source == "watermark"
+    assert not health.faults
+
+
+def test_two_ways_to_read_agree(health: Health) -> None:
+    rss, watermark = _PortableMemory().read()
+    reading = HostProbe(health).read()
+
+    assert reading.rss == pytest.approx(rss, abs=16 * MIB)
+    assert watermark is not None
+    assert watermark > rss / 2
+
+
+@linux
+def test_a_watermark_above_the_process_own_is_not_believed(health: Health, tmp_path: Path) -> None:
+    own = _max_rss() // 2 // 1024 * 1024
+    proc = fake_proc(tmp_path, f"VmHWM:\t{own // 1024:8} kB\n")
+
+    assert HostProbe(health, proc=proc).read().rss_peak == own
+
+
+@linux
+def test_an_inherited_watermark_that_cannot_be_checked_is_unknown(
+    health: Health, tmp_path: Path
+) -> None:
+    reading = HostProbe(health, proc=fake_proc(tmp_path, "")).read()
+
+    assert reading == HostReading(50 * os.sysconf("SC_PAGE_SIZE"), None, None)
+
+
+@linux
+def test_the_watermark_never_falls_by_itself(health: Health, tmp_path: Path) -> None:
+    proc = fake_proc(tmp_path, "VmHWM:\t    2000 kB\n")
+    probe = HostProbe(health, proc=proc)
+    assert probe.read().rss_peak == 2000 * 1024
+
+    (proc / "self" / "status").write_text("Name:\tx\nVmHWM:\t    1990 kB\n")
+
+    assert probe.read()[1:] == (2000 * 1024, "watermark")
+
+
+@linux
+def test_without_proc_everything_is_unknown_and_said(health: Health, tmp_path: Path) -> None:
+    probe = HostProbe(health, proc=tmp_path)
+
+    assert probe.read() == HostReading(None, None, None)
+    assert sum(health.faults.values()) == 1
+
+
+@linux
+def test_survives_that_somebody_closes_its_descriptors(health: Health) -> None:
+    probe = HostProbe(health)
+    os.close(probe._memory._statm)  # type: ignore[union-attr]
+
+    assert probe.read().rss is None
+    assert probe.read().rss is not None
+    assert sum(health.faults.values()) == 1
+
+
+@linux
+def test_stops_opening_what_cannot_be_read(health: Health, tmp_path: Path) -> None:
+    proc = fake_proc(tmp_path, "")
+    (proc / "self" / "statm").write_text("nonsense")
+    before = len(os.listdir("/proc/self/fd"))
+    probe = HostProbe(health, proc=proc)
+
+    readings = {probe.read() for _ in range(20)}
+
+    assert readings == {HostReading(None, None, None)}
+    assert len(os.listdir("/proc/self/fd")) - before < 10

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlog.probes.peaks import PeakWindow
+
+
+def test_without_a_mark_there_is_no_peak() -> None:
+    assert PeakWindow().advance(10, None) == (None, None)
+
+
+def test_the_first_mark_may_be_older_than_the_window() -> None:
+    assert PeakWindow().advance(10, 50) == (50, "watermark")
+
+
+def test_a_mark_that_rose_is_the_peak_of_the_window() -> None:
+    window = PeakWindow()
+    window.advance(10, 50)
+    assert window.advance(20, 70) == (70, "exact")
+
+
+def test_a_mark_that_stood_still_is_an_upper_bound() -> None:
+    window = PeakWindow()
+    window.advance(10, 50)
+    assert window.advance(45, 50) == (50, "watermark")
+
+
+def test_a_mark_that_fell_leaves_the_highest_known_value() -> None:
+    window = PeakWindow()
+    window.advance(60, 100)
+    assert window.advance(20, 30) == (60, "sampled")
+    assert window.advance(20, 30) == (30, "watermark")
+    assert window.advance(20, 40) == (40, "exact")
+
+
+def test_an_unknown_current_value_is_no_obstacle() -> None:
+    window = PeakWindow()
+    assert window.advance(None, 100) == (100, "watermark")
+    assert window.advance(None, 30) == (30, "sampled")
+
+
+def test_more_in_use_than_the_mark_says_counts() -> None:
+    window = PeakWindow()
+    assert window.advance(60, 50) == (60, "watermark")
+    assert window.advance(70, 65) == (70, "exact")
+
+
+def test_a_gap_in_the_marks_makes_the_window_longer() -> None:
+    window = PeakWindow()
+    window.advance(10, 50)
+    window.advance(10, None)
+    assert window.advance(10, 60) == (60, "exact")
+
+
+SIZES = st.lists(st.integers(0, 100), min_size=1, max_size=5)
+
+
+@given(st.lists(st.tuples(st.booleans(), SIZES), min_size=1, max_size=20))
+def test_each_word_holds_for_an_allocator_that_others_reset(
+    windows: list[tuple[bool, list[int]]],
+) -> None:
+    """Each window: perhaps a reset at its beginning, then the sizes that were in use."""
+    probe = PeakWindow()
+    current = mark = 0
+    for reset, sizes in windows:
+        opening = current
+        if reset:
+            mark = current
+        current = sizes[-1]
+        mark = max(mark, *sizes)
+        truth = max(opening, *sizes)
+
+        peak, source = probe.advance(current, mark)
+
+        assert peak is not None
+        if source == "exact":
+            assert peak == truth
+        elif source == "watermark":
+            assert peak >= truth
+        else:
+            assert source == "sampled"
+            assert max(opening, current) <= peak <= truth

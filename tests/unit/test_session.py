@@ -1,0 +1,269 @@
+"""``init`` to ``finish``: what a trainer's process sees of memlog."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.sinks import ListSink, ListTracker
+
+import memlog
+from memlog.events import Batch, End, Epoch, Event, Health, Parameters, Run, now_us
+from memlog.journal import RunDirectory, find_run
+from memlog.sink import Target
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    monkeypatch.delenv("MEMLOG_BACKEND", raising=False)
+    monkeypatch.delenv("MEMLOG_ENABLED", raising=False)
+    yield tmp_path
+    memlog.finish()
+
+
+def events(run: str | None, kind: type[Any] | None = None) -> list[Event]:
+    directory = RunDirectory(find_run(Path(os.environ["MEMLOG_DIR"]), run or "").path)
+    trainer = directory.files()[0]
+    return [e.event for e in trainer.read() if kind is None or isinstance(e.event, kind)]
+
+
+def train(steps: int) -> None:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def steps(run: str | None) -> list[int]:
+    return [event.step for event in events(run, Batch)]  # type: ignore[union-attr]
+
+
+def test_an_unchanged_loop_gives_one_event_a_step() -> None:
+    session = memlog.init("local", name="n", project="p")
+    train(5)
+    memlog.finish()
+    assert steps(session.id) == list(range(5))
+    begun = events(session.id)[0]
+    assert isinstance(begun, Run)
+    assert (begun.name, begun.project, begun.backends) == ("n", "p", ("local",))
+    batch = events(session.id, Batch)[0]
+    assert isinstance(batch, Batch)
+    assert batch.rss is not None
+    assert 2**24 < batch.rss <= (batch.rss_peak or 0)
+
+
+def test_every_and_initial_step() -> None:
+    session = memlog.init("local", every=3, initial_step=100)
+    train(7)
+    memlog.finish()
+    assert steps(session.id) == [100, 103, 106]
+
+
+def test_the_steps_that_the_caller_counts_are_the_only_ones() -> None:
+    with memlog.init("local") as session:
+        session.step()
+        train(5)
+        session.step()
+    assert steps(session.id) == [0, 1]
+
+
+def test_a_first_step_by_hand_after_the_optimizers_is_the_same_step() -> None:
+    with memlog.init("local") as session:
+        for _ in range(3):
+            train(1)
+            session.step()
+    assert steps(session.id) == [0, 1, 2]
+
+
+def test_the_model_and_the_versions_are_recorded_once() -> None:
+    session = memlog.init("local", model=torch.nn.Linear(3, 2))
+    train(3)
+    memlog.finish()
+    (parameters,) = events(session.id, Parameters)
+    assert isinstance(parameters, Parameters)
+    assert parameters.values["torch"] == torch.__version__
+    assert parameters.values["devices"] == "cpu"
+    assert parameters.values["model_parameters"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, "finished"), (ValueError("no"), "failed"), (KeyboardInterrupt(), "killed")],
+)
+def test_leaving_the_block_says_how_it_ended(error: BaseException | None, status: str) -> None:
+    session = memlog.init("local")
+    with contextlib.suppress(ValueError, KeyboardInterrupt), session:
+        if error is not None:
+            raise error
+    (end,) = events(session.id, End)
+    assert isinstance(end, End)
+    assert end.status == status
+
+
+def test_init_again_ends_the_run_before_and_keeps_the_two_apart() -> None:
+    first = memlog.init("local")
+    train(2)
+    second = memlog.init("local")
+    train(3)
+    memlog.finish()
+    memlog.finish()
+    assert steps(first.id) == [0, 1]
+    assert steps(second.id) == [0, 1, 2]
+    assert len(events(first.id, End)) == 1
+
+
+def test_disabled_installs_nothing_and_does_nothing(runs: Path) -> None:
+    from torch.optim import optimizer
+
+    hooks = dict(optimizer._global_optimizer_post_hooks)
+    finders = list(sys.meta_path)
+    for session in (
+        memlog.init("mlflow", enabled=False),
+        memlog.init(config={"enable_memory_monitoring": False}),
+    ):
+        session.step()
+        session.publish(End(1, "finished"))
+        assert not session.enabled
+        assert session.id is None
+    assert dict(optimizer._global_optimizer_post_hooks) == hooks
+    assert sys.meta_path == finders
+    memlog.finish()
+    assert list(runs.iterdir()) == []
+
+
+def test_finish_takes_out_what_init_put_in() -> None:
+    from torch.optim import optimizer
+
+    before = dict(optimizer._global_optimizer_post_hooks)
+    memlog.init("local")
+    assert dict(optimizer._global_optimizer_post_hooks) != before
+    memlog.finish()
+    assert dict(optimizer._global_optimizer_post_hooks) == before
+
+
+def test_events_of_the_callers_own_are_published() -> None:
+    epoch = Epoch(now_us(), 0, 4, 1, 2, "exact")
+    with memlog.init("local") as session:
+        session.publish(epoch)
+    assert epoch in events(session.id)
+
+
+def test_memlog_says_what_it_cost() -> None:
+    session = memlog.init("local")
+    train(20)
+    memlog.finish()
+    health = events(session.id, Health)[-1]
+    assert isinstance(health, Health)
+    assert health.overhead_ms is not None
+    assert 0 < health.overhead_ms < 50
+    assert health.overhead_total_ms == pytest.approx(health.overhead_ms * 20)
+
+
+def test_a_sink_of_the_users_own_gets_the_points() -> None:
+    tracker = ListTracker()
+    sink = ListSink(tracker, Target("mine", None))
+    memlog.init(sink)
+    train(4)
+    memlog.finish()
+    points = tracker.all_points()
+    assert [p.index for p in points if p.name == "memory/host/rss_mib"] == [0, 1, 2, 3]
+    assert tracker.ended == {"own-mine": "finished"}
+
+
+def test_an_error_inside_a_sink_reaches_nobody() -> None:
+    class Broken(ListSink):
+        def probe(self) -> None:
+            raise RuntimeError("broken")
+
+    memlog.init(Broken(ListTracker(), Target("mine", None)), finish_timeout=0.1)
+    train(3)
+    memlog.finish()
+
+
+def test_the_first_batches_are_printed_where_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    memlog.init("local", config={"memory_monitor_batches": 2})
+    train(4)
+    memlog.finish()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["Memory monitoring enabled (verbose for first 2 batches)", ""]
+    assert [line.split(":")[0] for line in lines[2:]] == ["  Batch 0", "  Batch 1"]
+    assert lines[2].endswith(" MB")
+
+
+def test_a_forked_child_leaves_the_run_alone() -> None:
+    session = memlog.init("local")
+    session.step()
+    child = os.fork()
+    if child == 0:
+        session.step()
+        memlog.finish("failed")
+        os._exit(0)
+    os.waitpid(child, 0)
+    session.step()
+    memlog.finish()
+    assert steps(session.id) == [0, 1]
+    assert len(events(session.id, End)) == 1
+
+
+def test_init_returns_at_once() -> None:
+    memlog.init("local")  # what is imported once
+    memlog.finish()
+    begun = time.perf_counter()
+    memlog.init("mlflow")
+    taken = time.perf_counter() - begun
+    memlog.init("local").finish()
+    assert taken < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "mlfow"}, "did you mean 'mlflow'"),
+        ({"backend": "nothing"}, "there are local, mlflow"),
+        ({"backend": 3}, "pass a name such as 'mlflow'"),
+        ({"backend": ["local", 3]}, "pass a name such as 'mlflow'"),
+        ({"every": 0}, "every=0: pass a whole number from 1 up"),
+        ({"every": "two"}, "wrong type"),
+        ({"dir": "/proc/nowhere"}, "set MEMLOG_DIR to a folder that can be written"),
+        ({"config": 7}, "pass a plain mapping"),
+    ],
+)
+def test_what_the_user_got_wrong_is_one_line_with_the_remedy(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(memlog.MemlogError) as raised:
+        memlog.init(**arguments)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_status_is_said() -> None:
+    with pytest.raises(memlog.ConfigurationError, match="'finished', 'failed' or 'killed'"):
+        memlog.init("local").finish("done")  # type: ignore[arg-type]
+
+
+def test_the_public_face_is_frozen() -> None:
+    assert memlog.__all__ == [
+        "ConfigurationError",
+        "DeliveryError",
+        "JournalError",
+        "MemlogError",
+        "MissingExtraError",
+        "RunNotFoundError",
+        "Session",
+        "TrackerRejectedError",
+        "TrackerUnavailableError",
+        "UnknownBackendError",
+        "UnwritableDirectoryError",
+        "__version__",
+        "finish",
+        "init",
+    ]

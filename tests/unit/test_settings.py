@@ -1,0 +1,89 @@
+"""Settings: arguments over configuration over environment; what can't be right is said at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlog.errors import ConfigurationError
+from memlog.settings import Settings, resolve, runs_directory
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MEMLOG_DIR", "MEMLOG_BACKEND", "MEMLOG_ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_seeds_keys_are_understood_wherever_they_stand() -> None:
+    keys = {"enable_memory_monitoring": False, "memory_monitor_batches": 3}
+    for config in (keys, {"trainer_params": {**keys, "batch_size": 8}}, {"memlog": keys}):
+        settings = resolve({}, config)
+        assert (settings.enabled, settings.verbose_batches) == (False, 3)
+
+
+def test_memlogs_own_keys_are_understood() -> None:
+    config = {"memlog": {"backend": "mlflow, wandb", "every": 5, "project": "p", "dir": "/runs/x"}}
+    settings = resolve({}, config)
+    assert settings.backends == ("mlflow", "wandb")
+    assert (settings.every, settings.project, settings.directory) == (5, "p", "/runs/x")
+
+
+def test_arguments_go_before_configuration() -> None:
+    assert resolve({"every": 2}, {"every": 7}).every == 2
+
+
+def test_other_keys_are_anothers_business() -> None:
+    assert resolve({}, {"learning_rate": 0.1, "model": {"depth": 4}}).enabled
+
+
+def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'enable_memory_monitoring'"):
+        resolve({}, {"enable_memory_monitorng": True})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"every": 0},
+        {"every": "often"},
+        {"initial_step": -1},
+        {"sample_interval": 0.0},
+        {"finish_timeout": float("nan")},
+        {"finish_timeout": -1},
+        {"backends": (3,)},
+        {"enabled": "perhaps"},
+        {"unknown": 1},
+    ],
+)
+def test_what_cannot_be_right_is_said(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        resolve(arguments)
+
+
+def test_a_config_that_is_no_mapping_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="pass a plain mapping"):
+        resolve({}, ["enable_memory_monitoring"])  # type: ignore[arg-type]
+
+
+def test_the_environment_fills_what_nobody_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLOG_BACKEND", "mlflow")
+    monkeypatch.setenv("MEMLOG_DIR", "/somewhere")
+    assert resolve({}).backends == ("mlflow",)
+    assert resolve({"backends": ("local",)}).backends == ("local",)
+    assert resolve({}).directory == "/somewhere"
+    assert runs_directory("/given") == Path("/given")
+
+
+def test_the_environment_can_switch_everything_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLOG_ENABLED", "0")
+    assert not resolve({"enabled": True}).enabled
+
+
+def test_the_runs_folder_is_absolute() -> None:
+    assert Path(resolve({}).directory) == Path.cwd() / "memlog_runs"
+
+
+def test_what_is_recorded_of_the_settings_is_what_differs() -> None:
+    assert Settings().described() == {"every": "1"}
+    assert Settings(every=3, initial_step=7).described() == {"every": "3", "initial_step": "7"}
