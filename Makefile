@@ -38,7 +38,7 @@ types: $(VENV)/dev.stamp ## mypy, strict
 	$(BIN)/mypy
 
 contracts: $(VENV)/dev.stamp ## import-linter: who may import whom
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 wheel: $(VENV)/dev.stamp ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null

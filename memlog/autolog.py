@@ -26,10 +26,11 @@ class OptimizerClock:
     """Decides which optimizer steps count.
 
     Args:
-        on_step: Called after each step that counts, on the thread that made it. Must not raise.
+        on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
+            not raise.
     """
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, on_step: Callable[[Any], None]) -> None:
         self._on_step = on_step
         self._clock: weakref.ref[Any] | None = None
         self._armed = False
@@ -52,17 +53,17 @@ class OptimizerClock:
             # can't be paired by counting: a step that raised has begun and never ends.
             self._armed = False
             self._others = 0
-            self._on_step()
+            self._on_step(optimizer)
 
 
 class Autolog:
     """Installs an `OptimizerClock` in torch, now or when torch is imported.
 
     Args:
-        on_step: Called after each step that counts.
+        on_step: Called with the optimizer after each step that counts.
     """
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, on_step: Callable[[Any], None]) -> None:
         self._clock = OptimizerClock(on_step)
         self._handles: list[Any] = []
         self._watch: ImportWatch | None = None

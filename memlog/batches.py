@@ -9,7 +9,7 @@ from typing import Any
 
 from memlog.bus import EventBus
 from memlog.delivery.binder import Binder
-from memlog.events import Batch, Parameters, now_us
+from memlog.events import Batch, DeviceReading, Parameters, now_us
 from memlog.events import Health as HealthEvent
 from memlog.health import Health
 from memlog.journal import JournalWriter
@@ -56,10 +56,14 @@ class BatchRecorder:
         self._by_hand = False
         self._cost = _Cost()
 
-    def optimizer_stepped(self) -> None:
+    def optimizer_stepped(self, optimizer: Any) -> None:
         """The clock's optimizer made a step. Never raises."""
-        if not self._by_hand and os.getpid() == self._pid:
-            self._record()
+        if self._by_hand or os.getpid() != self._pid:
+            return
+        if self._next == self._settings.initial_step:
+            with self._health.contained("looking for the model's device"):
+                self._accelerators.notice(_device_type(optimizer))
+        self._record()
 
     def step_by_hand(self) -> None:
         """The caller says that a step is over, and counts alone from now on. Never raises."""
@@ -102,32 +106,37 @@ class BatchRecorder:
 
     def _publish(self, step: int) -> None:
         self._binder.look()
-        if step == self._settings.initial_step:
-            self._begin()
         devices = self._accelerators.read()
+        if step == self._settings.initial_step:
+            self._begin(devices)
         for device in self._accelerators.new_devices():
             self._bus.publish(device)
         rss, rss_peak, rss_peak_source = self._host.read()
         self._bus.publish(Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices))
 
-    def _begin(self) -> None:
+    def _begin(self, devices: tuple[DeviceReading, ...]) -> None:
         """What is known once training has begun: how clients connect, and the run's parameters."""
         self._binder.connect()
         with self._health.contained("gathering the run's parameters"):
-            self._bus.publish(Parameters(now_us(), self._parameters()))
+            self._bus.publish(Parameters(now_us(), self._parameters(devices)))
         self._model = None
 
-    def _parameters(self) -> dict[str, str]:
+    def _parameters(self, devices: tuple[DeviceReading, ...]) -> dict[str, str]:
         torch = sys.modules.get("torch")
         values = {
             "python": ".".join(map(str, sys.version_info[:3])),
             "torch": str(getattr(torch, "__version__", "not loaded")),
-            "devices": ", ".join(reading.name for reading in self._accelerators.read()) or "cpu",
+            "devices": ", ".join(reading.name for reading in devices) or "cpu",
             **self._settings.described(),
         }
         if self._model is not None:
             values.update(_model_size(self._model))
         return values
+
+
+def _device_type(optimizer: Any) -> str:
+    """Where the parameters are: MPS can't be asked whether it is in use without putting it to use."""
+    return str(next(iter(optimizer.param_groups[0]["params"])).device.type)
 
 
 def _model_size(model: Any) -> dict[str, str]:

@@ -64,8 +64,12 @@ class Target(msgspec.Struct, frozen=True):
     """memlog's own run id, by which a run that a sink opened before is found again."""
     joined: TrackerRun | None
     """The user's run, which is joined and never ended; ``None``: the sink opens one of its own."""
+    opened: TrackerRun | None = None
+    """The run that an earlier sink opened for this; ``None``: look for it by ``memlog_run``, or open one."""
     project: str | None = None
     name: str | None = None
+    begun_us: int | None = None
+    """When the run began, Unix time in microseconds: it may be delivered long after."""
     connection: Connection = Connection()
 
 
@@ -81,6 +85,8 @@ class Sink(Protocol):
     """``"full"``: every step; ``"bucketed"``: steps are folded so that a long run stays bearable."""
     max_points: int
     """The most points that one call of `log_points` takes."""
+    dropped: Mapping[str, int]
+    """Points and parameters that it had to leave out so far, by reason."""
 
     def probe(self) -> None:
         """Asks, within about two seconds, whether the tracker is there."""
@@ -94,8 +100,13 @@ class Sink(Protocol):
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         """Stores facts that hold for the whole run; storing them again changes nothing."""
 
-    def close(self, status: Status | None) -> None:
-        """Gives back what the sink holds; a run of its own is ended with ``status`` unless that is None."""
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        """Gives back what the sink holds; a run of its own is ended unless ``status`` is None.
+
+        Args:
+            status: How the run ended.
+            ended_us: When, Unix time in microseconds; ``None``: now.
+        """
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from mlflow.exceptions import MlflowException
 
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
-from memlog_mlflow.uris import without_credentials
+from memlog.redact import without_credentials
 
 _REJECTED = frozenset(
     {

@@ -54,6 +54,8 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
         TrackerRejectedError: the experiment is deleted.
         MlflowException: MLflow is in trouble or does not know the experiment that was asked for.
     """
+    if target.opened is not None:
+        return str(client.get_run(target.opened.run_id).info.run_id)
     experiment_id = _experiment_id(client, target.project)
     tag = safe_key(target.memlog_run)
     runs = client.search_runs(
@@ -65,7 +67,9 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
     if runs:
         return str(runs[0].info.run_id)
     tags = {**_usual_tags(), RUN_TAG: tag, OWN_TAG: "true"}
-    return str(client.create_run(experiment_id, tags=tags, run_name=target.name).info.run_id)
+    begun_ms = None if target.begun_us is None else target.begun_us // 1000
+    created = client.create_run(experiment_id, begun_ms, tags, run_name=target.name)
+    return str(created.info.run_id)
 
 
 def _experiment_id(client: MlflowClient, project: str | None) -> str:

@@ -14,6 +14,7 @@ from mlflow.entities import Metric, Param
 from memlog.errors import TrackerRejectedError
 from memlog.events import Status
 from memlog.health import Health
+from memlog.redact import without_credentials
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
 from memlog_mlflow.errors import translated
@@ -55,10 +56,14 @@ class MlflowSink:
     def __init__(self, target: Target, health: Health | None = None) -> None:
         self.health = Health() if health is None else health
         self._target = target
-        joined_uri = None if target.joined is None else target.joined.uri
-        self._uri: str = joined_uri or target.connection.uri or mlflow.get_tracking_uri()
+        self._uri = _uri_of(target)
         self._open: _OpenRun | None = None
         _quieten()
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Points and parameters left out so far, by reason."""
+        return self.health.dropped
 
     def probe(self) -> None:
         """Asks, within about two seconds, whether MLflow is there.
@@ -112,8 +117,12 @@ class MlflowSink:
                 )
         self._log_new({key: wanted[key] for key in wanted.keys() - known.keys()})
 
-    def close(self, status: Status | None) -> None:
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
         """Ends memlog's own run with ``status``, unless that is None; a joined one is never ended.
+
+        Args:
+            status: How the run ended.
+            ended_us: When, Unix time in microseconds; ``None``: now.
 
         Raises:
             TrackerRejectedError: the run is gone.
@@ -122,7 +131,7 @@ class MlflowSink:
         if self._open is None:
             return
         if self._target.joined is None and status is not None:
-            self._open.end(_STATUSES[status])
+            self._open.end(_STATUSES[status], ended_us)
         self._open = None
 
     def _opened(self) -> _OpenRun:
@@ -189,12 +198,13 @@ class _OpenRun:
         with translated():
             self._client.log_batch(self.run_id, params=params, synchronous=True)
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, ended_us: int | None) -> None:
         with translated():
             info = self._client.get_run(self.run_id).info
             # Ending it once more would move its end to now.
             if info.status != status or info.end_time is None:
-                self._client.set_terminated(self.run_id, status=status)
+                ended_ms = None if ended_us is None else ended_us // 1000
+                self._client.set_terminated(self.run_id, status=status, end_time=ended_ms)
 
     def _would_double(self, metric: Metric) -> bool:
         """Whether MLflow would not pass over ``metric`` if it has it already.
@@ -203,6 +213,19 @@ class _OpenRun:
         refuse the batch: they compare it, and it does not equal itself.
         """
         return self._doubles or math.isnan(metric.value)
+
+
+def _uri_of(target: Target) -> str:
+    """Where the run is: a run that exists is looked for nowhere else.
+
+    What the journal remembers has no credentials: the environment's address is the same one with them,
+    or it is another tracker's.
+    """
+    current: str = target.connection.uri or mlflow.get_tracking_uri()
+    known = target.joined or target.opened
+    if known is None or known.uri is None or without_credentials(current) == known.uri:
+        return current
+    return known.uri
 
 
 def _quieten() -> None:
@@ -216,7 +239,7 @@ def _quieten() -> None:
 def _only_warnings() -> Iterator[None]:
     """Keeps MLflow from narrating how it makes a new database's tables.
 
-    Before 3.17 it configures the loggers for that anew, and some of them bear names of no package.
+    Older versions configure the loggers for that anew, and some of them bear names of no package.
     """
     before = logging.root.manager.disable
     logging.disable(logging.INFO)

@@ -1,4 +1,4 @@
-"""Tracking URIs: what kind one is, relative paths made absolute, credentials taken out."""
+"""Tracking URIs: what kind one is, relative paths made absolute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ _SQLITE = "sqlite:///"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _NAMED = frozenset({"databricks", "databricks-uc", "uc"})
 """What MLflow takes for a URI although it looks like a path."""
-_USERINFO = re.compile(r"://\S*@")
 
 
 def scheme_of(uri: str) -> str:
@@ -45,11 +44,3 @@ def _sqlite_path(uri: str) -> str | None:
 def is_folder(uri: str) -> bool:
     """Whether ``uri`` names MLflow's file store."""
     return scheme_of(uri) in {"", "file"}
-
-
-def without_credentials(text: str) -> str:
-    """``text``, with the user's part of every URL in it taken out.
-
-    A password may hold ``/`` and ``@`` as they are, so everything up to the last ``@`` goes.
-    """
-    return _USERINFO.sub("://***@", text)

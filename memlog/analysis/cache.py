@@ -22,29 +22,31 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary
 
 
-def remembered(run: RunDirectory, *, alive: bool) -> Summary | None:
-    """What was kept of the journal as it is now; ``None`` where nothing was."""
-    try:
-        kept = msgspec.json.decode((run.path / _FILE).read_bytes(), type=_Kept)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    if kept.version != __version__ or kept.sizes != _sizes(run):
-        return None
-    summary = kept.summary
-    if summary.run.directory != str(run.path):  # the folder was copied or moved
-        return None
-    # Another machine can't tell a run that is silent from one that is gone.
-    return None if alive and summary.status == "killed" else summary
+class SummaryCache:
+    """What is kept of one run, good for its journal as it is when this object is made."""
 
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._path = run.path / _FILE
+        self._sizes = {path.name: path.stat().st_size for path in run.path.glob("*.jsonl")}
 
-def keep(run: RunDirectory, summary: Summary) -> None:
-    """Keeps the summary of a run that is over; a folder that can't be written does without."""
-    kept = _Kept(version=__version__, sizes=_sizes(run), summary=summary)
-    temporary = run.path / f"{_FILE}.tmp"
-    with suppress(OSError):
-        temporary.write_bytes(msgspec.json.encode(kept))
-        temporary.replace(run.path / _FILE)
+    def load(self, *, alive: bool) -> Summary | None:
+        """The summary; ``None`` where none is kept that still holds."""
+        try:
+            kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if kept.version != __version__ or kept.sizes != self._sizes:
+            return None
+        if kept.summary.run.directory != str(self._run.path):
+            return None  # the folder was copied or moved
+        # Another machine can't tell a run that is silent from one that is gone.
+        return None if alive and kept.summary.status == "killed" else kept.summary
 
-
-def _sizes(run: RunDirectory) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in run.path.glob("*.jsonl")}
+    def save(self, summary: Summary) -> None:
+        """Keeps the summary of a run that is over; a folder that can't be written does without."""
+        kept = _Kept(version=__version__, sizes=self._sizes, summary=summary)
+        temporary = self._path.with_suffix(".tmp")
+        with suppress(OSError):
+            temporary.write_bytes(msgspec.json.encode(kept))
+            temporary.replace(self._path)

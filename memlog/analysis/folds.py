@@ -24,6 +24,9 @@ MAX_NAMES = 10_000
 HOST: Final = "host.rss"
 TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
+ALLOCATED: Final = ".allocated"
+RESERVED: Final = ".reserved"
+"""After a device's name."""
 
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
 """Which of several readings of one value says most."""
@@ -112,7 +115,7 @@ class PeakFold:
 
     def expect(self, device: str) -> None:
         """A device is in use: what nobody can say of it is unknown rather than missing."""
-        for kind in (f"{device}.allocated", f"{device}.reserved"):
+        for kind in (device + ALLOCATED, device + RESERVED):
             if len(self._peaks) < MAX_NAMES:
                 self._peaks.setdefault(kind, _UNKNOWN)
 
@@ -143,12 +146,12 @@ class PeakFold:
         self, readings: tuple[DeviceReading, ...], step: int | None, evaluation: int | None
     ) -> None:
         for device in readings:
-            kind = f"{device.name}.allocated"
+            kind = device.name + ALLOCATED
             if device.peak is None:
                 self._offer(kind, device.allocated, "sampled", step, evaluation)
             else:
                 self._offer(kind, device.peak, device.peak_source, step, evaluation)
-            self._offer(f"{device.name}.reserved", device.reserved, "sampled", step, evaluation)
+            self._offer(device.name + RESERVED, device.reserved, "sampled", step, evaluation)
 
     def _offer(
         self,

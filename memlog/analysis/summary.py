@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from memlog.analysis.cache import keep, remembered
+from memlog.analysis.cache import SummaryCache
 from memlog.analysis.digest import Digest
 from memlog.analysis.document import (
     AlertFacts,
@@ -83,16 +83,24 @@ def summarize(
     """
     # Asked first: a run that ends while it is read has then either been alive or says its end.
     alive = run.is_alive()
-    kept = remembered(run, alive=alive) if remember else None
-    summary = kept or _from_journal(run, alive=alive)
-    if remember and kept is None and not alive:
-        keep(run, summary)
+    summary = _remembered(run, alive=alive) if remember else _from_journal(run, alive=alive)
     return _with_states(summary, {state.backend: state for state in states})
 
 
 def encode(summary: Summary) -> bytes:
     """The document as JSON text: the same bytes for the same run."""
     return msgspec.json.format(msgspec.json.encode(summary, order="sorted"), indent=2)
+
+
+def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
+    cache = SummaryCache(run)
+    kept = cache.load(alive=alive)
+    if kept is not None:
+        return kept
+    summary = _from_journal(run, alive=alive)
+    if summary.status != "running":
+        cache.save(summary)
+    return summary
 
 
 def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:

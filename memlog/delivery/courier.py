@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from memlog.delivery.state import CourierState, Progress
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
-from memlog.events import End, Parameters, Status
+from memlog.events import End, Parameters
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.metrics import Plan
 from memlog.redact import without_credentials
@@ -34,6 +34,7 @@ class Courier:
         open_sink: Builds a sink for a target; may import the tracker's client.
         project: Passed to a run that the sink opens itself.
         name: Likewise.
+        begun_us: Likewise: when the run began, Unix time in microseconds.
         may_open_own: Whether events that no run of the user's claims may go to a run of its own; until
             then they wait. Set it when waiting is over.
 
@@ -49,6 +50,7 @@ class Courier:
         *,
         project: str | None = None,
         name: str | None = None,
+        begun_us: int | None = None,
         may_open_own: bool = False,
     ) -> None:
         self.run = run
@@ -59,6 +61,7 @@ class Courier:
         self._open_sink = open_sink
         self._project = project
         self._name = name
+        self._begun_us = begun_us
         self._uris: dict[str, str | None] = {}
         self._sinks: dict[str | None, Sink] = {}
         self._readings: dict[str, _Reading] = {}
@@ -93,11 +96,11 @@ class Courier:
 
     def close(self) -> None:
         """Ends the run that the sink opened and gives back what sinks hold: all is delivered."""
-        status = self._final_status()
+        end = self._end()
         if self.state.own_run is not None:
             self._sink(None)  # opened by an earlier courier, which died before it could end it
         for sink in self._sinks.values():
-            sink.close(status)
+            sink.close(end.status if end else None, end.time_us if end else None)
         self._sinks.clear()
         if self.state.own_run or self.state.joined:
             self.state.stage, self.state.problem = "done", None
@@ -109,15 +112,15 @@ class Courier:
         self.state.problem = without_credentials(str(error) or type(error).__name__)
         self.state.save(self.run)
 
-    def _final_status(self) -> Status | None:
-        """How the run ended; a process that is gone without saying so was killed."""
+    def _end(self) -> End | None:
+        """How the run ended; a process that is gone without saying so was killed at its last write."""
         for file in self.run.files():
             if file.process.startswith("trainer"):
                 last = max(file.segments, default=1)
                 for entry in file.read(Position(last - 1, 0)):
                     if isinstance(entry.event, End):
-                        return entry.event.status
-        return None if self.run.is_alive() else "killed"
+                        return entry.event
+        return None if self.run.is_alive() else End(int(self.run.last_write() * 1e6), "killed")
 
     def _deliver_file(self, file: JournalFile, *, complete: bool) -> None:
         reading = self._readings.get(file.process)
@@ -180,12 +183,15 @@ class Courier:
         if target in self._sinks:
             return self._sinks[target]
         joined = None if target is None else TrackerRun(target, self._uris.get(target))
+        own = None if target is not None else self.state.own_run
         sink = self._open_sink(
             Target(
                 memlog_run=self.run.id,
                 joined=joined,
+                opened=TrackerRun(own.run_id, own.uri) if own is not None else None,
                 project=self._project,
                 name=self._name,
+                begun_us=self._begun_us,
                 connection=self.connection,
             )
         )
@@ -221,16 +227,16 @@ class Courier:
 
     def _send_pending(self, sink: Sink, reading: _Reading) -> Counter[str]:
         sink.probe()
-        for parameters in reading.parameters:
-            with suppress(
-                TrackerRejectedError
-            ):  # a tracker that refuses them still takes the metrics
-                sink.log_parameters(parameters.values)
         tally: Counter[str] = Counter()
+        tally.subtract(sink.dropped)
+        for parameters in reading.parameters:
+            with suppress(TrackerRejectedError):  # the metrics are taken all the same
+                sink.log_parameters(parameters.values)
         for begin in range(0, len(reading.pending), sink.max_points):
             self._send(sink, reading.pending[begin : begin + sink.max_points], tally)
         reading.pending, reading.parameters = [], []
-        return tally
+        tally.update(sink.dropped)
+        return +tally
 
     def _send(self, sink: Sink, points: Sequence[Point], tally: Counter[str]) -> None:
         """Hands points over; where the tracker refuses them, finds those that it refuses."""
@@ -254,6 +260,7 @@ class _Reading:
     """What a courier holds in memory of one process's segments."""
 
     def __init__(self, progress: Progress) -> None:
+        self._taken_up = progress
         self.at = progress.resume
         self.sent = progress.sent
         self.pending: list[Point] = []
@@ -281,6 +288,7 @@ class _Reading:
 
     def progress(self) -> Progress:
         """Where things stand once what is pending has been sent."""
-        open_since = self.plan.open_since if self.plan is not None else None
+        if self.plan is None:
+            return self._taken_up  # nothing was read: a bucket that was open then still is
         sent = max(self.at, self.sent)
-        return Progress(sent=sent, resume=min(open_since or sent, sent))
+        return Progress(sent=sent, resume=min(self.plan.open_since or sent, sent))

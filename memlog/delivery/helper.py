@@ -69,13 +69,13 @@ class Helper:
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
         self._told_to_stop = False
+        for name in self._settings.backends:
+            if name != LOCAL:
+                self._start_courier(name, load_backend(name), named=True)
 
     def run(self, lines: LineReader) -> None:
         """Works until the trainer is over and all is delivered, or can't be for now."""
         signal.signal(signal.SIGTERM, self._stop)
-        for name in self._settings.backends:
-            if name != LOCAL:
-                self._start_courier(name, load_backend(name), named=True)
         while not self._trainer_is_over():
             for line in lines.read(TICK):
                 self.hear(line)
@@ -119,6 +119,7 @@ class Helper:
             backend.open_sink,
             project=self._settings.project,
             name=self._settings.name,
+            begun_us=self._begin.begun_us,
         )
         # The client takes seconds to import: a named backend will need it, another perhaps never.
         prepare = partial(importlib.import_module, backend.requires) if named else None

@@ -110,8 +110,11 @@ def delivered(database: Path) -> int:
         SELECT count(*) FROM metrics JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)
         WHERE metrics.key = 'memory/host/rss_mib' AND experiments.name = 'memlog-demo'
     """
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        return int(connection.execute(query).fetchone()[0])
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return int(connection.execute(query).fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0  # not created yet, or being written
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

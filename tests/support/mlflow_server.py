@@ -162,9 +162,11 @@ def answering_server() -> Iterator[Answering]:
     with Answering(200) as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
+        try:
+            yield running
+        finally:
+            running.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ class ListTracker:
     points: dict[str, list[Point]] = field(default_factory=dict)
     parameters: dict[str, dict[str, str]] = field(default_factory=dict)
     ended: dict[str, Status | None] = field(default_factory=dict)
+    ended_us: dict[str, int | None] = field(default_factory=dict)
     down: bool = False
     bad: frozenset[str] = frozenset()
     crash_after: int | None = None
@@ -37,6 +38,7 @@ class ListSink:
     def __init__(self, tracker: ListTracker, target: Target) -> None:
         self._tracker = tracker
         self._target = target
+        self.dropped: dict[str, int] = {}
         self._run = target.joined.run_id if target.joined else f"own-{target.memlog_run}"
 
     def probe(self) -> None:
@@ -61,5 +63,6 @@ class ListSink:
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         self._tracker.parameters.setdefault(self._run, {}).update(parameters)
 
-    def close(self, status: Status | None) -> None:
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
         self._tracker.ended[self._run] = status
+        self._tracker.ended_us[self._run] = ended_us

@@ -17,7 +17,7 @@ class Counter:
     def __init__(self) -> None:
         self.steps = 0
 
-    def __call__(self) -> None:
+    def __call__(self, _optimizer: torch.optim.Optimizer) -> None:
         self.steps += 1
 
 
@@ -160,7 +160,7 @@ import sys
 from memlog.autolog import Autolog
 steps = []
 before = list(sys.meta_path)
-autolog = Autolog(lambda: steps.append(1))
+autolog = Autolog(lambda optimizer: steps.append(1))
 import torch
 module = sys.modules["torch.optim.optimizer"]
 assert type(module.__loader__).__name__ == "SourceFileLoader", module.__loader__

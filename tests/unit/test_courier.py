@@ -1,8 +1,12 @@
 """A courier hands over exactly the plan's points, wherever it is stopped and taken up again."""
 
+import contextlib
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.sinks import ListTracker
 
 from memlog.delivery.courier import Courier
@@ -49,6 +53,7 @@ def test_a_whole_journal_arrives_once(run: RunDirectory) -> None:
     carrier.close()
     assert tracker.all_points() == expected(range(50))
     assert tracker.ended == {f"own-{run.id}": "failed"}
+    assert tracker.ended_us == {f"own-{run.id}": 99}
     assert CourierState.load(run, "list").stage == "done"
 
 
@@ -77,16 +82,17 @@ def test_another_courier_goes_on_where_one_stopped(run: RunDirectory, stop_every
     assert tracker.all_points() == expected(range(40))
 
 
-def test_what_failed_is_sent_again_and_nothing_twice(run: RunDirectory) -> None:
+@pytest.mark.parametrize("failing", [{1}, {1, 2}, {0, 1, 2, 3}])
+def test_what_failed_is_sent_again_and_nothing_twice(run: RunDirectory, failing: set[int]) -> None:
     journal, tracker = writer(run), ListTracker()
     carrier = courier(run, tracker)
     for step in range(40):
         journal.append(batch(step))
-        tracker.down = step % 3 == 1
+        tracker.down = step % 5 in failing
         if tracker.down:
             with pytest.raises(TrackerUnavailableError):
                 carrier.deliver()
-        elif step % 2:
+        else:
             carrier.deliver()
     tracker.down = False
     carrier.deliver(complete=True)
@@ -199,3 +205,31 @@ def test_two_couriers_of_one_backend_never_run_at_once(run: RunDirectory) -> Non
             pass
     with CourierLock(run, "list"):
         pass
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["step", "jump", "deliver", "fail", "restart"]), max_size=40))
+def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
+    """Any order of steps, deliveries, failures and new couriers gives the plan's points, once each."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = new_run(Path(directory))
+        journal, tracker = writer(run), ListTracker()
+        carrier = courier(run, tracker)
+        step, events = 0, []
+        for move in moves:
+            if move in ("step", "jump"):
+                step += 1 if move == "step" else 9_997
+                events.append(batch(step))
+                journal.append(events[-1])
+            elif move == "restart":
+                carrier = courier(run, tracker)
+            else:
+                tracker.down = move == "fail"
+                with contextlib.suppress(TrackerUnavailableError):
+                    carrier.deliver()
+        tracker.down = False
+        carrier.deliver(complete=True)
+        journal.close()
+        plan: Plan[int] = Plan("bucketed")
+        wanted = [point for at, event in enumerate(events) for point in plan.feed(event, at)]
+        assert tracker.all_points() == wanted + plan.flush()

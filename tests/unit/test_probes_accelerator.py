@@ -356,7 +356,7 @@ def test_other_kinds_come_through_the_accelerator_interface(
 ) -> None:
     npu: Any = Devices(nested(1, 2, 3, 1))
     npu.current_accelerator = lambda: SimpleNamespace(type="npu")
-    npu.get_memory_info = lambda index: (GIB, 64 * GIB)
+    npu.get_memory_info = lambda _index: (GIB, 64 * GIB)
     npu.initialized = False
     use(Torch(npu=npu, accelerator=npu))
     assert probe.read() == ()

@@ -1,0 +1,1 @@
+"""What memlog costs, measured side by side: ``python -m benchmarks``."""

@@ -1,0 +1,109 @@
+"""One command, one table: ``python -m benchmarks [--rounds N] [--steps N] [--write FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import platform
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.loops import LOOPS, Worker
+from benchmarks.publish import measure
+from benchmarks.statistics import estimate
+
+TARGET_MS = 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=21, help="blocks of each loop (default 21)")
+    parser.add_argument("--steps", type=int, default=200, help="steps a block (default 200)")
+    parser.add_argument("--write", type=Path, help="write the tables to this Markdown file, too")
+    options = parser.parse_args()
+    tables = "\n\n".join([machine(), loops_table(options.rounds, options.steps), publish_table()])
+    Console().print(tables, markup=False, highlight=False)
+    if options.write:
+        options.write.write_text(_PREFACE + tables + "\n")
+
+
+_PREFACE = """# Benchmarks
+
+Written by `make bench`. Blocks of the loops are interleaved, and each is compared with the bare block of
+its own round, so a machine that changes its speed changes both. Figures are medians with the
+distribution-free interval that holds the true median with at least 95 % confidence.
+
+"""
+
+
+def machine() -> str:
+    """The machine and the versions, in a sentence."""
+    from importlib.metadata import version
+
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "mlflow", "msgspec"))
+    return (
+        f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}: {_processor()}, {os.cpu_count()} "
+        f"cores, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
+        f"{packages}."
+    )
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def loops_table(rounds: int, steps: int) -> str:
+    """Runs every loop in interleaved blocks and compares each with the bare one."""
+    batch = calibrated_batch()
+    workers = [Worker(name, batch) for name in LOOPS]
+    medians: dict[str, list[float]] = {name: [] for name in LOOPS}
+    try:
+        for worker in workers:
+            worker.block(steps)  # not counted: imports, first steps, the tracker's first run
+        for number in track(range(rounds), description="loops"):
+            shift = number % len(workers)
+            for worker in workers[shift:] + workers[:shift]:
+                medians[worker.name].append(statistics.median(worker.block(steps)) * 1e3)
+    finally:
+        for worker in workers:
+            worker.close()
+    lines = [
+        f"A training step of about {TARGET_MS:g} ms, {rounds} blocks of {steps} steps each:\n",
+        "| loop | step, ms | step / bare step |",
+        "|---|---|---|",
+    ]
+    for name, values in medians.items():
+        ratios = [value / bare for value, bare in zip(values, medians["bare"], strict=True)]
+        lines.append(f"| {name} | {estimate(values).format(3)} | {estimate(ratios).format(3)} |")
+    return "\n".join(lines)
+
+
+def calibrated_batch() -> int:
+    """The batch size with which a bare step takes about `TARGET_MS` on this machine."""
+    batch = 16
+    while batch < 4096:
+        worker = Worker("bare", batch)
+        worker.block(50)
+        taken = statistics.median(worker.block(100)) * 1e3
+        worker.close()
+        if taken >= TARGET_MS * 0.8:
+            break
+        batch = min(max(batch + 16, int(batch * TARGET_MS / taken)), batch * 2)
+    return batch
+
+
+def publish_table() -> str:
+    """Times one publish."""
+    lines = ["One batch event, with nothing else in the loop:\n", "| | µs |", "|---|---|"]
+    lines += [f"| {name} | {value.format(2)} |" for name, value in measure().items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

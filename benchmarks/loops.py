@@ -1,0 +1,166 @@
+"""The training loops that are compared, each in a process of its own that runs a block when told to.
+
+A process of its own keeps what one loop leaves behind (threads, a helper process at work, a heap) out of
+the others' figures; interleaved blocks keep a machine that changes its speed from favouring one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SETTLE_TIMEOUT = 300.0
+
+
+class Step:
+    """About a millisecond of real training on one thread."""
+
+    def __init__(self, batch: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.inputs = torch.randn(batch, 128)
+
+    def __call__(self) -> None:
+        self.model(self.inputs).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Bare:
+    """Nothing beside the step."""
+
+    def after_step(self, step: int) -> None:
+        """What a loop does at the end of a step."""
+
+    def settle(self) -> None:
+        """Waits until nothing that the block began is still at work."""
+
+
+class Memlog(Bare):
+    """memlog, with the loop unchanged."""
+
+    def __init__(self, backend: str) -> None:
+        import memlog
+
+        self.backend = backend
+        self.session = memlog.init(backend)
+
+    def settle(self) -> None:
+        if self.backend == "local":
+            return
+        from memlog.delivery.state import CourierState
+        from memlog.journal import RunDirectory
+
+        assert self.session.directory is not None
+        run = RunDirectory(self.session.directory)
+        trainer = f"trainer-{os.getpid()}"
+        deadline = time.monotonic() + SETTLE_TIMEOUT
+        while time.monotonic() < deadline:
+            progress = CourierState.load(run, self.backend).files.get(trainer)
+            size = sum(path.stat().st_size for path in run.path.glob("trainer-*"))
+            if progress is not None and progress.sent.offset >= size:
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"{self.backend} did not get everything in {SETTLE_TIMEOUT:.0f} s")
+
+
+class MlflowInTheLoop(Bare):
+    """``mlflow.log_metrics`` of the figures that memlog logs on a CPU."""
+
+    def __init__(self, *, synchronous: bool) -> None:
+        import mlflow
+
+        self.mlflow = mlflow
+        self.synchronous = synchronous
+        mlflow.start_run()
+
+    def after_step(self, step: int) -> None:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        figures = {"rss_mib": peak, "rss_peak_mib": peak}
+        self.mlflow.log_metrics(figures, step=step, synchronous=self.synchronous)
+
+    def settle(self) -> None:
+        if not self.synchronous:
+            self.mlflow.flush_async_logging()
+
+
+LOOPS: dict[str, Callable[[], Bare]] = {
+    "bare": Bare,
+    "memlog, local": lambda: Memlog("local"),
+    "memlog, MLflow": lambda: Memlog("mlflow"),
+    "mlflow.log_metrics": lambda: MlflowInTheLoop(synchronous=True),
+    "mlflow.log_metrics, async": lambda: MlflowInTheLoop(synchronous=False),
+}
+
+
+class Worker:
+    """A loop in a process of its own."""
+
+    def __init__(self, name: str, batch: int) -> None:
+        self.name = name
+        self._directory = tempfile.TemporaryDirectory(prefix="memlog-benchmark-")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMLOG_"))}
+        root = str(Path(__file__).resolve().parents[1])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.loops", name, str(batch)],
+            cwd=self._directory.name,
+            env={**clean, "PYTHONPATH": root},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def block(self, steps: int) -> list[float]:
+        """Runs a block; returns each step's seconds, once the loop has settled."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the loop {self.name!r} has ended: see its message above")
+        times: list[float] = json.loads(line)
+        return times
+
+    def close(self) -> None:
+        """Ends the process and removes what it wrote."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=SETTLE_TIMEOUT)
+        self._directory.cleanup()
+
+
+def serve(name: str, batch: int) -> None:
+    """The worker's own side: a block for each number that comes in."""
+    loop = LOOPS[name]()
+    train: Any = Step(batch)
+    done = 0
+    for line in sys.stdin:
+        times = []
+        for step in range(done, done + int(line)):
+            begun = time.perf_counter()
+            train()
+            loop.after_step(step)
+            times.append(time.perf_counter() - begun)
+        done += len(times)
+        loop.settle()
+        print(json.dumps(times), flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

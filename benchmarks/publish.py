@@ -1,0 +1,58 @@
+"""Microseconds of one publish, with its probes apart."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+
+from benchmarks.statistics import Estimate, estimate
+
+CALLS = 2_000
+REPEATS = 41
+
+
+def measure() -> dict[str, Estimate]:
+    """Times publishing a batch event in this process, in interleaved repeats.
+
+    Returns:
+        Microseconds a call: the whole, its probes alone, the difference, and with monitoring disabled.
+    """
+    import memlog
+    from memlog.health import Health
+    from memlog.probes.accelerator import AcceleratorProbe
+    from memlog.probes.host import HostProbe
+
+    with tempfile.TemporaryDirectory(prefix="memlog-benchmark-") as directory:
+        os.environ["MEMLOG_DIR"] = directory
+        disabled = memlog.init("local", enabled=False)
+        host, accelerators = HostProbe(Health()), AcceleratorProbe(Health())
+        enabled = memlog.init("local")
+
+        def probes() -> None:
+            accelerators.read()
+            host.read()
+
+        rows = [
+            [_microseconds(call) for call in (enabled.step, probes, disabled.step, _nothing)]
+            for _ in range(REPEATS)
+        ]
+        memlog.finish()
+    return {
+        "publish, probes included": estimate([row[0] - row[3] for row in rows]),
+        "its probes alone": estimate([row[1] - row[3] for row in rows]),
+        "publish beyond its probes": estimate([row[0] - row[1] for row in rows]),
+        "disabled": estimate([row[2] - row[3] for row in rows]),
+    }
+
+
+def _nothing() -> None:
+    """What calling a function costs by itself."""
+
+
+def _microseconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    return (time.perf_counter() - begun) / CALLS * 1e6

@@ -1,0 +1,6 @@
+"""``python -m memlog``: the command line, where the script ``memlog`` is not on the path."""
+
+from memlog.cli.main import main
+
+if __name__ == "__main__":
+    main()

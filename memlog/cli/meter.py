@@ -1,0 +1,53 @@
+"""How far a delivery is, drawn while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from memlog.delivery.courier import Courier
+
+
+class Meter(Progress):
+    """A bar on standard error, where that is a terminal: the journal's bytes, and the points.
+
+    It looks at what the courier remembers whenever it draws, which it does in a thread of its own.
+
+    Args:
+        courier: What delivers.
+    """
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier  # first: the parent's constructor draws already
+        self._before = courier.state.delivered
+        console = Console(stderr=True)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[points]:,} points"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        total = sum(file.size for file in courier.run.files())
+        self.add_task(f"to {courier.backend}", total=total, points=0)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn now."""
+        points = self._courier.state.delivered - self._before
+        for task in self.task_ids:
+            self.update(task, completed=self._read(), points=points)
+        return super().get_renderables()
+
+    def _read(self) -> int:
+        """Bytes of the journal whose points are delivered."""
+        progress = dict(self._courier.state.files)
+        return sum(
+            file.bytes_before(progress[file.process].sent)
+            for file in self._courier.run.files()
+            if file.process in progress
+        )

@@ -1,0 +1,21 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memlog.settings import DEFAULT_DIRECTORY
+
+run_argument = click.argument("run", metavar="RUN")
+"""An id, the unique beginning of one, or ``latest``."""
+
+dir_option = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help=f"The folder that holds the runs; by default $MEMLOG_DIR, or ./{DEFAULT_DIRECTORY}.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -1,0 +1,143 @@
+"""``memlog runs``: lists the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memlog.analysis import Summary, summarize
+from memlog.analysis.document import SCHEMA, Delivery, RunStatus
+from memlog.analysis.folds import ALLOCATED, HOST
+from memlog.cli.options import dir_option, json_option
+from memlog.cli.output import STATUS_STYLES, local_time, page, plain, print_json, sign, table
+from memlog.delivery.state import read_states
+from memlog.journal import RunDirectory, find_run, list_runs
+from memlog.journal.runs import LATEST
+from memlog.settings import runs_directory
+from memlog.units import format_bytes
+
+_ROOMY = 110
+"""Columns of a terminal from which on a run needs one line only."""
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in the document of ``memlog runs --json``; the names mean what they do in ``show``."""
+
+    id: str
+    name: str | None
+    project: str | None
+    directory: str
+    status: RunStatus
+    begun: str | None
+    steps: int
+    host_peak_bytes: int | None
+    device_peak_bytes: int | None
+    delivered: dict[str, Delivery]
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of ``memlog runs --json``, oldest run first."""
+
+    schema: int = SCHEMA
+    runs: list[RunLine]
+
+
+@click.command()
+@json_option
+@dir_option
+def runs(directory: Path | None, as_json: bool) -> None:
+    """Lists the runs, the newest last."""
+    root = runs_directory(directory)
+    found = list_runs(root)
+    if as_json:
+        listed = RunList(runs=[_line(run) for run in found])
+        print_json(msgspec.json.format(msgspec.json.encode(listed, order="sorted"), indent=2))
+        return
+    if not found:
+        find_run(root, LATEST)  # raises, with the remedy
+    console, lines = page(), [_line(run) for run in found]
+    console.print(_table(console, lines))
+    for line in lines:
+        for backend, delivery in line.delivered.items():
+            if delivery.problem:
+                console.print(plain(f"{line.id}: {backend}: {delivery.problem}"))
+
+
+def _line(run: RunDirectory) -> RunLine:
+    summary = summarize(run, read_states(run), remember=True)
+    return RunLine(
+        id=summary.run.id,
+        name=summary.run.name,
+        project=summary.run.project,
+        directory=summary.run.directory,
+        status=summary.status,
+        begun=summary.run.begun,
+        steps=summary.steps,
+        host_peak_bytes=summary.peaks[HOST].bytes,
+        device_peak_bytes=_device_peak(summary),
+        delivered=summary.health.delivered,
+    )
+
+
+def _device_peak(summary: Summary) -> int | None:
+    """Of the device that used most."""
+    sizes = [
+        peak.bytes
+        for kind, peak in summary.peaks.items()
+        if kind.endswith(ALLOCATED) and peak.bytes is not None
+    ]
+    return max(sizes, default=None)
+
+
+def _table(console: Console, lines: Sequence[RunLine]) -> Table:
+    made = table(console)
+    peak = "\npeak" if console.is_terminal else " peak"
+    made.add_column("id", no_wrap=True)
+    made.add_column("name", no_wrap=True, max_width=_name_width(console))
+    made.add_column("status", no_wrap=True)
+    made.add_column("begun", min_width=len("2026-09-21"))
+    for heading in ("steps", f"host{peak}", f"device{peak}"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    made.add_column("delivered", min_width=len("delivered"), overflow="fold")
+    for line in lines:
+        made.add_row(
+            plain(line.id, "bold"),
+            plain(line.name or "-"),
+            plain(line.status, STATUS_STYLES[line.status]),
+            local_time(line.begun),
+            f"{line.steps:,}",
+            _size(line.host_peak_bytes),
+            _size(line.device_peak_bytes),
+            _delivered(console, line),
+        )
+    return made
+
+
+def _name_width(console: Console) -> int | None:
+    """Names are anybody's: in a terminal a long one must not push out what counts."""
+    if not console.is_terminal:
+        return None
+    return 10 if console.width < _ROOMY else 24
+
+
+def _size(size: int | None) -> str:
+    return "-" if size is None else format_bytes(size)
+
+
+def _delivered(console: Console, line: RunLine) -> Text:
+    told = [_told(console, name, delivery) for name, delivery in line.delivered.items()]
+    return plain(", ".join(told) or "-")
+
+
+def _told(console: Console, backend: str, delivery: Delivery) -> str:
+    if delivery.stage == "done":
+        return f"{backend} {delivery.points:,} {sign(console, '✓', 'done')}"
+    if delivery.stage == "delivering":
+        return f"{backend} {delivery.points:,} {sign(console, '…', 'so far')}"
+    return f"{backend} {delivery.points:,} waiting"

@@ -1,0 +1,33 @@
+"""``memlog show``: one run on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memlog.analysis import encode, summarize
+from memlog.cli.options import dir_option, json_option, run_argument
+from memlog.cli.output import page, print_json
+from memlog.cli.summary_page import print_summary
+from memlog.delivery.state import read_states
+from memlog.journal import find_run
+from memlog.settings import runs_directory
+
+
+@click.command()
+@run_argument
+@json_option
+@dir_option
+def show(run: str, directory: Path | None, as_json: bool) -> None:
+    """Shows one run: its memory, and where its points went.
+
+    RUN is a run's id, the unique beginning of one, or "latest". docs/show-json.md tells of every field
+    of the JSON document.
+    """
+    found = find_run(runs_directory(directory), run)
+    summary = summarize(found, read_states(found))
+    if as_json:
+        print_json(encode(summary))
+    else:
+        print_summary(page(), summary)

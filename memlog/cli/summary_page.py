@@ -1,0 +1,246 @@
+"""A run's summary as a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memlog.analysis.document import (
+    Delivery,
+    HealthFacts,
+    MetricSummary,
+    Peak,
+    RunFacts,
+    Summary,
+)
+from memlog.analysis.folds import ALLOCATED, RESERVED
+from memlog.cli.output import (
+    STATUS_STYLES,
+    duration,
+    local_time,
+    number,
+    plain,
+    sign,
+    table,
+)
+from memlog.events import PeakSource
+from memlog.sink import Axis
+from memlog.units import format_bytes
+
+_AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")
+_SOURCES: dict[PeakSource | None, str] = {
+    "exact": "exact",
+    "watermark": "watermark (upper bound)",
+    "sampled": "sampled (lower bound)",
+    None: "",
+}
+_UNITS = {"mib": "MiB", "ms": "ms"}
+"""By the end of a metric's name."""
+_LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
+_STAGES = {"done": "green", "unreachable": "red"}
+_RUNS_SHOWN = 3
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Prints the page."""
+    _print_head(console, summary)
+    _print_section(console, "Peaks", _peaks(console, summary))
+    for axis in _AXES:
+        metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
+        if metrics:
+            _print_section(console, _metrics_heading(axis, metrics), _metrics(console, metrics))
+    if summary.alerts:
+        _print_section(console, "Alerts", _alerts(console, summary))
+    if summary.artifacts:
+        _print_section(console, "Artifacts", _artifacts(console, summary))
+    _print_section(console, "Delivery", _deliveries(console, summary))
+    _print_section(console, "Health", _facts(_health(summary)))
+
+
+def _print_head(console: Console, summary: Summary) -> None:
+    run = summary.run
+    title = Text.assemble(
+        "run ", plain(run.id, "bold"), "  ", (summary.status, STATUS_STYLES[summary.status])
+    )
+    if run.name:
+        title.append("  ").append(plain(run.name))
+    console.print(title)
+    console.print(_indented(_facts(_head(run, summary.steps))))
+
+
+def _print_section(console: Console, heading: str, content: RenderableType) -> None:
+    console.print()
+    console.print(plain(heading, "bold"))
+    console.print(_indented(content))
+
+
+def _indented(content: RenderableType) -> Padding:
+    return Padding(content, (0, 0, 0, 2), expand=False)
+
+
+def _facts(facts: Mapping[str, str | Text]) -> Table:
+    """Lines of a name and what is to be said of it."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, said in facts.items():
+        grid.add_row(name, said if isinstance(said, Text) else plain(said))
+    return grid
+
+
+def _head(run: RunFacts, steps: int) -> dict[str, str | Text]:
+    facts: dict[str, str | Text] = {}
+    if run.project:
+        facts["project"] = run.project
+    facts["begun"] = f"{local_time(run.begun)}, {steps:,} steps in {duration(run.duration_s)}"
+    facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
+    facts["folder"] = run.directory
+    for name, device in run.devices.items():
+        product = device.product or "unknown product"
+        facts[name] = f"{product}, {format_bytes(device.capacity_bytes)}"
+    if run.parameters:
+        facts["parameters"] = _listed(f"{name}={value}" for name, value in run.parameters.items())
+    return facts
+
+
+def _peaks(console: Console, summary: Summary) -> Table:
+    made = table(console)
+    made.add_column("memory", no_wrap=True)
+    made.add_column("peak", justify="right", no_wrap=True)
+    made.add_column("how obtained")
+    made.add_column("at", no_wrap=True)
+    for kind, peak in summary.peaks.items():
+        made.add_row(
+            plain(kind),
+            format_bytes(peak.bytes) + _share(summary.run, kind, peak),
+            _SOURCES[peak.source],
+            _where(peak),
+        )
+    return made
+
+
+def _share(run: RunFacts, kind: str, peak: Peak) -> str:
+    """A device's peak as part of what it has."""
+    device = run.devices.get(kind.removesuffix(ALLOCATED).removesuffix(RESERVED))
+    if device is None or not device.capacity_bytes or peak.bytes is None:
+        return ""
+    return f" ({peak.bytes / device.capacity_bytes:.0%})"
+
+
+def _where(peak: Peak) -> str:
+    if peak.step is not None:
+        return f"step {peak.step:,}"
+    return "" if peak.evaluation is None else f"evaluation {peak.evaluation:,}"
+
+
+def _metrics_heading(axis: Axis, metrics: Mapping[str, MetricSummary]) -> str:
+    first = min(metric.first_index for metric in metrics.values())
+    last = max(metric.last_index for metric in metrics.values())
+    if first == last:
+        return f"Metrics of {axis} {first:,}"
+    return f"Metrics of {axis}s {first:,} to {last:,}"
+
+
+def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
+    made = table(console)
+    made.add_column("name", overflow="fold")
+    made.add_column("unit", no_wrap=True)
+    for heading in ("last", "min", "max"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for name, metric in metrics.items():
+        unit = _UNITS.get(name.rpartition("_")[2], "")
+        made.add_row(plain(name), unit, number(metric.last), number(metric.min), number(metric.max))
+    return made
+
+
+def _alerts(console: Console, summary: Summary) -> Table:
+    made = table(console)
+    made.add_column("step", justify="right", no_wrap=True)
+    made.add_column("level", no_wrap=True)
+    made.add_column("rule", overflow="fold")
+    made.add_column("what", overflow="fold")
+    for alert in summary.alerts:
+        step = "" if alert.step is None else f"{alert.step:,}"
+        told = plain(f"{alert.title}: {alert.text}" if alert.text else alert.title)
+        made.add_row(step, plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), told)
+    return made
+
+
+def _artifacts(console: Console, summary: Summary) -> Table:
+    made = table(console)
+    made.add_column("name", overflow="fold")
+    made.add_column("kind", no_wrap=True)
+    made.add_column("size", justify="right", no_wrap=True)
+    made.add_column("file in the run's folder", overflow="fold")
+    for artifact in summary.artifacts:
+        size = format_bytes(artifact.size_bytes)
+        made.add_row(plain(artifact.name), plain(artifact.kind), size, plain(artifact.path))
+    return made
+
+
+def _deliveries(console: Console, summary: Summary) -> RenderableType:
+    delivered = summary.health.delivered
+    sync = f"memlog sync {summary.run.id}"
+    if not delivered:
+        return plain(f"to no tracker; `{sync} --to mlflow` brings it to one")
+    facts: dict[str, str | Text] = {
+        name: _delivery(console, delivery) for name, delivery in delivered.items()
+    }
+    unfinished = any(delivery.stage != "done" for delivery in delivered.values())
+    if unfinished and summary.status != "running":
+        facts[""] = f"`{sync}` brings what is left"
+    return _facts(facts)
+
+
+def _delivery(console: Console, delivery: Delivery) -> Text:
+    stage = sign(console, "✓", "done") if delivery.stage == "done" else delivery.stage
+    told = Text.assemble(f"{delivery.points:,} points ", (stage, _STAGES.get(delivery.stage, "")))
+    if delivery.problem:
+        told.append(": ").append(plain(delivery.problem))
+    for run in delivery.runs[:_RUNS_SHOWN]:
+        whose = "own run" if run.own else "run"
+        at = f" at {run.uri}" if run.uri else ""
+        told.append(f"\n{whose} ").append(plain(run.id + at))
+    if len(delivery.runs) > _RUNS_SHOWN:
+        told.append(f"\nand {len(delivery.runs) - _RUNS_SHOWN:,} runs more")
+    return told
+
+
+def _health(summary: Summary) -> dict[str, str | Text]:
+    health = summary.health
+    facts: dict[str, str | Text] = {
+        "published": f"{health.published:,} events",
+        "dropped": _counted(health.dropped),
+        "faults": _counted(health.faults),
+        "overhead": _overhead(health),
+    }
+    if health.journal_queued:
+        facts["journal"] = plain(
+            "the disk was slow, so writing moved to a queue: a crash may have lost the newest events",
+            "yellow",
+        )
+    if summary.omitted:
+        facts["omitted"] = _counted(summary.omitted)
+    return facts
+
+
+def _counted(counts: Mapping[str, int]) -> str | Text:
+    if not counts:
+        return "none"
+    return plain(_listed(f"{name} {count:,}" for name, count in counts.items()), "yellow")
+
+
+def _overhead(health: HealthFacts) -> str:
+    if health.overhead_ms_total is None:
+        return "unknown"
+    a_step = health.overhead_ms_per_step
+    told = "" if a_step is None else f"{a_step:.3f} ms a step, "
+    return f"{told}{health.overhead_ms_total:,.1f} ms in all"
+
+
+def _listed(items: Iterable[str]) -> str:
+    return ", ".join(items)

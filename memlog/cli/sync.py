@@ -1,0 +1,195 @@
+"""``memlog sync``: delivers, in the foreground, what a run's trackers don't have yet."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from memlog.analysis import Summary, summarize
+from memlog.cli.meter import Meter
+from memlog.cli.options import dir_option, run_argument
+from memlog.delivery.courier import Courier
+from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
+from memlog.errors import ConfigurationError, MemlogError, TrackerUnavailableError
+from memlog.journal import RunDirectory, find_run
+from memlog.redact import without_credentials
+from memlog.settings import runs_directory
+from memlog.sink import LOCAL, Backend, Connection, TrackerRun, find_backends, load_backend
+
+_RETRY = 1.0
+"""Seconds between attempts at a tracker that is in trouble."""
+
+
+@click.command()
+@run_argument
+@click.option("--to", "backend", metavar="BACKEND", help="Deliver to this one instead.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds to go on trying a tracker that can't be reached.",
+)
+@dir_option
+def sync(run: str, backend: str | None, timeout: float, directory: Path | None) -> None:
+    """Delivers what a run's trackers don't have yet.
+
+    RUN is a run's id, the unique beginning of one, or "latest". Its points go to the trackers that it was
+    recorded for. Nothing is lost where that fails, and nothing doubled where it is done again.
+
+    A tracker's run that points went to before goes on where it is, whatever address your environment
+    names; a user and password for that very address are taken from there. A run that no tracker has yet
+    is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
+    """
+    found = find_run(runs_directory(directory), run)
+    summary = summarize(found, read_states(found), remember=True)
+    failures = []
+    for name in _backends(summary, backend):
+        try:
+            click.echo(_sync(found, summary, name, timeout))
+        except MemlogError as error:  # noqa: PERF203 - one tracker's trouble is not the others'
+            failures.append(error)
+    if failures:
+        raise _joined(failures)
+    if summary.status == "running":
+        click.echo(
+            f"run {found.id} is still going: its newest points follow when it is synced again"
+        )
+
+
+def _backends(summary: Summary, wanted: str | None) -> list[str]:
+    """Where the run is to be delivered."""
+    if wanted == LOCAL:
+        raise ConfigurationError(
+            f"{LOCAL} is the journal itself, which has everything: {_choices()}"
+        )
+    backends = [wanted] if wanted else list(summary.health.delivered)
+    if not backends:
+        raise ConfigurationError(f"run {summary.run.id} was recorded for no tracker: {_choices()}")
+    return backends
+
+
+def _choices() -> str:
+    installed = ", ".join(sorted(find_backends()))
+    remedy = f"installed: {installed}" if installed else "pip install 'memlog-ml[mlflow]' first"
+    return f"name one with --to ({remedy})"
+
+
+def _joined(failures: list[MemlogError]) -> MemlogError:
+    """One error for all that went wrong, of the first one's kind."""
+    return type(failures[0])("; ".join(str(failure) for failure in failures))
+
+
+def _sync(run: RunDirectory, summary: Summary, name: str, timeout: float) -> str:
+    """Delivers to one backend, and returns what is to be said of it."""
+    complete = summary.status != "running"
+    state = next((state for state in read_states(run) if state.backend == name), None)
+    if state is not None and complete and _is_done(run, state):
+        return f"{name}: nothing is left to deliver, it has {state.delivered:,} points"
+    backend = load_backend(name)
+    with CourierLock(run, name):
+        courier = _courier(run, summary, backend, name)
+        before = msgspec.structs.replace(courier.state)
+        with Meter(courier):
+            _deliver(courier, timeout, complete=complete)
+    return _told(before, courier.state)
+
+
+def _courier(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> Courier:
+    header = run.trainer()
+    courier = Courier(
+        run,
+        name,
+        backend.open_sink,
+        project=summary.run.project,
+        name=summary.run.name,
+        begun_us=header.begun_us if header else None,
+        may_open_own=True,
+    )
+    connection = backend.connection()
+    delivery = summary.health.delivered.get(name)
+    for known in delivery.runs if delivery else ():
+        uri = _address(known.uri, connection)
+        courier.know(TrackerRun(known.id, uri))
+        if known.own:
+            connection = msgspec.structs.replace(connection, uri=uri)
+    courier.connection = connection
+    return courier
+
+
+def _is_done(run: RunDirectory, state: CourierState) -> bool:
+    """Whether a courier has delivered the whole journal; answered without asking the tracker."""
+    if state.stage != "done":
+        return False
+    sent = {file: state.files.get(file.process, Progress()).sent for file in run.files()}
+    return all(next(file.read(position), None) is None for file, position in sent.items())
+
+
+def _address(known: str | None, connection: Connection) -> str | None:
+    """The journal's address of a run, with the user and password that the environment has for it."""
+    if known is None:
+        return connection.uri
+    for candidate in (connection.uri, *connection.environment.values()):
+        if candidate and without_credentials(candidate).rstrip("/") == known.rstrip("/"):
+            return candidate
+    return known
+
+
+def _deliver(courier: Courier, timeout: float, *, complete: bool) -> None:
+    """Delivers everything, patiently: only time without any progress counts.
+
+    Raises:
+        TrackerUnavailableError: there was none for ``timeout`` seconds.
+    """
+    since, delivered = time.monotonic(), courier.state.delivered
+    while True:
+        try:
+            return _attempt(courier, complete=complete)
+        except TrackerUnavailableError as error:  # noqa: PERF203 - trying again is the point
+            if courier.state.delivered > delivered:
+                since, delivered = time.monotonic(), courier.state.delivered
+            left = since + timeout - time.monotonic()
+            if left <= 0:
+                raise TrackerUnavailableError(_gave_up(courier, timeout, error)) from error
+            time.sleep(min(_RETRY, left))
+
+
+def _attempt(courier: Courier, *, complete: bool) -> None:
+    courier.deliver(complete=complete)
+    if not complete:
+        return
+    try:
+        courier.close()
+    except MemlogError:
+        raise
+    except Exception as error:  # whatever a tracker's client raises, it may pass
+        raise TrackerUnavailableError(f"{type(error).__name__}: {error}") from error
+
+
+def _gave_up(courier: Courier, timeout: float, error: Exception) -> str:
+    return (
+        f"{courier.backend} did not take everything, after {timeout:g} s of trying: {error}; nothing "
+        f"is lost, `memlog sync {courier.run.id}` goes on from here"
+    )
+
+
+def _told(before: CourierState, after: CourierState) -> str:
+    """What was delivered, and where."""
+    points = after.delivered - before.delivered
+    told = f"{points:,} points delivered" if points else "nothing was left to deliver"
+    refused = sum(after.dropped.values()) - sum(before.dropped.values())
+    if refused:
+        told += f", {refused:,} refused (`memlog show` says which)"
+    return f"{after.backend}: {told}{_where(after)}"
+
+
+def _where(state: CourierState) -> str:
+    own = state.own_run
+    runs = [*state.joined, *([own.run_id] if own else [])]
+    if len(runs) != 1:
+        return f" ({len(runs):,} runs)" if runs else ""
+    at = f" at {own.uri}" if own and own.uri else ""
+    return f" (run {runs[0]}{at})"
