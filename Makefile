@@ -20,6 +20,7 @@ help: ## list these targets
 
 demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS="--help": its options)
 	@$(BIN)/memlog demo $(ARGS)
+	@echo "(memlog and mlflow are in $(BIN); to have them as commands: . $(BIN)/activate)"
 
 test: lint types contracts wheel ## everything that must pass: the checks, the wheel, all tests
 	$(PYTEST)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any
 
+from memlog import forks
 from memlog.bus import EventBus
 from memlog.delivery.binder import Binder
 from memlog.events import Batch, DeviceReading, Parameters, now_us
@@ -49,7 +49,7 @@ class BatchRecorder:
         self._binder = binder
         self._health = health
         self._model = model
-        self._pid = os.getpid()
+        self._generation = forks.generation
         self._host = HostProbe(health)
         self._accelerators = AcceleratorProbe(health)
         self._next = settings.initial_step
@@ -58,7 +58,7 @@ class BatchRecorder:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """The clock's optimizer made a step. Never raises."""
-        if self._by_hand or os.getpid() != self._pid:
+        if self._by_hand or forks.generation != self._generation:
             return
         if self._next == self._settings.initial_step:
             with self._health.contained("looking for the model's device"):
@@ -67,7 +67,7 @@ class BatchRecorder:
 
     def step_by_hand(self) -> None:
         """The caller says that a step is over, and counts alone from now on. Never raises."""
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             return
         # The step that the first call means has been noticed already where an optimizer made it.
         noticed = not self._by_hand and self._next > self._settings.initial_step

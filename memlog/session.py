@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from memlog import forks
 from memlog.autolog import Autolog
 from memlog.batches import BatchRecorder
 from memlog.bus import EventBus
@@ -119,7 +120,7 @@ class _Live:
     def __init__(
         self, settings: Settings, health: Health, sinks: Sequence[Sink], model: Any
     ) -> None:
-        self._pid = os.getpid()
+        self._generation = forks.generation
         backends = _backends(settings)
         begun_us = now_us()
         self.run = new_run(Path(settings.directory))
@@ -147,13 +148,13 @@ class _Live:
 
     def publish(self, event: Event) -> None:
         """Puts an event on the bus, in the process that began the session."""
-        if os.getpid() == self._pid:
+        if forks.generation == self._generation:
             self._binder.look()
             self._bus.publish(event)
 
     def finish(self, status: Status, timeout: float) -> None:
         """Takes everything out of the trainer's process and hands the rest to the helper."""
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             return  # a fork's copy: the run is its parent's
         self._autolog.remove()
         self.batches.publish_health()
@@ -177,7 +178,7 @@ class _Live:
         from memlog.delivery.launcher import HelperProcess  # noqa: PLC0415
         from memlog.delivery.messages import Begin  # noqa: PLC0415
 
-        return HelperProcess(Begin(str(self.run.path), begun_us, self._pid, settings), health)
+        return HelperProcess(Begin(str(self.run.path), begun_us, os.getpid(), settings), health)
 
     def _courier_thread(self, sink: Sink) -> CourierThread:
         """A sink that was handed over as an object lives in this process."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 import click
@@ -27,12 +29,19 @@ _MINUTE = 60
 _HOUR = 3600
 
 
-def page() -> Console:
-    """The console of standard output."""
+@contextmanager
+def page() -> Iterator[Console]:
+    """A console for standard output; into a pipe it prints when all is said."""
     console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
-    return console
+    if console.is_terminal:
+        yield console
+        return
+    console.width = _PIPE_WIDTH
+    with console.capture() as capture:
+        yield console
+    # Tables fill their last column with blanks, which is of no use to a program.
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
 
 
 def table(console: Console) -> Table:
@@ -45,14 +54,13 @@ def table(console: Console) -> Table:
         show_edge=False,
         collapse_padding=True,
         header_style="dim",
+        border_style="dim",
     )
 
 
 def number(value: float) -> str:
-    """A number for a person: ``"1,234.5"``, ``"0.00412"``."""
-    if value == 0 or abs(value) >= _SMALL:
-        return f"{value:,.1f}"
-    return f"{value:.4g}"
+    """A number for a person: ``"1,234.5"``, ``"0.00412"``, ``"2"``."""
+    return f"{value:,.1f}" if abs(value) >= _SMALL else f"{value:.4g}"
 
 
 def plain(text: object, style: str = "") -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -61,12 +61,19 @@ def runs(directory: Path | None, as_json: bool) -> None:
         return
     if not found:
         find_run(root, LATEST)  # raises, with the remedy
-    console, lines = page(), [_line(run) for run in found]
-    console.print(_table(console, lines))
+    lines = [_line(run) for run in found]
+    with page() as console:
+        console.print(_table(console, lines))
+        for problem in _problems(lines):
+            console.print(plain(problem))
+
+
+def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
+    """What keeps points from being delivered: too long for the table."""
     for line in lines:
         for backend, delivery in line.delivered.items():
             if delivery.problem:
-                console.print(plain(f"{line.id}: {backend}: {delivery.problem}"))
+                yield f"{line.id}: {backend}: {delivery.problem}"
 
 
 def _line(run: RunDirectory) -> RunLine:

@@ -29,5 +29,6 @@ def show(run: str, directory: Path | None, as_json: bool) -> None:
     summary = summarize(found, read_states(found))
     if as_json:
         print_json(encode(summary))
-    else:
-        print_summary(page(), summary)
+        return
+    with page() as console:
+        print_summary(console, summary)

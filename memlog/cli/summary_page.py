@@ -88,7 +88,7 @@ def _facts(facts: Mapping[str, str | Text]) -> Table:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, said in facts.items():
-        grid.add_row(name, said if isinstance(said, Text) else plain(said))
+        grid.add_row(plain(name), said if isinstance(said, Text) else plain(said))
     return grid
 
 
@@ -151,7 +151,8 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
     made.add_column("unit", no_wrap=True)
     for heading in ("last", "min", "max"):
         made.add_column(heading, justify="right", no_wrap=True)
-    for name, metric in metrics.items():
+    # What people came for stands above what memlog says of itself.
+    for name, metric in sorted(metrics.items(), key=lambda item: item[0].startswith("memlog/")):
         unit = _UNITS.get(name.rpartition("_")[2], "")
         made.add_row(plain(name), unit, number(metric.last), number(metric.min), number(metric.max))
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import click
 import msgspec
 
 from memlog.analysis import Summary, summarize
+from memlog.analysis.document import Delivery
 from memlog.cli.meter import Meter
 from memlog.cli.options import dir_option, run_argument
+from memlog.cli.output import one_line
 from memlog.delivery.courier import Courier
 from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
 from memlog.errors import ConfigurationError, MemlogError, TrackerUnavailableError
@@ -49,7 +52,7 @@ def sync(run: str, backend: str | None, timeout: float, directory: Path | None) 
     failures = []
     for name in _backends(summary, backend):
         try:
-            click.echo(_sync(found, summary, name, timeout))
+            click.echo(one_line(_sync(found, summary, name, timeout)))
         except MemlogError as error:  # noqa: PERF203 - one tracker's trouble is not the others'
             failures.append(error)
     if failures:
@@ -86,16 +89,18 @@ def _joined(failures: list[MemlogError]) -> MemlogError:
 def _sync(run: RunDirectory, summary: Summary, name: str, timeout: float) -> str:
     """Delivers to one backend, and returns what is to be said of it."""
     complete = summary.status != "running"
+    delivery = summary.health.delivered.get(name)
     state = next((state for state in read_states(run) if state.backend == name), None)
     if state is not None and complete and _is_done(run, state):
-        return f"{name}: nothing is left to deliver, it has {state.delivered:,} points"
+        told = f"nothing is left to deliver, it has {state.delivered:,} points"
+        return f"{name}: {told}{_where(state, delivery)}"
     backend = load_backend(name)
     with CourierLock(run, name):
         courier = _courier(run, summary, backend, name)
-        before = msgspec.structs.replace(courier.state)
+        before = copy.deepcopy(courier.state)
         with Meter(courier):
             _deliver(courier, timeout, complete=complete)
-    return _told(before, courier.state)
+    return f"{name}: {_told(before, courier.state)}{_where(courier.state, delivery)}"
 
 
 def _courier(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> Courier:
@@ -170,26 +175,29 @@ def _attempt(courier: Courier, *, complete: bool) -> None:
 
 
 def _gave_up(courier: Courier, timeout: float, error: Exception) -> str:
+    problem = str(error).removeprefix(f"{courier.backend}: ")
     return (
-        f"{courier.backend} did not take everything, after {timeout:g} s of trying: {error}; nothing "
-        f"is lost, `memlog sync {courier.run.id}` goes on from here"
+        f"{courier.backend}: {problem}; gave up after {timeout:g} s: nothing is lost, call `memlog sync "
+        f"{courier.run.id}` again when it can be reached"
     )
 
 
 def _told(before: CourierState, after: CourierState) -> str:
-    """What was delivered, and where."""
+    """What was delivered."""
     points = after.delivered - before.delivered
     told = f"{points:,} points delivered" if points else "nothing was left to deliver"
     refused = sum(after.dropped.values()) - sum(before.dropped.values())
     if refused:
         told += f", {refused:,} refused (`memlog show` says which)"
-    return f"{after.backend}: {told}{_where(after)}"
+    return told
 
 
-def _where(state: CourierState) -> str:
-    own = state.own_run
-    runs = [*state.joined, *([own.run_id] if own else [])]
+def _where(state: CourierState, delivery: Delivery | None) -> str:
+    uris = {run.id: run.uri for run in delivery.runs} if delivery else {}
+    if state.own_run:
+        uris[state.own_run.run_id] = state.own_run.uri
+    runs = [*state.joined, *([state.own_run.run_id] if state.own_run else [])]
     if len(runs) != 1:
         return f" ({len(runs):,} runs)" if runs else ""
-    at = f" at {own.uri}" if own and own.uri else ""
-    return f" (run {runs[0]}{at})"
+    uri = uris.get(runs[0])
+    return f" (run {runs[0]} at {uri})" if uri else f" (run {runs[0]})"

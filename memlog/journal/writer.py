@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from memlog import forks
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import Event
 from memlog.health import Health
@@ -58,7 +59,7 @@ class JournalWriter:
         self._health = health
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._generation = forks.generation
         self._seq = self._size = 0
         self._writes = self._slow_writes = 0
         self._queue: WriteQueue | None = None
@@ -96,7 +97,7 @@ class JournalWriter:
 
     def append(self, event: Event) -> int:
         """Writes ``event`` and returns its number, or -1 where the writer is closed or a fork's copy."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or forks.generation != self._generation:
             return -1
         with self._lock:
             seq = self._seq
@@ -120,7 +121,7 @@ class JournalWriter:
     def close(self) -> None:
         """Ends the journal of this process. Calling it again is harmless."""
         with self._lock:
-            if self._closed or os.getpid() != self._pid:
+            if self._closed or forks.generation != self._generation:
                 return
             self._closed = True
         if self._queue is None or self._queue.close():

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from memlog import forks
 from memlog.events import PeakSource
 from memlog.health import Health
 from memlog.probes.peaks import PeakWindow
@@ -43,7 +44,7 @@ class HostProbe:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
+        self._generation = forks.generation
         self._window = PeakWindow()
         self._highest = 0
         self._reopenings = _REOPENINGS
@@ -51,7 +52,7 @@ class HostProbe:
 
     def read(self) -> HostReading:
         """Reads now, which ends one window and begins the next."""
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             # A forked child: the descriptors still show its parent, whose peaks aren't its own.
             self._begin()
         if self._memory is None:

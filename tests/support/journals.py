@@ -1,8 +1,5 @@
 """Real journals of made-up runs, written as a trainer and its helper write them."""
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,6 +24,7 @@ from memlog.events import (
 )
 from memlog.health import Health as Counts
 from memlog.journal import Binding, JournalWriter, ProcessIdentity, RunDirectory
+from memlog.journal.format import Role
 
 BEGUN_US = 1_790_000_000_000_000
 """2026-09-21 14:13:20 UTC."""
@@ -40,12 +38,9 @@ class MadeRun:
     Its trainer is gone, unless ``alive``: then it is this process.
     """
 
-    def __init__(
-        self, root: Path, run_id: str = "k7m2xq9a", *, alive: bool = False, begun_s: int = 0
-    ) -> None:
+    def __init__(self, root: Path, run_id: str = "k7m2xq9a", *, alive: bool = False) -> None:
         self.directory = RunDirectory(root / run_id)
         self.directory.delivery.mkdir(parents=True)
-        self.begun_us = BEGUN_US + begun_s * 1_000_000
         self._alive = alive
         self.trainer = self._writer("trainer")
         self.helper: JournalWriter | None = None
@@ -77,12 +72,12 @@ class MadeRun:
             self._bury()
         return self.directory
 
-    def _writer(self, role: str) -> JournalWriter:
+    def _writer(self, role: Role) -> JournalWriter:
         return JournalWriter(
             self.directory.path,
             run=self.directory.id,
-            role="trainer" if role == "trainer" else "helper",
-            begun_us=self.begun_us,
+            role=role,
+            begun_us=BEGUN_US,
             segment_bytes=4096,
             health=Counts(),
         )
@@ -145,10 +140,3 @@ def full_run(root: Path, run_id: str = "k7m2xq9a") -> MadeRun:
 def finished_run(root: Path, run_id: str = "k7m2xq9a") -> RunDirectory:
     """The same, and it ended well."""
     return full_run(root, run_id).write(End(at(21), "finished")).closed()
-
-
-@contextlib.contextmanager
-def environment(**values: str) -> Iterator[dict[str, str]]:
-    """An environment for a child process, without what trackers and memlog read of this one's."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMLOG_"))}
-    yield {**clean, **values}

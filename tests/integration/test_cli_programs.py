@@ -1,0 +1,249 @@
+"""The command line as people start it: a program, with its exit code, pipes, signals and terminal."""
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from support import thirdparty
+from support.journals import GIB, MadeRun, at, batch, finished_run
+
+from memlog.delivery.state import CourierState
+from memlog.events import End, Run
+from memlog.journal import RunDirectory
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+]
+
+COMMAND = [sys.executable, "-m", "memlog"]
+TESTS = Path(__file__).parents[1]
+STEPS = 60
+
+
+def environment(**values: str) -> dict[str, str]:
+    """This process's, without what trackers, memlog and rich read of it."""
+    prefixes = ("MLFLOW_", "MEMLOG_", "FORCE_COLOR", "TTY_", "COLUMNS", "PYTHONIOENCODING")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    return {**clean, "TZ": "UTC", **values}
+
+
+def memlog(
+    directory: Path, *arguments: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=directory,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def complaint(directory: Path, *arguments: str, code: int, **variables: str) -> str:
+    """The one line that a command fails with."""
+    done = memlog(directory, *arguments, **variables)
+    assert (done.returncode, done.stdout) == (code, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("memlog: ")
+    return line.removeprefix("memlog: ")
+
+
+def root_of(directory: Path) -> Path:
+    return directory / "memlog_runs"
+
+
+def run_for_mlflow(directory: Path) -> RunDirectory:
+    made = MadeRun(root_of(directory)).write(Run(at(0), "gpt", None, ("mlflow",), {}))
+    made.write(*(batch(step, GIB + step) for step in range(STEPS)))
+    return made.write(End(at(9), "finished")).closed()
+
+
+def test_a_users_mistake_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    assert "train with memlog.init()" in complaint(tmp_path, "runs", code=1)
+    for name in ("abc23", "abd45"):
+        MadeRun(root_of(tmp_path), name).write(batch(0, GIB)).closed()
+    assert "`memlog runs` lists them" in complaint(tmp_path, "show", "xyz", code=1)
+    assert "name more of the id" in complaint(tmp_path, "sync", "ab", code=1)
+    assert "did you mean 'mlflow'?" in complaint(tmp_path, "sync", "abc", "--to", "mlfow", code=2)
+    assert "was recorded for no tracker" in complaint(tmp_path, "sync", "latest", code=2)
+
+
+def test_a_missing_extra_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thirdparty.install(tmp_path / "site", monkeypatch)
+    MadeRun(root_of(tmp_path)).write(batch(0, GIB)).closed()
+    path = os.pathsep.join((str(tmp_path / "site"), str(TESTS)))
+    line = complaint(tmp_path, "sync", "latest", "--to", "clientless", code=2, PYTHONPATH=path)
+    assert "pip install 'memlog-ml[list]'" in line
+
+
+def test_the_folder_comes_from_the_environment(tmp_path: Path) -> None:
+    finished_run(tmp_path / "elsewhere")
+    shown = memlog(tmp_path, "show", "latest", MEMLOG_DIR=str(tmp_path / "elsewhere"))
+    assert shown.stdout.startswith("run k7m2xq9a  finished")
+
+
+def test_starting_it_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys, memlog.cli.main; "
+        "print({'torch', 'mlflow', 'wandb', 'numpy'} & sys.modules.keys() or 'nothing')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "nothing\n"
+
+
+def test_a_reader_that_leaves_is_no_error_to_speak_of(tmp_path: Path) -> None:
+    for number in range(3):
+        MadeRun(root_of(tmp_path), f"run{number}").write(
+            Run(at(0), "a long name " * 20_000, None, (), {})
+        ).closed()
+    for arguments in (("runs",), ("runs", "--json"), ("show", "run1")):
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        _, errors = process.communicate(timeout=60)
+        assert errors == b""
+
+
+def test_an_output_that_lacks_a_character_shows_the_rest(tmp_path: Path) -> None:
+    CourierState(backend="mlflow", stage="done", delivered=7).save(finished_run(root_of(tmp_path)))
+    MadeRun(root_of(tmp_path), "umlaut22").write(Run(at(0), "größe 大", None, (), {})).closed()
+    done = subprocess.run(
+        [*COMMAND, "runs"],
+        cwd=tmp_path,
+        env=environment(PYTHONIOENCODING="latin-1"),
+        capture_output=True,
+        check=True,
+    )
+    shown = done.stdout.decode("latin-1")
+    assert "mlflow 7 done" in shown
+    assert "größe ?" in shown
+
+
+def in_terminal(directory: Path, columns: int, *arguments: str) -> str:
+    """What a command shows in a terminal of so many columns."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=directory,
+        env=environment(TERM="xterm", NO_COLOR="1"),
+        stdin=child,
+        stdout=child,
+        stderr=child,
+    )
+    os.close(child)
+    shown = b""
+    while chunk := _read(parent):
+        shown += chunk
+    os.close(parent)
+    assert process.wait(timeout=60) == 0
+    return shown.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that the other end is closed
+        return b""
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_page_fits_its_terminal_and_cuts_no_id(tmp_path: Path, columns: int) -> None:
+    run = finished_run(root_of(tmp_path))
+    problem = "the tracker is down, " * 12
+    CourierState(backend="mlflow", stage="unreachable", problem=problem).save(run)
+    for arguments in (("runs",), ("show", "latest")):
+        shown = in_terminal(tmp_path, columns, *arguments).replace("\x1b[1m", "")
+        lines = [line.replace("\x1b[0m", "").replace("\x1b[2m", "") for line in shown.splitlines()]
+        assert max(map(len, lines)) <= columns
+        assert "k7m2xq9a" in shown
+
+
+def test_points_reach_mlflow_once_and_stay_where_they_began(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    run = run_for_mlflow(tmp_path)
+    database = f"sqlite:///{tmp_path}/one.db"
+    first = memlog(tmp_path, "sync", "latest", MLFLOW_TRACKING_URI=database)
+    assert (first.returncode, first.stderr) == (0, "")
+    own = CourierState.load(run, "mlflow").own_run
+    assert own is not None
+    assert first.stdout == (
+        f"mlflow: {2 * STEPS} points delivered (run {own.run_id} at {database})\n"
+    )
+    with max(run.path.glob("trainer-*.jsonl")).open("ab") as file:
+        file.write(b'[99,["batch",1790000009000000,99,1,1,"exact"]]\n')
+    other = f"sqlite:///{tmp_path}/other.db"
+    again = memlog(tmp_path, "sync", "latest", MLFLOW_TRACKING_URI=other)
+    assert again.stdout == f"mlflow: 2 points delivered (run {own.run_id} at {database})\n"
+    third = memlog(tmp_path, "sync", "latest")
+    assert third.stdout.startswith("mlflow: nothing is left to deliver")
+    assert not (tmp_path / "other.db").exists()
+
+    client = MlflowClient(database)
+    history = client.get_metric_history(own.run_id, "memory/host/rss_mib")
+    assert [metric.step for metric in history] == [*range(STEPS), 99]
+    assert client.get_run(own.run_id).info.status == "FINISHED"
+    assert client.get_run(own.run_id).info.run_name == "gpt"
+
+
+def test_a_tracker_that_is_down_is_one_line_and_a_later_sync_goes_on(tmp_path: Path) -> None:
+    run_for_mlflow(tmp_path)
+    line = complaint(
+        tmp_path,
+        "sync",
+        "latest",
+        "--timeout",
+        "0",
+        code=1,
+        MLFLOW_TRACKING_URI="http://me:secret@127.0.0.1:9",
+    )
+    assert "127.0.0.1" in line
+    assert "nothing is lost, call `memlog sync k7m2xq9a` again" in line
+    assert "secret" not in line
+    shown = memlog(tmp_path, "show", "latest").stdout
+    assert "0 points unreachable" in shown
+    assert "secret" not in shown
+    done = memlog(tmp_path, "sync", "latest", MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/up.db")
+    assert done.stdout.startswith(f"mlflow: {2 * STEPS} points delivered")
+
+
+def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
+    run_for_mlflow(tmp_path)
+    process = subprocess.Popen(
+        [*COMMAND, "sync", "latest", "--timeout", "100"],
+        cwd=tmp_path,
+        env=environment(MLFLOW_TRACKING_URI="http://127.0.0.1:9"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    state = root_of(tmp_path) / "k7m2xq9a" / "delivery" / "mlflow.json"
+    while not state.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130

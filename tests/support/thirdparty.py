@@ -1,0 +1,52 @@
+"""A third party's integration, installed for real: found through entry points like any other."""
+
+from pathlib import Path
+
+import pytest
+
+from memlog.sink import Connection, Sink, Target, TrackerRun
+from support.sinks import ListTracker
+
+_ENTRY_POINTS = """\
+[memlog.sinks]
+list = support.thirdparty:backend
+clientless = support.thirdparty:clientless
+"""
+
+
+class ListBackend:
+    """Delivers to whichever `ListTracker` is set."""
+
+    name = "list"
+    extra = "list"
+
+    def __init__(self, requires: str) -> None:
+        self.requires = requires
+        self.tracker = ListTracker()
+        self.environment: dict[str, str] = {}
+
+    def active_run(self) -> TrackerRun | None:
+        return None
+
+    def connection(self) -> Connection:
+        return Connection(environment=self.environment)
+
+    def open_sink(self, target: Target) -> Sink:
+        return self.tracker.open_sink(target)
+
+
+backend = ListBackend("json")
+clientless = ListBackend("a_client_that_nobody_installed")
+
+
+def install(site: Path, monkeypatch: pytest.MonkeyPatch) -> ListBackend:
+    """Makes ``site`` a folder of installed packages that holds this integration, with nothing in it yet."""
+    metadata = site / "list_for_memlog-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: list-for-memlog\nVersion: 1.0\n"
+    )
+    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
+    monkeypatch.syspath_prepend(site)
+    backend.tracker, backend.environment = ListTracker(), {}
+    return backend

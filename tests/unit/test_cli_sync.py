@@ -1,0 +1,250 @@
+"""`memlog sync`: what a tracker lacks arrives, where it belongs, and failures cost nothing."""
+
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support import thirdparty
+from support.journals import GIB, MadeRun, at, batch
+from support.thirdparty import ListBackend
+
+from memlog.cli.main import cli
+from memlog.delivery.state import CourierLock, CourierState
+from memlog.events import End, Run
+from memlog.journal import Binding, RunDirectory
+from memlog.sink import Target, TrackerRun
+
+STEPS = 25
+POINTS = 2 * STEPS
+
+
+@pytest.fixture(autouse=True)
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ListBackend:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path / "runs"))
+    return thirdparty.install(tmp_path / "site", monkeypatch)
+
+
+def made_run(tmp_path: Path, *backends: str, alive: bool = False) -> MadeRun:
+    made = MadeRun(tmp_path / "runs", alive=alive)
+    return made.write(Run(at(0), "gpt", "language", backends, {}))
+
+
+def steps(made: MadeRun) -> MadeRun:
+    return made.write(*(batch(step, GIB) for step in range(STEPS)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run that was recorded for the list and ended."""
+    return steps(made_run(tmp_path, "list")).write(End(at(3), "finished")).closed()
+
+
+def sync(*arguments: str, run: str = "latest") -> Result:
+    return CliRunner().invoke(cli, ["sync", run, "--timeout", "0", *arguments], prog_name="memlog")
+
+
+def said(*arguments: str) -> str:
+    result = sync(*arguments)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def complaint(*arguments: str, code: int) -> str:
+    result = sync(*arguments)
+    assert result.exit_code == code
+    [line] = result.stderr.splitlines()
+    assert line.startswith("memlog: ")
+    return line.removeprefix("memlog: ")
+
+
+def test_everything_arrives_and_the_own_run_is_ended(
+    run: RunDirectory, backend: ListBackend
+) -> None:
+    assert said() == f"list: {POINTS} points delivered (run own-{run.id} at memory://host)\n"
+    assert len(backend.tracker.all_points()) == POINTS
+    assert backend.tracker.ended == {f"own-{run.id}": "finished"}
+    [target] = backend.tracker.opened
+    assert (target.project, target.name) == ("language", "gpt")
+    assert target.begun_us == at(0)
+
+
+def test_a_second_time_nothing_is_left_and_the_tracker_is_not_asked(
+    run: RunDirectory, backend: ListBackend
+) -> None:
+    said()
+    backend.tracker.down = True
+    backend.tracker.opened.clear()
+    assert said() == (
+        f"list: nothing is left to deliver, it has {POINTS} points (run own-{run.id} at memory://host)\n"
+    )
+    assert backend.tracker.opened == []
+
+
+def test_points_that_came_after_follow(run: RunDirectory) -> None:
+    said()
+    segment = max(run.path.glob("trainer-*.jsonl"))
+    with segment.open("ab") as file:
+        file.write(b'[99,["batch",1790000009000000,99,1,1,"exact"]]\n')
+    assert said().startswith("list: 2 points delivered")
+
+
+def test_a_helper_that_died_before_it_ended_the_run_left_only_that(
+    run: RunDirectory, backend: ListBackend
+) -> None:
+    said()
+    state = CourierState.load(run, "list")
+    state.stage = "delivering"
+    state.save(run)
+    backend.tracker.ended.clear()
+    assert said().startswith("list: nothing was left to deliver (run own-")
+    assert backend.tracker.ended == {f"own-{run.id}": "finished"}
+
+
+def test_a_local_run_goes_to_the_backend_that_is_named(
+    tmp_path: Path, backend: ListBackend
+) -> None:
+    steps(made_run(tmp_path, "local")).closed()
+    assert said("--to", "list").startswith(f"list: {POINTS} points delivered")
+    assert list(backend.tracker.ended.values()) == ["killed"]
+
+
+def test_a_run_of_the_users_gets_its_points_without_being_named(
+    tmp_path: Path, backend: ListBackend
+) -> None:
+    steps(made_run(tmp_path).bound("list", "users", "memory://host")).closed()
+    assert said() == f"list: {POINTS} points delivered (run users at memory://host)\n"
+    assert list(backend.tracker.points) == ["users"]
+
+
+def test_a_run_that_is_still_going_stays_open(tmp_path: Path, backend: ListBackend) -> None:
+    made = steps(made_run(tmp_path, "list", alive=True))
+    first, second = said().splitlines()
+    # The newest step may still get another value.
+    assert first.startswith(f"list: {POINTS - 2} points delivered")
+    assert second.startswith(f"run {made.directory.id} is still going")
+    assert backend.tracker.ended == {}
+    made.write(End(at(9), "finished")).closed()
+    assert said().startswith("list: 2 points delivered")
+    assert len(backend.tracker.all_points()) == POINTS
+
+
+def test_a_tracker_that_is_down_costs_nothing(run: RunDirectory, backend: ListBackend) -> None:
+    backend.tracker.down = True
+    line = complaint(code=1)
+    assert line.startswith(
+        "list: the tracker is down: start it; gave up after 0 s: nothing is lost"
+    )
+    assert f"`memlog sync {run.id}`" in line
+    backend.tracker.down = False
+    assert said().startswith(f"list: {POINTS} points delivered")
+
+
+def test_it_goes_on_trying_as_long_as_it_is_told_to(
+    run: RunDirectory, backend: ListBackend
+) -> None:
+    backend.tracker.down = True
+    begun = time.monotonic()
+    assert "gave up after 0.2 s" in complaint("--timeout", "0.2", code=1)
+    assert time.monotonic() - begun >= 0.2
+    assert len(backend.tracker.opened) >= 2
+
+
+def test_a_client_that_fails_shows_no_traceback_and_no_password(
+    run: RunDirectory, backend: ListBackend
+) -> None:
+    backend.tracker.crash_after = 1
+    line = complaint(code=1)
+    assert line.startswith(
+        "list: RuntimeError: a bug in the client, password in memory://host; gave up"
+    )
+    assert CourierState.load(run, "list").stage == "unreachable"
+
+
+def test_refused_points_are_said(run: RunDirectory, backend: ListBackend) -> None:
+    backend.tracker.bad = frozenset({"memory/host/rss_peak_mib"})
+    assert said().startswith(
+        f"list: {STEPS} points delivered, {STEPS} refused (`memlog show` says which)"
+    )
+    shown = CliRunner().invoke(cli, ["show", "latest"]).stdout
+    assert f"list: rejected: memory/host/rss_peak_mib {STEPS}" in shown
+
+
+def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
+    with CourierLock(run, "list"):
+        assert "by its own helper process: wait for it" in complaint(code=1)
+
+
+def test_one_trackers_trouble_is_not_the_others(tmp_path: Path) -> None:
+    steps(made_run(tmp_path, "clientless", "list")).closed()
+    result = sync()
+    assert result.exit_code == 2
+    assert result.stdout.startswith(f"list: {POINTS} points delivered")
+    assert "pip install 'memlog-ml[list]'" in result.stderr
+
+
+def test_what_cannot_be_delivered_to_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    steps(made_run(tmp_path, "local")).closed()
+    assert "did you mean 'list'?" in complaint("--to", "lst", code=2)
+    assert "pip install 'memlog-ml[list]'" in complaint("--to", "clientless", code=2)
+    assert "is the journal itself" in complaint("--to", "local", code=2)
+    assert "was recorded for no tracker: name one with --to" in complaint(code=2)
+    assert "installed: list" in complaint(code=2)
+
+
+def test_a_name_in_a_journal_leads_to_no_file_outside(tmp_path: Path) -> None:
+    made = steps(made_run(tmp_path, "../../evil").bound("../../worse", "x", None))
+    made.closed()
+    before = {path for path in tmp_path.rglob("*") if path.name != "summary.json"}
+    assert "no backend is called" in complaint(code=2)
+    assert {path for path in tmp_path.rglob("*") if path.name != "summary.json"} == before
+
+
+def the_target(backend: ListBackend) -> Target:
+    [target] = backend.tracker.opened
+    return target
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, "http://host:5000/base"),
+        ({"LIST_URI": "http://other:5000"}, "http://host:5000/base"),
+        ({"LIST_URI": "http://me:secret@other:5000"}, "http://host:5000/base"),
+        ({"LIST_URI": "http://me:secret@host:5000/base/"}, "http://me:secret@host:5000/base/"),
+    ],
+)
+def test_a_joined_run_goes_on_where_it_is_with_the_environments_password(
+    tmp_path: Path, backend: ListBackend, environment: dict[str, str], address: str
+) -> None:
+    steps(made_run(tmp_path).bound("list", "users", "http://host:5000/base")).closed()
+    backend.environment = environment
+    said()
+    assert the_target(backend).joined == TrackerRun("users", address)
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({"LIST_URI": "http://other:5000"}, "http://host:5000"),
+        ({"LIST_URI": "http://me:secret@host:5000"}, "http://me:secret@host:5000"),
+    ],
+)
+def test_an_own_run_goes_on_where_it_was_opened(
+    run: RunDirectory, backend: ListBackend, environment: dict[str, str], address: str
+) -> None:
+    CourierState(backend="list", own_run=Binding("own-before", "http://host:5000")).save(run)
+    backend.environment = environment
+    said()
+    assert the_target(backend).connection.uri == address
+
+
+def test_a_run_that_no_tracker_has_yet_is_opened_where_the_environment_says(
+    run: RunDirectory, backend: ListBackend
+) -> None:
+    backend.environment = {"LIST_URI": "http://other:5000"}
+    said()
+    connection = the_target(backend).connection
+    assert connection.uri is None
+    assert connection.environment == {"LIST_URI": "http://other:5000"}
