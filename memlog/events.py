@@ -32,11 +32,14 @@ epochs. They are never mixed.
 from __future__ import annotations
 
 import time
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 SCHEMA_VERSION = 1
+
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A whole number that trackers and databases can hold; a journal with a larger one is damaged there."""
 
 Status: TypeAlias = Literal["finished", "failed", "killed"]
 """How a run ended."""
@@ -60,21 +63,21 @@ class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     """Device and index as in metric names: ``cuda0``, ``mps0``."""
-    allocated: int | None
+    allocated: Int | None
     """Held by tensors."""
-    reserved: int | None
+    reserved: Int | None
     """Held by the caching allocator."""
-    peak: int | None
+    peak: Int | None
     """Highest ``allocated``; ``peak_source`` says of when."""
     peak_source: PeakSource | None
-    inactive_split: int | None
+    inactive_split: Int | None
     """Free bytes in blocks that are partly in use: what fragmentation holds back."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     """A run begins."""
 
-    time_us: int
+    time_us: Int
     name: str | None
     project: str | None
     backends: tuple[str, ...]
@@ -85,28 +88,28 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
 class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters"):
     """Facts that hold for the whole run (versions, devices, sizes), for a tracker's parameters."""
 
-    time_us: int
+    time_us: Int
     values: dict[str, str]
 
 
 class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
     """An accelerator that the run uses, said once, before its first reading."""
 
-    time_us: int
+    time_us: Int
     name: str
     product: str | None
     """The maker's name for it, such as ``NVIDIA H100 80GB HBM3``."""
-    capacity: int | None
+    capacity: Int | None
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """An optimizer step is over."""
 
-    time_us: int
-    step: int
-    rss: int | None
+    time_us: Int
+    step: Int
+    rss: Int | None
     """This process's resident set."""
-    rss_peak: int | None
+    rss_peak: Int | None
     """Its watermark; ``rss_peak_source`` says of when."""
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
@@ -115,20 +118,21 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
     """A batch's loss, known later than the batch itself."""
 
-    time_us: int
-    step: int
-    value: float
+    time_us: Int
+    step: Int
+    value: float | None
+    """``None`` where it is no finite number: JSON has no name for those."""
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
     """An epoch is over. Peaks are those of the epoch."""
 
-    time_us: int
-    epoch: int
-    step: int | None
+    time_us: Int
+    epoch: Int
+    step: Int | None
     """The last step of the epoch, where there was one."""
-    rss: int | None
-    rss_peak: int | None
+    rss: Int | None
+    rss_peak: Int | None
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
 
@@ -136,10 +140,10 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
 class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation"):
     """A loss function was called once."""
 
-    time_us: int
-    evaluation: int
+    time_us: Int
+    evaluation: Int
     value: float | None
-    rss: int | None
+    rss: Int | None
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     """The type of the exception that the call ended with."""
@@ -148,10 +152,10 @@ class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation")
 class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
     """A watched block or function is over; sizes are changes over it."""
 
-    time_us: int
+    time_us: Int
     label: str
-    duration_us: int
-    rss_change: int | None
+    duration_us: Int
+    rss_change: Int | None
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
 
@@ -159,17 +163,17 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
 class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
     """A point that the trainer recorded by hand under a label."""
 
-    time_us: int
+    time_us: Int
     label: str
-    rss: int | None
+    rss: Int | None
     devices: tuple[DeviceReading, ...] = ()
 
 
 class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
     """A rule's threshold was crossed."""
 
-    time_us: int
-    step: int | None
+    time_us: Int
+    step: Int | None
     level: Literal["info", "warning", "error"]
     rule: str
     title: str
@@ -180,40 +184,40 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
     """A file was kept in the run's folder for every backend."""
 
-    time_us: int
+    time_us: Int
     name: str
     kind: str
     path: str
     """Relative to the run's folder."""
-    size: int
+    size: Int
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """What is dear to read, read by the helper process about once a second."""
 
-    time_us: int
-    step: int | None
+    time_us: Int
+    step: Int | None
     """The newest step in the journal at that moment; ``None`` before the first."""
-    tree_pss: int | None
+    tree_pss: Int | None
     """Proportional set size of the trainer and its descendants, without memlog's helper."""
-    tree_processes: int | None
-    available: int | None
+    tree_processes: Int | None
+    available: Int | None
     """Memory that the machine can still give without swapping."""
-    cgroup_used: int | None
-    cgroup_limit: int | None
+    cgroup_used: Int | None
+    cgroup_limit: Int | None
     """The smallest limit up the cgroup's path; ``None`` where there is none."""
 
 
 class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     """memlog's own state since the run began."""
 
-    time_us: int
-    step: int | None
+    time_us: Int
+    step: Int | None
     overhead_ms: float | None
     """Mean time that memlog took from the trainer's thread, a step, since the last such event."""
     overhead_total_ms: float
-    dropped: dict[str, int]
-    faults: dict[str, int]
+    dropped: dict[str, Int]
+    faults: dict[str, Int]
     queued: bool = False
     """Whether the file system is so slow that writing moved to a queue."""
 
@@ -221,7 +225,7 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """The run is over."""
 
-    time_us: int
+    time_us: Int
     status: Status
     reason: str | None = None
 

@@ -125,8 +125,11 @@ class Backend(Protocol):
     def connection(self) -> Connection:
         """What the client would use to connect if it were called in this process, now."""
 
+    def prepare(self) -> None:
+        """Does, in the helper process, what takes seconds and needs no connection: the client's import."""
+
     def open_sink(self, target: Target) -> Sink:
-        """Builds the sink; only here may the tracker's client be imported."""
+        """Builds the sink, in a process of memlog's own; only here and in `prepare` is it imported."""
 
 
 def find_backends() -> dict[str, Backend]:

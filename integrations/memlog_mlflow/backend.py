@@ -46,10 +46,16 @@ class MlflowBackend:
         return seen
 
     def connection(self) -> Connection:
-        """The tracking URI (``None``: the environment says) and what the client reads of that."""
+        """The tracking URI (``None``: MLflow's default) and what the client reads of the environment."""
         mlflow = _imported_mlflow()
-        uri = None if mlflow is None else absolute_uri(mlflow.get_tracking_uri())
-        return Connection(uri=uri, environment=environment.gathered())
+        found = environment.gathered()
+        if mlflow is None:
+            return Connection(uri=found.get(environment.TRACKING_URI), environment=found)
+        return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
+
+    def prepare(self) -> None:
+        """Imports mlflow, which takes seconds; see `open_sink` for what else that means."""
+        self._import_sink(Connection())
 
     def open_sink(self, target: Target) -> Sink:
         """Builds the sink, and imports mlflow for it.
@@ -57,11 +63,14 @@ class MlflowBackend:
         Call it in a process of memlog's own: it sets environment variables that bound MLflow's
         timeouts and retries.
         """
-        environment.apply(target.connection)
-        # mlflow reads some variables while it is imported, which the sink's module does.
-        module = importlib.import_module("memlog_mlflow.sink")
-        sink: Sink = module.MlflowSink(target)
+        sink: Sink = self._import_sink(target.connection).MlflowSink(target)
         return sink
+
+    @staticmethod
+    def _import_sink(connection: Connection) -> ModuleType:
+        # In this order: mlflow reads some variables while it is imported.
+        environment.apply(connection)
+        return importlib.import_module("memlog_mlflow.sink")
 
 
 def _imported_mlflow() -> ModuleType | None:

@@ -57,9 +57,7 @@ def refused(status: str) -> TrackerUnavailableError:
 
 def unavailable(text: str) -> TrackerUnavailableError:
     """The error for a tracker that can't be reached, or is in trouble."""
-    return TrackerUnavailableError(
-        f"MLflow is not available ({_one_line(text)}): nothing is lost, memlog tries again"
-    )
+    return TrackerUnavailableError(f"MLflow is not available ({_one_line(text)})")
 
 
 def error_code(error: BaseException) -> str | None:

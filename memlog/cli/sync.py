@@ -43,9 +43,9 @@ def sync(run: str, backend: str | None, timeout: float, directory: Path | None) 
     RUN is a run's id, the unique beginning of one, or "latest". Its points go to the trackers that it was
     recorded for. Nothing is lost where that fails, and nothing doubled where it is done again.
 
-    A tracker's run that points went to before goes on where it is, whatever address your environment
-    names; a user and password for that very address are taken from there. A run that no tracker has yet
-    is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
+    It goes on where the training script sent it, whatever address your environment names; a user and
+    password for that very address are taken from there. With --to, a run that this tracker does not have
+    yet is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
     """
     found = find_run(runs_directory(directory), run)
     summary = summarize(found, read_states(found), remember=True)
@@ -115,13 +115,17 @@ def _courier(run: RunDirectory, summary: Summary, backend: Backend, name: str) -
         may_open_own=True,
     )
     connection = backend.connection()
+    if courier.state.address is not None:
+        # It may never have been reached: a run is opened where the trainer would have opened it.
+        uri = _address(courier.state.address, connection)
+        connection = msgspec.structs.replace(connection, uri=uri)
     delivery = summary.health.delivered.get(name)
     for known in delivery.runs if delivery else ():
         uri = _address(known.uri, connection)
         courier.know(TrackerRun(known.id, uri))
         if known.own:
             connection = msgspec.structs.replace(connection, uri=uri)
-    courier.connection = connection
+    courier.connect(connection)
     return courier
 
 

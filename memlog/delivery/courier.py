@@ -57,7 +57,7 @@ class Courier:
         self.backend = backend
         self.may_open_own = may_open_own
         self.state = CourierState.load(run, backend)
-        self.connection = Connection()
+        self._connection = Connection()
         self._open_sink = open_sink
         self._project = project
         self._name = name
@@ -66,6 +66,12 @@ class Courier:
         self._sinks: dict[str | None, Sink] = {}
         self._readings: dict[str, _Reading] = {}
         self._failures = 0
+
+    def connect(self, connection: Connection) -> None:
+        """Says how the tracker's client is to connect; the address is remembered without credentials."""
+        self._connection = connection
+        if connection.uri is not None:
+            self.state.address = without_credentials(connection.uri)
 
     def know(self, run: TrackerRun) -> None:
         """Remembers, in memory only, the full address of a run of the user's."""
@@ -192,7 +198,7 @@ class Courier:
                 project=self._project,
                 name=self._name,
                 begun_us=self._begun_us,
-                connection=self.connection,
+                connection=self._connection,
             )
         )
         sink.probe()

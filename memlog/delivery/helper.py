@@ -8,7 +8,6 @@ tracker can't be reached, after ``linger`` seconds more. What is left then stays
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import selectors
@@ -16,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -99,7 +97,7 @@ class Helper:
             logger.warning("a message from the trainer can't be read: %s", error)
             return
         if isinstance(message, messages.Connect):
-            self._courier(message.backend).connection = message.connection
+            self._courier(message.backend).connect(message.connection)
         elif isinstance(message, messages.Bind):
             self._courier(message.backend).know(message.run)
             uri = None if message.run.uri is None else without_credentials(message.run.uri)
@@ -122,8 +120,7 @@ class Helper:
             begun_us=self._begin.begun_us,
         )
         # The client takes seconds to import: a named backend will need it, another perhaps never.
-        prepare = partial(importlib.import_module, backend.requires) if named else None
-        thread = CourierThread(courier, prepare)
+        thread = CourierThread(courier, backend.prepare if named else None)
         self._couriers[name] = thread
         thread.start()
 

@@ -34,6 +34,8 @@ class CourierState(msgspec.Struct, kw_only=True):
     stage: Stage = "waiting"
     problem: str | None = None
     """Why it is not delivering, in one line."""
+    address: str | None = None
+    """Where the tracker is, without user and password, as the trainer's client had it."""
     own_run: Binding | None = None
     """The tracker's run that the sink opened itself."""
     joined: list[str] = []

@@ -1,6 +1,6 @@
 """MLflow's own page in a real browser: for the test that looks at it, and for the README's picture.
 
-    python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/mlflow-demo.png
+python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/mlflow-demo.png
 """
 
 import contextlib
@@ -65,19 +65,28 @@ def chromium() -> Iterator[Page]:
     assert path, "this needs Chromium: apt-get install chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page = browser.new_page(viewport={"width": 1440, "height": 820})
         page.set_default_timeout(PAGE_TIMEOUT_MS)
         yield page
         browser.close()
 
 
+# The page opens with its assistant and in the view for language models, which a person puts away once.
+PUT_AWAY = """
+localStorage.setItem("mlflow.workflowType_v1", '"machine_learning"');
+localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
+localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
+"""
+
+
 def show_memory(page: Page, address: str, experiment_id: str, run_id: str) -> None:
-    """Opens a run's metrics and waits until the chart of the resident set is drawn."""
+    """Opens a run's charts of the host's memory and waits until they are drawn."""
+    page.add_init_script(PUT_AWAY)
     page.goto(f"{address}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics")
-    chart = page.get_by_text("memory/host/rss_mib", exact=True).first
-    chart.wait_for()
+    page.get_by_placeholder("Search metric charts").fill("host")
+    page.get_by_text("rss_mib", exact=True).first.wait_for()
     page.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(state="attached")
-    page.wait_for_timeout(1500)  # the charts fade in
+    page.wait_for_timeout(3000)  # the charts fade in
 
 
 def newest_run(uri: str) -> tuple[str, str]:

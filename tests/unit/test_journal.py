@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
-from memlog.events import Batch, DeviceReading, End, Event, Run
+from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
 from memlog.health import Health
 from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
 
@@ -128,6 +128,7 @@ def test_a_torn_last_line_is_waited_for_and_then_read(tmp_path: Path) -> None:
         (b'[1,["from_the_future",1,2]]\n', "unknown_event"),
         (b"x" * (3 * 1024**2) + b"\n", "too_long"),
         (b"{}\n", "garbage"),
+        (b'[1,["batch",1,2,' + b"9" * 400 + b",null,null]]\n", "garbage"),
         (b"\n", "garbage"),
     ],
 )
@@ -142,6 +143,11 @@ def test_a_line_that_cannot_be_read_costs_itself_alone(
     file_reader = reader(tmp_path)
     assert [entry.event for entry in file_reader.read()] == [batch(0), batch(1)]
     assert dict(file_reader.skipped) == {reason: 1}
+
+
+def test_a_loss_that_is_no_number_is_unknown(tmp_path: Path) -> None:
+    writer(tmp_path).append(Loss(1, 0, float("nan")))
+    assert events(tmp_path) == [Loss(1, 0, None)]
 
 
 def test_fields_that_a_newer_version_adds_are_ignored(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_lines_that_memlog_did_not_write_are_counted(tmp_path: Path) -> None:
         file.write(b'hello\n[7,["teleport",1]]\n')
         # A number that can't be so many MiB; of the calendar, and of a screen's width.
         file.write(b'[8,["batch",1,1,' + b"9" * 400 + b",null,null]]\n")
-        file.write(b'[9,["loss",' + b"9" * 30 + b",1,0.5]]\n")
+        file.write(b'[9,["loss",' + b"9" * 18 + b",1,0.5]]\n")
     summary = summarize(run)
     assert summary.health.dropped == {"journal_garbage": 2, "journal_unknown_event": 1}
     assert summary.health.published == 2
