@@ -265,7 +265,7 @@ def init(
         name: That run's name.
         model: The model, whose size is recorded with the run's parameters.
         every: Publish a batch event at every so many steps.
-        alerts: Rules as text.
+        alerts: Rules as text. None is understood yet: pass none.
         dir: The folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping, by these names or by those of the monitors that memlog
             takes over (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that

@@ -75,6 +75,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Checks ranges: the types were checked when the settings were built."""
+        if self.alerts:
+            raise ConfigurationError(
+                "alerts: this version of memlog has no alert rules yet: leave them out"
+            )
         self._require("every", self.every >= 1, "a whole number from 1 up")
         self._require("initial_step", self.initial_step >= 0, "0 or more")
         self._require("verbose_batches", self.verbose_batches >= 0, "0 or more")

@@ -4,12 +4,13 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from support import child
-from support.truth import plan_of, rows_in_mlflow, rows_of
+from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 from memlog.delivery.state import CourierState
 from memlog.events import Batch
@@ -40,9 +41,8 @@ def kill_after_first_step(process: "subprocess.Popen[str]", seconds: float) -> i
     """Ends a publisher with SIGKILL that long after its first step; returns the last it had told."""
     assert process.stdout is not None
     told = [process.stdout.readline()]
-    time.sleep(seconds)
-    process.kill()
-    told += process.stdout.readlines()
+    threading.Timer(seconds, process.kill).start()
+    told += process.stdout.readlines()  # meanwhile, or the publisher would wait for room in the pipe
     process.wait(timeout=30)
     process.stdout.close()
     if process.stderr is not None:
@@ -103,10 +103,7 @@ def test_the_helper_outlives_a_killed_trainer_and_delivers_the_rest(tmp_path: Pa
     process = child.start(PUBLISHER, tmp_path, "mlflow")
     kill_after_first_step(process, 0.2)
     run = find_run(tmp_path / "runs", "latest")
-    deadline = time.monotonic() + 120
-    while CourierState.load(run, "mlflow").stage != "done" and time.monotonic() < deadline:
-        time.sleep(0.2)
-    own = CourierState.load(run, "mlflow").own_run
+    own = wait_until_delivered(tmp_path / "runs").own_run
     assert own is not None
     rows = rows_in_mlflow(f"sqlite:///{tmp_path}/mlflow.db", own.run_id)
     assert rows == rows_of(plan_of(run))

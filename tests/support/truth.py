@@ -1,8 +1,11 @@
 """What a tracker should hold, worked out from the journal alone, and what MLflow holds."""
 
+import time
 from collections import Counter
+from pathlib import Path
 
-from memlog.journal import RunDirectory
+from memlog.delivery.state import CourierState
+from memlog.journal import RunDirectory, find_run
 from memlog.metrics import Plan
 from memlog.sink import Point
 
@@ -37,3 +40,16 @@ def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
         for key in keys
         for metric in client.get_metric_history(run_id, key)
     )
+
+
+def wait_until_delivered(runs: Path, backend: str = "mlflow", seconds: float = 150) -> CourierState:
+    """What the newest run's courier remembers once it is done: it outlives a trainer that is killed.
+
+    Only then may a test open the tracker's database: while MLflow makes one, nobody else can.
+    """
+    run = find_run(runs, "latest")
+    deadline = time.monotonic() + seconds
+    while (state := CourierState.load(run, backend)).stage != "done":
+        assert time.monotonic() < deadline, state
+        time.sleep(0.2)
+    return state

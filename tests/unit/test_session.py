@@ -234,6 +234,7 @@ def test_init_returns_at_once() -> None:
         ({"every": "two"}, "wrong type"),
         ({"dir": "/proc/nowhere"}, "set MEMLOG_DIR to a folder that can be written"),
         ({"config": 7}, "pass a plain mapping"),
+        ({"alerts": ["host.rss > 80%"]}, "has no alert rules yet"),
     ],
 )
 def test_what_the_user_got_wrong_is_one_line_with_the_remedy(
