@@ -168,7 +168,7 @@ def print_where_to_look(backend: str) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small GPT under memlog's eyes.")
-    parser.add_argument("--steps", type=int, default=400, help="optimizer steps (%(default)s)")
+    parser.add_argument("--steps", type=int, default=320, help="optimizer steps (%(default)s)")
     parser.add_argument("--backend", default="mlflow", help="mlflow, local, … (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     return parser.parse_args()

@@ -1,5 +1,6 @@
 """The bet of the design: what was published survives, and reaches the tracker once."""
 
+import contextlib
 import os
 import random
 import signal
@@ -42,13 +43,28 @@ def kill_after_first_step(process: "subprocess.Popen[str]", seconds: float) -> i
     assert process.stdout is not None
     told = [process.stdout.readline()]
     threading.Timer(seconds, process.kill).start()
-    told += process.stdout.readlines()  # meanwhile, or the publisher would wait for room in the pipe
+    told += (
+        process.stdout.readlines()
+    )  # meanwhile, or the publisher would wait for room in the pipe
     process.wait(timeout=30)
     process.stdout.close()
     if process.stderr is not None:
         process.stderr.close()
     whole = [line for line in told if line.endswith("\n")]
     return int(whole[-1])
+
+
+def kill_helper(run: RunDirectory) -> None:
+    """Ends a run's helper with SIGKILL, as soon as it has come up, and waits until it is gone."""
+    deadline = time.monotonic() + 60
+    while not (helpers := [file for file in run.files() if "helper" in file.process]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pid = int(helpers[0].process.removeprefix("helper-"))
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # no such file: it is gone
+        while " Z " not in Path(f"/proc/{pid}/stat").read_text():
+            time.sleep(0.02)
 
 
 def steps_in(run: RunDirectory) -> list[int]:
@@ -81,9 +97,7 @@ def test_a_killed_run_reaches_mlflow_whole_and_once(tmp_path: Path) -> None:
     kill_after_first_step(process, 0.2)
     run = find_run(tmp_path / "runs", "latest")
     assert not run.is_alive()
-    helper = next(file for file in run.files() if "helper" in file.process)
-    os.kill(int(helper.process.removeprefix("helper-")), signal.SIGKILL)  # the helper dies too
-    time.sleep(0.2)
+    kill_helper(run)
 
     arguments = ("sync", "latest", "--dir", "runs", "--timeout", "120")
     child.memlog(*arguments, directory=tmp_path)
