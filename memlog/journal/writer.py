@@ -73,7 +73,7 @@ class JournalWriter:
             initial_step=initial_step,
         )
         try:
-            self._file = _SegmentFile(directory, self._encode(self._header), self._header)
+            self._file = _SegmentFile(directory, self._first_line(), self._header)
         except OSError as error:
             raise UnwritableDirectoryError(
                 f"can't write the journal in {directory}: {error.strerror}; "
@@ -102,7 +102,7 @@ class JournalWriter:
         with self._lock:
             seq = self._seq
             self._seq = seq + 1
-            line = self._encode(Record(seq, event))
+            line = self._encoder.encode(Record(seq, event)) + b"\n"
             self._size += len(line)
             if self._queue is not None:
                 self._queue.put(partial(self._write, line))
@@ -133,13 +133,13 @@ class JournalWriter:
                 count=self._queue.waiting(),
             )
 
-    def _encode(self, line: Record | Header) -> bytes:
-        return self._encoder.encode(line) + b"\n"
+    def _first_line(self) -> bytes:
+        return self._encoder.encode(self._header) + b"\n"
 
     def _begin_segment(self, header: Header) -> None:
         self._header = msgspec.structs.replace(header, segment=self._header.segment + 1)
         self._size = 0
-        switch = partial(self._switch_file, self._encode(self._header), self._header)
+        switch = partial(self._switch_file, self._first_line(), self._header)
         if self._queue is not None:
             self._queue.put_always(switch)
         else:

@@ -32,12 +32,19 @@ class Description(NamedTuple):
     capacity: int | None = None
 
 
+LOOK_EVERY_S = 5.0
+"""Between looks at devices that were not in use so far."""
+
+
 class Backend(Protocol):
     """One kind of accelerator. Any of these may raise whatever torch raises."""
 
     @property
     def kind(self) -> str:
         """The name in front of a device's index, as in ``cuda0``."""
+
+    def possible(self, torch: Any, /) -> bool:
+        """Whether torch was built for it, which stays as it is."""
 
     def ready(self, torch: Any, /) -> bool:
         """Whether the run has initialised it; asked at every reading, so it must be cheap."""
@@ -84,6 +91,10 @@ class _CudaLike:
     """Kinds whose module follows the shape of ``torch.cuda``; the module bears the kind's name."""
 
     kind: str
+
+    def possible(self, torch: Any) -> bool:
+        compiled = getattr(getattr(torch, self.kind), "_is_compiled", None)
+        return compiled is None or bool(compiled())
 
     def ready(self, torch: Any) -> bool:
         return bool(getattr(torch, self.kind).is_initialized())
@@ -147,6 +158,9 @@ class MpsBackend:
     def __init__(self) -> None:
         self.noticed = False
 
+    def possible(self, torch: Any) -> bool:
+        return bool(torch.backends.mps.is_built())
+
     def ready(self, _torch: Any) -> bool:
         return self.noticed
 
@@ -173,20 +187,29 @@ class OtherBackend:
 
     kind = "accelerator"
 
-    def __init__(self) -> None:
-        self._asks: bool | None = None
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ask_again = float("-inf")
+        self._found = False
+
+    def possible(self, torch: Any) -> bool:
+        return hasattr(torch.accelerator, "memory_stats") and not _has_own_backend(torch)
 
     def ready(self, torch: Any) -> bool:
-        if self._asks is None:
-            # What torch was built for stays as it is: looked up once, since this runs every step.
-            self._asks = hasattr(torch.accelerator, "memory_stats") and not _has_own_backend(torch)
-        if not self._asks:
+        if not self._found and not self._look(torch):
             return False
-        device = torch.accelerator.current_accelerator()
-        if device is None:
-            return False
-        self.kind = device.type
         return bool(getattr(torch, self.kind).is_initialized())
+
+    def _look(self, torch: Any) -> bool:
+        """Such a device comes with a package of its own, perhaps imported later: asked now and then."""
+        now = self._clock()
+        if now < self._ask_again:
+            return False
+        self._ask_again = now + LOOK_EVERY_S
+        device = torch.accelerator.current_accelerator()
+        if device is not None:
+            self.kind, self._found = device.type, True
+        return self._found
 
     def count(self, torch: Any) -> int:
         return int(torch.accelerator.device_count())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from memlog.events import Device, DeviceReading, now_us
 from memlog.health import Health
 from memlog.probes._backends import (
+    LOOK_EVERY_S,
     Backend,
     CudaBackend,
     Description,
@@ -19,8 +20,6 @@ from memlog.probes._backends import (
     XpuBackend,
 )
 from memlog.probes.peaks import PeakWindow
-
-_SCAN_EVERY_S = 5.0
 
 
 class AcceleratorProbe:
@@ -38,11 +37,9 @@ class AcceleratorProbe:
     def __init__(self, health: Health, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._health = health
         self._mps = MpsBackend()
-        backends: tuple[Backend, ...] = (CudaBackend(), XpuBackend(), self._mps, OtherBackend())
+        self._clock = clock
         self._new: list[_Found] = []
-        self._kinds = tuple(
-            _DevicesOfAKind(backend, health, clock, self._new) for backend in backends
-        )
+        self._kinds: tuple[_DevicesOfAKind, ...] | None = None
 
     def notice(self, device_type: str) -> None:
         """Hears where a tensor of the run lies, from somebody who holds one.
@@ -60,6 +57,10 @@ class AcceleratorProbe:
         torch = sys.modules.get("torch")
         if torch is None:
             return ()
+        if self._kinds is None:
+            self._kinds = tuple(self._possible_kinds(torch))
+        if not self._kinds:
+            return ()  # a build for the CPU alone, at every step of which this is all
         readings: list[DeviceReading] = []
         for devices in self._kinds:
             try:
@@ -68,6 +69,13 @@ class AcceleratorProbe:
             except Exception as error:  # noqa: BLE001, PERF203 - one kind's trouble is not the others'
                 self._health.fault(f"looking for {devices.backend.kind} devices", error)
         return tuple(readings)
+
+    def _possible_kinds(self, torch: Any) -> Iterator[_DevicesOfAKind]:
+        backends = (CudaBackend(), XpuBackend(), self._mps, OtherBackend(self._clock))
+        for backend in backends:
+            with self._health.contained(f"looking for {backend.kind} devices"):
+                if backend.possible(torch):
+                    yield _DevicesOfAKind(backend, self._health, self._clock, self._new)
 
     def new_devices(self) -> tuple[Device, ...]:
         """The devices that were read for the first time since the last call."""
@@ -111,7 +119,7 @@ class _DevicesOfAKind:
         now = self._clock()
         if now < self._next_scan:
             return sorted({*self._windows, self.backend.current(torch)})
-        self._next_scan = now + _SCAN_EVERY_S
+        self._next_scan = now + LOOK_EVERY_S
         return range(self.backend.count(torch))
 
     def _figures(self, torch: Any, index: int) -> Figures | None:

@@ -65,7 +65,8 @@ class HostProbe:
             # Nobody resets this mark, but the kernel keeps counts by processor and adds them up
             # loosely: without this, their jitter would look like a reset.
             self._highest = mark = max(mark, self._highest, rss)
-        return HostReading(rss, *self._window.advance(rss, mark))
+        peak, source = self._window.advance(rss, mark)
+        return HostReading(rss, peak, source)
 
     def _open(self) -> _Memory | None:
         try:
