@@ -5,7 +5,7 @@ the clock: a wrapper begins before the optimizer that it wraps, so nested steps 
 optimizers that take turns one is counted. Where the clock falls silent another takes over.
 
 A step that a ``GradScaler`` skips calls no hook and micro-batches of an accumulated gradient are no steps:
-neither has an event.
+neither has an event. Nor has a step inside ``torch.compile``: reading memory there would break its graph.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class OptimizerClock:
         self._armed = False
         self._others = 0
 
-    def begin(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """Torch's hook before a step."""
+    def begin(self, optimizer: Any) -> None:
+        """A step begins."""
         if self._clock is None or self._clock() is None or self._others >= SILENCE:
             self._clock = weakref.ref(optimizer)
             self._others = 0
         if self._clock() is optimizer:
             self._armed = True
 
-    def end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """Torch's hook after a step."""
+    def end(self, optimizer: Any) -> None:
+        """A step is over."""
         if self._clock is None or self._clock() is not optimizer:
             self._others += 1
         elif self._armed:
@@ -83,9 +83,28 @@ class Autolog:
 
     def _install(self, module: ModuleType) -> None:
         self._handles = [
-            module.register_optimizer_step_pre_hook(self._clock.begin),
-            module.register_optimizer_step_post_hook(self._clock.end),
+            module.register_optimizer_step_pre_hook(
+                _unless_compiling(module.torch, self._clock.begin)
+            ),
+            module.register_optimizer_step_post_hook(
+                _unless_compiling(module.torch, self._clock.end)
+            ),
         ]
+
+
+def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
+    """A hook for torch that is nothing at all in a compiled graph, and so breaks none.
+
+    Args:
+        torch: The module, which may still be in the middle of its import.
+        notice: What the hook does elsewhere.
+    """
+
+    def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            notice(optimizer)
+
+    return hook
 
 
 class ImportWatch:

@@ -75,6 +75,15 @@ class BatchRecorder:
         if not noticed:
             self._record()
 
+    def say_if_nothing_was_noticed(self) -> None:
+        """Warns where torch was loaded and yet no step was seen: the run would be empty in silence."""
+        if self._next == self._settings.initial_step and "torch" in sys.modules:
+            self._health.say_once(
+                "no_steps",
+                "no optimizer step was noticed (none was made, or it was inside torch.compile): "
+                "call session.step() after each step",
+            )
+
     def publish_health(self) -> None:
         """Publishes memlog's own state. Never raises."""
         last = self._next - 1 if self._next > self._settings.initial_step else None

@@ -157,6 +157,7 @@ class _Live:
         if forks.generation != self._generation:
             return  # a fork's copy: the run is its parent's
         self._autolog.remove()
+        self.batches.say_if_nothing_was_noticed()
         self.batches.publish_health()
         self._bus.publish(End(now_us(), status))
         self._binder.connect()

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -171,3 +172,35 @@ torch.optim.SGD([weight], lr=0.1).step()
 assert steps == [1], steps
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+COMPILED = """
+import warnings
+import torch
+warnings.filterwarnings("error", message="Dynamo does not know how to trace")
+from torch._dynamo.testing import CompileCounter
+import memlog
+
+def graphs():
+    torch._dynamo.reset()
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([weight], lr=torch.tensor(0.1))
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter)
+    def step():
+        optimizer.step()
+
+    for _ in range(3):
+        weight.grad = torch.ones(4)
+        step()
+    return counter.frame_count, counter.op_count, weight.tolist()
+
+bare = graphs()
+with memlog.init("local"):
+    assert graphs() == bare
+"""
+
+
+def test_a_compiled_step_has_the_same_graphs_with_memlog_as_without(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=240, cwd=tmp_path)
