@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from memlog.cli.options import SETTINGS
 from memlog.errors import MissingExtraError
 from memlog.session import finish
 from memlog.sink import LOCAL, is_installed, load_backend
 
 
-@click.command()
+@click.command(context_settings=SETTINGS)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),

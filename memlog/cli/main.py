@@ -10,6 +10,7 @@ import click
 
 from memlog._version import __version__
 from memlog.cli.demo import demo
+from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
 from memlog.cli.runs import runs
 from memlog.cli.show import show
@@ -66,10 +67,7 @@ def _of_the_system(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
-@click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(cls=_Commands, context_settings=SETTINGS)
 @click.version_option(__version__, prog_name="memlog")
 def cli() -> None:
     """Where the memory of your training goes, step by step."""

@@ -8,6 +8,9 @@ import click
 
 from memlog.settings import DEFAULT_DIRECTORY
 
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""What every command is made with: click remembers its help option from the first call, whoever called."""
+
 run_argument = click.argument("run", metavar="RUN")
 """An id, the unique beginning of one, or ``latest``."""
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import SCHEMA, Delivery, RunStatus
 from memlog.analysis.folds import ALLOCATED, HOST
-from memlog.cli.options import dir_option, json_option
+from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import STATUS_STYLES, local_time, page, plain, print_json, sign, table
 from memlog.delivery.state import read_states
 from memlog.journal import RunDirectory, find_run, list_runs
@@ -48,7 +48,7 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[RunLine]
 
 
-@click.command()
+@click.command(context_settings=SETTINGS)
 @json_option
 @dir_option
 def runs(directory: Path | None, as_json: bool) -> None:

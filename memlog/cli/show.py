@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from memlog.analysis import encode, summarize
-from memlog.cli.options import dir_option, json_option, run_argument
+from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, print_json
 from memlog.cli.summary_page import print_summary
 from memlog.delivery.state import read_states
@@ -15,7 +15,7 @@ from memlog.journal import find_run
 from memlog.settings import runs_directory
 
 
-@click.command()
+@click.command(context_settings=SETTINGS)
 @run_argument
 @json_option
 @dir_option

@@ -12,7 +12,7 @@ import msgspec
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import Delivery
 from memlog.cli.meter import Meter
-from memlog.cli.options import dir_option, run_argument
+from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.courier import Courier
 from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
@@ -26,7 +26,7 @@ _RETRY = 1.0
 """Seconds between attempts at a tracker that is in trouble."""
 
 
-@click.command()
+@click.command(context_settings=SETTINGS)
 @run_argument
 @click.option("--to", "backend", metavar="BACKEND", help="Deliver to this one instead.")
 @click.option(
@@ -52,7 +52,9 @@ def sync(run: str, backend: str | None, timeout: float, directory: Path | None) 
     failures = []
     for name in _backends(summary, backend):
         try:
-            click.echo(one_line(_sync(found, summary, name, timeout)))
+            click.echo(
+                one_line(_sync(found, summary, name, timeout, elsewhere=backend is not None))
+            )
         except MemlogError as error:  # noqa: PERF203 - one tracker's trouble is not the others'
             failures.append(error)
     if failures:
@@ -86,7 +88,9 @@ def _joined(failures: list[MemlogError]) -> MemlogError:
     return type(failures[0])("; ".join(str(failure) for failure in failures))
 
 
-def _sync(run: RunDirectory, summary: Summary, name: str, timeout: float) -> str:
+def _sync(
+    run: RunDirectory, summary: Summary, name: str, timeout: float, *, elsewhere: bool
+) -> str:
     """Delivers to one backend, and returns what is to be said of it."""
     complete = summary.status != "running"
     delivery = summary.health.delivered.get(name)
@@ -96,14 +100,16 @@ def _sync(run: RunDirectory, summary: Summary, name: str, timeout: float) -> str
         return f"{name}: {told}{_where(state, delivery)}"
     backend = load_backend(name)
     with CourierLock(run, name):
-        courier = _courier(run, summary, backend, name)
+        courier = _courier(run, summary, backend, name, elsewhere=elsewhere)
         before = copy.deepcopy(courier.state)
         with Meter(courier):
             _deliver(courier, timeout, complete=complete)
     return f"{name}: {_told(before, courier.state)}{_where(courier.state, delivery)}"
 
 
-def _courier(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> Courier:
+def _courier(
+    run: RunDirectory, summary: Summary, backend: Backend, name: str, *, elsewhere: bool
+) -> Courier:
     header = run.trainer()
     courier = Courier(
         run,
@@ -115,7 +121,7 @@ def _courier(run: RunDirectory, summary: Summary, backend: Backend, name: str) -
         may_open_own=True,
     )
     connection = backend.connection()
-    if courier.state.address is not None:
+    if courier.state.address is not None and not elsewhere:
         # It may never have been reached: a run is opened where the trainer would have opened it.
         uri = _address(courier.state.address, connection)
         connection = msgspec.structs.replace(connection, uri=uri)

@@ -68,10 +68,8 @@ class Courier:
         self._failures = 0
 
     def connect(self, connection: Connection) -> None:
-        """Says how the tracker's client is to connect; the address is remembered without credentials."""
+        """Says how the tracker's client is to connect."""
         self._connection = connection
-        if connection.uri is not None:
-            self.state.address = without_credentials(connection.uri)
 
     def know(self, run: TrackerRun) -> None:
         """Remembers, in memory only, the full address of a run of the user's."""

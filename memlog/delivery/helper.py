@@ -97,7 +97,11 @@ class Helper:
             logger.warning("a message from the trainer can't be read: %s", error)
             return
         if isinstance(message, messages.Connect):
-            self._courier(message.backend).connect(message.connection)
+            courier = self._courier(message.backend)
+            courier.connect(message.connection)
+            if message.connection.uri is not None:
+                # For `memlog sync`, later and elsewhere, should the tracker not be reached before.
+                courier.state.address = without_credentials(message.connection.uri)
         elif isinstance(message, messages.Bind):
             self._courier(message.backend).know(message.run)
             uri = None if message.run.uri is None else without_credentials(message.run.uri)
