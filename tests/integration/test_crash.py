@@ -1,16 +1,13 @@
 """The bet of the design: what was published survives, and reaches the tracker once."""
 
-import contextlib
-import os
 import random
-import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from support import child
+from support.child import kill_helper
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 from memlog.delivery.state import CourierState
@@ -52,19 +49,6 @@ def kill_after_first_step(process: "subprocess.Popen[str]", seconds: float) -> i
         process.stderr.close()
     whole = [line for line in told if line.endswith("\n")]
     return int(whole[-1])
-
-
-def kill_helper(run: RunDirectory) -> None:
-    """Ends a run's helper with SIGKILL, as soon as it has come up, and waits until it is gone."""
-    deadline = time.monotonic() + 60
-    while not (helpers := [file for file in run.files() if "helper" in file.process]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    pid = int(helpers[0].process.removeprefix("helper-"))
-    os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):  # no such file: it is gone
-        while " Z " not in Path(f"/proc/{pid}/stat").read_text():
-            time.sleep(0.02)
 
 
 def steps_in(run: RunDirectory) -> list[int]:

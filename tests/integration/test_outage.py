@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from support import child
+from support.child import kill_helper
 from support.mlflow_server import MlflowServer
-from support.truth import plan_of, rows_in_mlflow, rows_of
+from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 from memlog.journal import find_run
 
@@ -67,3 +68,32 @@ def wait_for_points(uri: str, run_id: str) -> None:
     while not rows_in_mlflow(uri, run_id):
         assert time.monotonic() < deadline, "no point arrived"
         time.sleep(0.5)
+
+
+NEVER_REACHED = """
+    import sys
+    import mlflow
+    import memlog
+
+    mlflow.set_tracking_uri(sys.argv[1])
+    with memlog.init("mlflow", dir="runs", finish_timeout=3) as session:
+        for _ in range(50):
+            session.step()
+"""
+
+
+def test_a_server_that_was_never_up_has_everything_after_a_sync(tmp_path: Path) -> None:
+    server = MlflowServer(tmp_path)
+    child.run(NEVER_REACHED, tmp_path, server.url)
+    run = find_run(tmp_path / "runs", "latest")
+    kill_helper(run)
+    server.start()
+    try:
+        # From a shell that knows nothing of the address that the script had in its code.
+        said = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
+        own = wait_until_delivered(tmp_path / "runs").own_run
+        assert own is not None
+        assert (own.run_id in said, server.url in said) == (True, True)
+        assert rows_in_mlflow(server.url, own.run_id) == rows_of(plan_of(run))
+    finally:
+        server.kill()

@@ -1,10 +1,15 @@
 """Programs that tests start: training scripts of a user's, each in a process of its own."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+
+from memlog.journal import RunDirectory
 
 
 def start(
@@ -46,3 +51,16 @@ def memlog(*arguments: str, directory: Path, timeout: float = 240) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def kill_helper(run: RunDirectory) -> None:
+    """Ends a run's helper with SIGKILL, as soon as it has come up, and waits until it is gone."""
+    deadline = time.monotonic() + 60
+    while not (helpers := [file for file in run.files() if "helper" in file.process]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pid = int(helpers[0].process.removeprefix("helper-"))
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # no such file: it is gone
+        while " Z " not in Path(f"/proc/{pid}/stat").read_text():
+            time.sleep(0.02)
