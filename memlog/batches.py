@@ -49,6 +49,7 @@ class BatchRecorder:
         self._binder = binder
         self._health = health
         self._model = model
+        self._model_size: dict[str, str] = {}
         self._generation = forks.generation
         self._host = HostProbe(health)
         self._accelerators = AcceleratorProbe(health)
@@ -114,9 +115,9 @@ class BatchRecorder:
             self.publish_health()
 
     def _publish(self, step: int) -> None:
-        self._binder.look()
+        bound = self._binder.look()
         devices = self._accelerators.read()
-        if step == self._settings.initial_step:
+        if bound or step == self._settings.initial_step:
             self._begin(devices)
         for device in self._accelerators.new_devices():
             self._bus.publish(device)
@@ -128,7 +129,6 @@ class BatchRecorder:
         self._binder.connect()
         with self._health.contained("gathering the run's parameters"):
             self._bus.publish(Parameters(now_us(), self._parameters(devices)))
-        self._model = None
 
     def _parameters(self, devices: tuple[DeviceReading, ...]) -> dict[str, str]:
         torch = sys.modules.get("torch")
@@ -139,8 +139,9 @@ class BatchRecorder:
             **self._settings.described(),
         }
         if self._model is not None:
-            values.update(_model_size(self._model))
-        return values
+            # Once, and then only the figures are kept: the model is the user's to free.
+            self._model_size, self._model = _model_size(self._model), None
+        return {**values, **self._model_size}
 
 
 def _device_type(optimizer: Any) -> str:

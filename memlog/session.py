@@ -28,7 +28,7 @@ from memlog.settings import Settings, resolve
 from memlog.sink import LOCAL, Backend, Sink, find_backends, load_backend
 
 if TYPE_CHECKING:
-    from memlog.delivery.launcher import HelperProcess
+    from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
 
 BackendArgument = str | Sink | Sequence[str | Sink] | None
@@ -139,12 +139,14 @@ class _Live:
         self._bus.subscribe(self._journal.append)
         if settings.verbose_batches:
             self._bus.subscribe(Console(settings.verbose_batches))
-        self._threads = [self._courier_thread(sink) for sink in sinks]
+        names = _sink_names(sinks, taken=settings.backends)
+        self._threads = [self._courier_thread(*pair) for pair in zip(names, sinks, strict=True)]
         self._bus.publish(_run_event(settings, begun_us))
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._binder, health, model
         )
         self._autolog = Autolog(self.batches.optimizer_stepped)
+        self._binder.glance()
 
     def publish(self, event: Event) -> None:
         """Puts an event on the bus, in the process that began the session."""
@@ -163,11 +165,20 @@ class _Live:
         self._binder.connect()
         self._journal.close()
         deadline = time.monotonic() + timeout
-        done = self._helper.finish(timeout, _Waiting(timeout))
+        outcome = self._helper.finish(timeout, _Waiting(timeout))
         for thread in self._threads:
             thread.complete()
-            done &= thread.join(max(deadline - time.monotonic(), min(timeout, 1.0)))
-        if not done and timeout:
+            if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
+                outcome = "at work" if outcome == "delivered" else outcome
+        self._say_what_is_left(outcome, timeout)
+
+    def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
+        if outcome == "dead":
+            _say(
+                "the helper process ended before everything was delivered: "
+                f"`memlog sync {self.run.id}` brings what is left"
+            )
+        elif outcome == "at work" and timeout:
             _say(
                 f"not everything is delivered after {timeout:g} s; it goes on in the background: "
                 f"`memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` brings "
@@ -181,12 +192,11 @@ class _Live:
 
         return HelperProcess(Begin(str(self.run.path), begun_us, os.getpid(), settings), health)
 
-    def _courier_thread(self, sink: Sink) -> CourierThread:
+    def _courier_thread(self, name: str, sink: Sink) -> CourierThread:
         """A sink that was handed over as an object lives in this process."""
         from memlog.delivery.courier import Courier  # noqa: PLC0415 - most trainers hold none
         from memlog.delivery.loop import CourierThread  # noqa: PLC0415
 
-        name = type(sink).__name__.lower()
         thread = CourierThread(Courier(self.run, name, lambda _: sink, may_open_own=True))
         thread.start()
         return thread
@@ -206,7 +216,21 @@ class _Waiting:
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"memlog: {message}\n")
+    if sys.stderr is not None:  # a program without a terminal has none
+        sys.stderr.write(f"memlog: {message}\n")
+
+
+def _sink_names(sinks: Sequence[Sink], taken: Sequence[str]) -> list[str]:
+    """A name for each sink that was handed over as an object: its class's, numbered where that is taken."""
+    names: list[str] = []
+    for sink in sinks:
+        name = base = type(sink).__name__.lower()
+        number = 1
+        while name in taken or name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return names
 
 
 def _backends(settings: Settings) -> dict[str, Backend]:
@@ -292,17 +316,18 @@ def init(
         "name": name,
         "every": every,
         "alerts": tuple(alerts),
-        "directory": None if dir is None else os.fspath(dir),
+        "directory": _directory(dir),
         "enabled": enabled,
         "initial_step": initial_step,
         "finish_timeout": finish_timeout,
     }
     settings = resolve(_passed(arguments), config)
     with _current_lock:
+        session = Session(settings, sinks, model)  # may raise: then the one before goes on
         if _current is not None:
             _current.finish(timeout=0)
-        _current = Session(settings, sinks, model)
-        return _current
+        _current = session
+        return session
 
 
 def finish(status: Status = "finished") -> None:
@@ -326,10 +351,21 @@ def _split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sin
     return names or ((LOCAL,) if sinks else ()), sinks
 
 
+def _directory(given: str | os.PathLike[str] | None) -> str | None:
+    try:
+        return None if given is None else os.fspath(given)
+    except TypeError as error:
+        raise ConfigurationError(f"dir={given!r}: pass the path of a folder") from error
+
+
 def _passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that differ from their defaults: the others leave room for ``config``."""
     fields = {field.name: field.default for field in msgspec.structs.fields(Settings)}
-    return {name: value for name, value in arguments.items() if value != fields[name]}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if (value is not None if name == "directory" else value != fields[name])
+    }
 
 
 @atexit.register
@@ -340,7 +376,11 @@ def _finish_at_exit() -> None:
 
 
 def _status_at_exit() -> Status:
-    """What ended a script that never called ``finish``; a shell's past errors say nothing of its end."""
+    """What ended a script that never called ``finish``.
+
+    A shell's past errors say nothing of its end. Nor does Python tell at exit of a ``sys.exit(1)``: that
+    counts as finished, unless it leaves a ``with`` block or ``finish`` was told.
+    """
     if hasattr(sys, "ps1"):
         return "finished"
     return _status_of(getattr(sys, "last_value", None))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ _SEED_KEYS = {
 }
 """Keys of the monitors that memlog takes over, and memlog's own names for them."""
 
-_SECTIONS = ("memlog", "trainer_params")
+_OWN_SECTION = "memlog"
+_SECTIONS = (_OWN_SECTION, "trainer_params")
 """Sections of a larger configuration in which the keys may stand as well."""
 
 _SAID_ELSEWHERE = {"directory", "backends", "project", "name"}
@@ -133,6 +134,8 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     try:
         return msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigurationError):
+            raise error.__cause__ from None  # one of ours, which msgspec wrapped
         raise ConfigurationError(f"a setting has the wrong type: {error}") from error
 
 
@@ -143,14 +146,20 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
             "{'enable_memory_monitoring': True} (OmegaConf: OmegaConf.to_container(cfg))"
         )
     values: dict[str, Any] = {}
-    for section in (config, *(config[name] for name in _SECTIONS if name in config)):
+    for name, section in (("", config), *((n, config[n]) for n in _SECTIONS if n in config)):
         if isinstance(section, Mapping):
-            values.update(_known(section))
+            values.update(_known(section, strict=name == _OWN_SECTION))
+        elif name == _OWN_SECTION:
+            raise ConfigurationError(f"config section 'memlog' is {section!r}: pass a mapping")
     return values
 
 
-def _known(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of one section that are memlog's, under memlog's own names."""
+def _known(section: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """The keys of one section that are memlog's, under memlog's own names.
+
+    In memlog's own section every key must be; elsewhere only one that looks like memlog's, misspelt, is
+    refused.
+    """
     names = {**_SEED_KEYS, "backend": "backends", "dir": "directory"}
     names.update({field: field for field in Settings.__struct_fields__})
     known = {}
@@ -158,14 +167,18 @@ def _known(section: Mapping[str, Any]) -> dict[str, Any]:
         if key in names:
             known[names[key]] = _as_tuple(value) if names[key] in ("backends", "alerts") else value
         elif key not in _SECTIONS:
-            _refuse_misspelling(str(key))
+            _refuse_misspelling(str(key), names if strict else _SEED_KEYS, strict=strict)
     return _without_none(known)
 
 
-def _refuse_misspelling(key: str) -> None:
-    close = difflib.get_close_matches(key, _SEED_KEYS, n=1, cutoff=0.9)
+def _refuse_misspelling(key: str, known: Iterable[str], *, strict: bool) -> None:
+    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6 if strict else 0.9)
     if close:
         raise ConfigurationError(f"config key {key!r} is not known: did you mean {close[0]!r}?")
+    if strict:
+        raise ConfigurationError(
+            f"config key {key!r} is not known in section 'memlog': there are {', '.join(sorted(known))}"
+        )
 
 
 def _as_tuple(value: Any) -> Any:

@@ -11,6 +11,7 @@ An integration is a package of its own that registers one `Backend` under the en
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -21,6 +22,8 @@ from memlog.events import Status
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
+
+logger = logging.getLogger("memlog")
 
 ENTRY_POINT_GROUP = "memlog.sinks"
 LOCAL = "local"
@@ -136,7 +139,11 @@ def find_backends() -> dict[str, Backend]:
     """Every backend that an installed package registers and whose client is installed, by name."""
     found = {}
     for entry in _entry_points():
-        backend = entry.load()
+        try:
+            backend = entry.load()
+        except Exception as error:  # noqa: BLE001 - nobody asked for this one
+            logger.warning("memlog: backend %r is broken and left out: %r", entry.name, error)
+            continue
         if is_installed(backend.requires):
             found[entry.name] = backend
     return found
@@ -181,5 +188,8 @@ def is_installed(module: str) -> bool:
     A folder of that name in the working directory (W&B makes one called ``wandb``) passes for an empty
     namespace package; such a find has no origin.
     """
-    spec = importlib.util.find_spec(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # something else stands in its place in sys.modules
+        return False
     return spec is not None and spec.origin is not None

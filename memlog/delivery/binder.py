@@ -35,15 +35,31 @@ class Binder:
         self._bound: dict[str, str] = {}
         self._connections: dict[str, Connection] = {}
 
-    def look(self) -> None:
-        """Binds to runs that were opened since the last look: about a microsecond a backend. Never raises."""
+    def look(self) -> bool:
+        """Binds to runs that were opened since the last look: about a microsecond a backend. Never raises.
+
+        Returns:
+            Whether there was one.
+        """
+        bound = False
         for name, backend in self._backends.items():
             try:
                 run = backend.active_run()
                 if run is not None and run.run_id != self._bound.get(name):
                     self._bind(name, run)
+                    bound = True
             except Exception as error:  # noqa: BLE001, PERF203 - a tracker's trouble is not the trainer's
                 self._health.fault(f"looking for a run in {name}", error)
+        return bound
+
+    def glance(self) -> None:
+        """Lets each backend see the run that is open now, without binding to it.
+
+        A backend works out a run's address when it first sees it: before the user changes folders.
+        """
+        for name, backend in self._backends.items():
+            with self._health.contained(f"looking for a run in {name}"):
+                backend.active_run()
 
     def connect(self) -> None:
         """Tells the helper how each client would connect now: users set that after ``init``, too."""

@@ -24,6 +24,8 @@ from memlog.delivery import messages
 from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
 from memlog.delivery.sampler import Sampler, StepFollower
+from memlog.events import Health as HealthEvent
+from memlog.events import now_us
 from memlog.health import Health
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.redact import without_credentials
@@ -33,6 +35,8 @@ logger = logging.getLogger("memlog.delivery")
 
 TICK = 0.2
 """Seconds between looks at everything, at most."""
+UNDELIVERED = 3
+"""Exit code of a helper that ended before everything was delivered."""
 _NICENESS = 10
 
 
@@ -46,6 +50,7 @@ class Helper:
     def __init__(self, begin: messages.Begin) -> None:
         self._begin = begin
         self._settings = begin.settings
+        self._health = Health()
         self._run = RunDirectory(Path(begin.run_directory))
         self._journal = JournalWriter(
             self._run.path,
@@ -54,7 +59,7 @@ class Helper:
             begun_us=begin.begun_us,
             initial_step=begin.settings.initial_step,
             segment_bytes=begin.settings.segment_bytes,
-            health=Health(),
+            health=self._health,
         )
         self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
         self._sampler = Sampler(
@@ -62,7 +67,7 @@ class Helper:
             begin.settings.sample_interval,
             self._journal,
             self._follower,
-            Health(),
+            self._health,
         )
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
@@ -71,16 +76,17 @@ class Helper:
             if name != LOCAL:
                 self._start_courier(name, load_backend(name), named=True)
 
-    def run(self, lines: LineReader) -> None:
-        """Works until the trainer is over and all is delivered, or can't be for now."""
+    def run(self, lines: LineReader) -> bool:
+        """Works until the trainer is over and all is delivered, or can't be for now; says which."""
         signal.signal(signal.SIGTERM, self._stop)
         while not self._trainer_is_over():
             for line in lines.read(TICK):
                 self.hear(line)
             self._sampler.sample_if_due()
             self._allow_own_runs()
+        self._publish_health()
         self._journal.close()
-        self._deliver_rest()
+        return self._deliver_rest()
 
     def _trainer_is_over(self) -> bool:
         # A child whose parent dies gets another: that can't be mistaken, unlike a process number.
@@ -136,14 +142,30 @@ class Helper:
                 if name in self._couriers:
                     self._couriers[name].courier.may_open_own = True
 
-    def _deliver_rest(self) -> None:
+    def _publish_health(self) -> None:
+        """The helper's own drops and faults, where there are any."""
+        if self._health.dropped or self._health.faults:
+            self._journal.append(
+                HealthEvent(
+                    time_us=now_us(),
+                    step=self._follower.step,
+                    overhead_ms=None,
+                    overhead_total_ms=0.0,
+                    dropped=dict(self._health.dropped),
+                    faults=dict(self._health.faults),
+                )
+            )
+
+    def _deliver_rest(self) -> bool:
         self._allow_own_runs(now=True)
         for courier in self._couriers.values():
             courier.complete()
         deadline = time.monotonic() + (0 if self._told_to_stop else self._settings.linger)
         for courier in self._couriers.values():
-            while not self._told_to_stop and time.monotonic() < deadline and not courier.join(TICK):
-                pass
+            while not courier.join(TICK):
+                if self._told_to_stop or time.monotonic() >= deadline:
+                    return False
+        return True
 
 
 class LineReader:
@@ -183,10 +205,10 @@ def main() -> None:
     helper = Helper(begin)
     for line in rest:
         helper.hear(line)
-    helper.run(lines)
+    delivered = helper.run(lines)
     logging.shutdown()
     # A client's threads may hang on a dead server; everything that counts is on disk.
-    os._exit(0)
+    os._exit(0 if delivered else UNDELIVERED)
 
 
 def _first_message(lines: LineReader) -> tuple[messages.Begin, list[bytes]]:

@@ -9,12 +9,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from memlog.delivery import messages
 from memlog.health import Health
 
 _POLL = 0.02
 """Seconds between looks at whether the helper has ended."""
+
+Outcome: TypeAlias = Literal["delivered", "at work", "dead"]
+"""What has become of a helper when ``finish`` stops waiting: ``dead`` means that it ended too early."""
 
 _outliving: list[subprocess.Popen[bytes]] = []
 """Helpers that were still delivering when their run's ``finish`` stopped waiting."""
@@ -41,27 +45,25 @@ class HelperProcess:
     def __init__(self, begin: messages.Begin, health: Health) -> None:
         self._health = health
         _outliving[:] = [process for process in _outliving if process.poll() is None]
-        log = Path(begin.run_directory) / "helper.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "memlog.delivery"],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=_environment(),
-            )
-        self._pipe = self._process.stdin.fileno() if self._process.stdin else -1
-        os.set_blocking(self._pipe, False)
-        self.tell(begin)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        # Training goes on without it, and `memlog sync` delivers what the journal has.
+        with health.contained("starting the helper process"):
+            self._process = _start(Path(begin.run_directory) / "helper.log")
+            assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+            self._pipe = self._process.stdin.fileno()
+            os.set_blocking(self._pipe, False)
+            self.tell(begin)
 
     @property
-    def pid(self) -> int:
-        """The helper's process number."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """The helper's process number; ``None`` where it could not be started."""
+        return None if self._process is None else self._process.pid
 
     def tell(self, message: messages.Message) -> None:
         """Sends a message, or counts that the pipe is full or broken; never blocks."""
+        if self._process is None:
+            return
         line = messages.encode(message) + b"\n"
         try:
             sent = os.write(self._pipe, line)
@@ -71,7 +73,7 @@ class HelperProcess:
         if sent < len(line):
             self._health.fault("telling the helper process", BlockingIOError("its pipe is full"))
 
-    def finish(self, timeout: float, on_wait: Callable[[float], None] | None = None) -> bool:
+    def finish(self, timeout: float, on_wait: Callable[[float], None] | None = None) -> Outcome:
         """Tells the helper that the journal is complete; waits until it has delivered everything.
 
         Args:
@@ -79,8 +81,10 @@ class HelperProcess:
             on_wait: Called now and then with the seconds waited so far.
 
         Returns:
-            Whether it has ended.
+            What has become of it.
         """
+        if self._process is None:
+            return "dead"
         self.tell(messages.Finish())
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -89,11 +93,23 @@ class HelperProcess:
             waited = time.monotonic() - begun
             if waited >= timeout:
                 _outliving.append(self._process)
-                return False
+                return "at work"
             if on_wait is not None:
                 on_wait(waited)
             time.sleep(min(_POLL, timeout))
-        return True
+        return "delivered" if self._process.returncode == 0 else "dead"
+
+
+def _start(log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "memlog.delivery"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=_environment(),
+        )
 
 
 def _environment() -> dict[str, str]:

@@ -65,7 +65,7 @@ class CourierThread:
                 logger.warning("preparing for %s failed: %r", self.courier.backend, error)
 
     def _deliver_until_complete(self) -> None:
-        failures = 0
+        failures, said = 0, ""
         while True:
             self._wake.clear()
             complete = self._complete.is_set()
@@ -77,5 +77,9 @@ class CourierThread:
                 failures = 0
             except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises, try again
                 failures += 1
-                logger.warning("%s: attempt %d failed: %s", self.courier.backend, failures, error)
+                if str(error) != said:  # an outage of days must not fill the log
+                    said = str(error)
+                    logger.warning(
+                        "%s: %s; trying again until it works", self.courier.backend, said
+                    )
             self._wake.wait(min(INTERVAL * 2**failures, MAX_BACKOFF))

@@ -98,8 +98,10 @@ def new_run(root: Path) -> RunDirectory:
     run_id = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_ID_LENGTH))
     path = root / run_id
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        _keep_out_of_git(root)
+        if not root.exists():
+            root.mkdir(parents=True)
+            # Only in a folder of memlog's own making: in the user's it would hide the user's files.
+            (root / ".gitignore").write_text("# Runs that memlog recorded: not source.\n*\n")
         path.mkdir()
         (path / "delivery").mkdir()
     except OSError as error:
@@ -110,17 +112,15 @@ def new_run(root: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
-def _keep_out_of_git(root: Path) -> None:
-    ignore = root / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("# Runs that memlog recorded: not source.\n*\n")
+def _holds_a_journal(path: Path) -> bool:
+    return any(parse_segment_name(file.name) for file in path.glob("*.jsonl"))
 
 
 def list_runs(root: Path) -> list[RunDirectory]:
     """The runs below ``root``, oldest first."""
     if not root.is_dir():
         return []
-    runs = [RunDirectory(path) for path in root.iterdir() if any(path.glob("*.jsonl"))]
+    runs = [RunDirectory(path) for path in root.iterdir() if _holds_a_journal(path)]
     return sorted(runs, key=lambda run: (run.begun(), run.id))
 
 

@@ -97,9 +97,11 @@ class JournalWriter:
 
     def append(self, event: Event) -> int:
         """Writes ``event`` and returns its number, or -1 where the writer is closed or a fork's copy."""
-        if self._closed or forks.generation != self._generation:
+        if forks.generation != self._generation:
             return -1
         with self._lock:
+            if self._closed:
+                return -1
             seq = self._seq
             self._seq = seq + 1
             line = self._encoder.encode(Record(seq, event)) + b"\n"
@@ -115,6 +117,8 @@ class JournalWriter:
     def bind(self, backend: str, binding: Binding) -> None:
         """Events from now on belong to ``binding`` in ``backend``: they go to a new segment."""
         with self._lock:
+            if self._closed:
+                return
             bindings = {**self._header.bindings, backend: binding}
             self._begin_segment(msgspec.structs.replace(self._header, bindings=bindings))
 
@@ -124,14 +128,15 @@ class JournalWriter:
             if self._closed or forks.generation != self._generation:
                 return
             self._closed = True
-        if self._queue is None or self._queue.close():
-            self._file.close()
-        else:
-            self._health.drop(
-                "journal_queue_full",
-                "the disk was too slow for the journal's last events",
-                count=self._queue.waiting(),
-            )
+            # Inside the lock: another thread's event must not go to a number that has become another file's.
+            if self._queue is None or self._queue.close():
+                self._file.close()
+            else:
+                self._health.drop(
+                    "journal_queue_full",
+                    "the disk was too slow for the journal's last events",
+                    count=self._queue.waiting(),
+                )
 
     def _first_line(self) -> bytes:
         return self._encoder.encode(self._header) + b"\n"
@@ -192,7 +197,12 @@ class _SegmentFile:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(directory / name, flags, 0o644)
         self._torn = False
-        self.write(first_line)
+        try:
+            self.write(first_line)
+        except OSError:
+            self.close()
+            (directory / name).unlink()  # a segment without a header is none
+            raise
 
     def write(self, line: bytes) -> None:
         """One ``write(2)``; after one that stopped midway the next begins on a line of its own."""
