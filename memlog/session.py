@@ -121,6 +121,7 @@ class _Live:
         self, settings: Settings, health: Health, sinks: Sequence[Sink], model: Any
     ) -> None:
         self._generation = forks.generation
+        self._health = health
         backends = _backends(settings)
         begun_us = now_us()
         self.run = new_run(Path(settings.directory))
@@ -164,6 +165,7 @@ class _Live:
         self._bus.publish(End(now_us(), status))
         self._binder.connect()
         self._journal.close()
+        self._say_what_was_lost()
         deadline = time.monotonic() + timeout
         outcome = self._helper.finish(timeout, _Waiting(timeout))
         for thread in self._threads:
@@ -171,6 +173,12 @@ class _Live:
             if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
                 outcome = "at work" if outcome == "delivered" else outcome
         self._say_what_is_left(outcome, timeout)
+
+    def _say_what_was_lost(self) -> None:
+        """A journal that was cut short can't tell: its last words found no room either."""
+        lost = sum(n for reason, n in self._health.dropped.items() if reason.startswith("journal_"))
+        if lost:
+            _say(f"{lost} events of run {self.run.id} could not be written and are lost")
 
     def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
         if outcome == "dead":

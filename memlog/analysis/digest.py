@@ -65,11 +65,19 @@ class Digest:
         self.dropped: Counter[str] = Counter()
         self.omitted: Counter[str] = Counter()
         self._header: Header | None = None
+        self._next: dict[str, int] = {}
+        self._missing: Counter[str] = Counter()
+
+    def lost(self, process: str, unreadable: int) -> int:
+        """Events of a process whose numbers are missing, beyond lines that could not be read."""
+        return max(self._missing[process] - unreadable, 0)
 
     def take(self, process: str, entry: Entry) -> None:
         """Folds in one event of a process; one with numbers beyond all reason counts as unreadable."""
         if entry.header is not self._header:
             self._turn(entry.header)
+        self._missing[process] += max(entry.seq - self._next.get(process, 0), 0)
+        self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
         try:
             self.metrics.take(event)

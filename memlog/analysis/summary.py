@@ -109,6 +109,8 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
         for entry in file.read(complete=not alive):
             digest.take(file.process, entry)
         digest.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
+        if lost := digest.lost(file.process, sum(file.skipped.values())):
+            digest.dropped["journal_lost"] += lost
     return Summary(
         run=_run(run, digest),
         status=_status(digest, alive),

@@ -64,6 +64,7 @@ class Helper:
         self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
         self._sampler = Sampler(
             begin.trainer_pid,
+            {os.getpid(), *begin.other_helpers},
             begin.settings.sample_interval,
             self._journal,
             self._follower,
@@ -79,7 +80,8 @@ class Helper:
     def run(self, lines: LineReader) -> bool:
         """Works until the trainer is over and all is delivered, or can't be for now; says which."""
         signal.signal(signal.SIGTERM, self._stop)
-        while not self._trainer_is_over():
+        # The trainer closes the pipe when it has said everything, or is gone.
+        while lines.open and not self._trainer_is_over():
             for line in lines.read(TICK):
                 self.hear(line)
             self._sampler.sample_if_due()

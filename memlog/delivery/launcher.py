@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from memlog.delivery import messages
 from memlog.health import Health
 
@@ -53,7 +55,8 @@ class HelperProcess:
             assert self._process.stdin is not None  # noqa: S101 - it is a pipe
             self._pipe = self._process.stdin.fileno()
             os.set_blocking(self._pipe, False)
-            self.tell(begin)
+            others = tuple(process.pid for process in _outliving)
+            self.tell(msgspec.structs.replace(begin, other_helpers=others))
 
     @property
     def pid(self) -> int | None:

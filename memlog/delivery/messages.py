@@ -20,6 +20,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     begun_us: int
     trainer_pid: int
     settings: Settings
+    other_helpers: tuple[int, ...] = ()
+    """Helpers of earlier runs of this process that still deliver: no part of the user's process tree."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Collection
 
 from memlog.events import Batch, Sample, now_us
 from memlog.health import Health
@@ -39,6 +39,7 @@ class Sampler:
 
     Args:
         trainer: The trainer's process number.
+        helpers: Process numbers of memlog's own, which don't count.
         interval: Seconds between samples.
         journal: Where they are written.
         follower: Says at which step.
@@ -48,13 +49,14 @@ class Sampler:
     def __init__(
         self,
         trainer: int,
+        helpers: Collection[int],
         interval: float,
         journal: JournalWriter,
         follower: StepFollower,
         health: Health,
     ) -> None:
         self._trainer = trainer
-        self._tree = ProcessTree(trainer, exclude={os.getpid()})
+        self._tree = ProcessTree(trainer, exclude=helpers)
         self._interval = interval
         self._journal = journal
         self._follower = follower

@@ -177,7 +177,7 @@ class JournalWriter:
             self._health.drop(
                 "journal_write",
                 f"an event could not be written to {self._directory}: {error.strerror}; training goes "
-                "on without it (make room there; `memlog show` says how many were lost)",
+                "on without it (make room there; how many are lost is said at the end)",
             )
 
     def _move_to_queue(self) -> None:

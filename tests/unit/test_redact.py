@@ -19,3 +19,25 @@ def test_credentials_are_taken_out_of_a_message(url: str) -> None:
     assert "anna" not in shown
     assert shown.startswith("API request to ")
     assert shown.endswith(" failed")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host/?token=s3cret",
+        "postgresql://host/db?user=u&password=s3cret&sslmode=require",
+        "https://host/path;api_key=s3cret",
+    ],
+)
+def test_secrets_in_a_query_are_taken_out(url: str) -> None:
+    shown = without_credentials(f"can't reach {url} now")
+    assert "s3cret" not in shown
+    assert "//host" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["sqlite:////home/u@corp/mlflow.db", "sqlite:///runs@work/m.db", "me@example.org", "a/b@c"],
+)
+def test_what_is_no_password_stays(text: str) -> None:
+    assert without_credentials(text) == text

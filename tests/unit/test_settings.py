@@ -87,3 +87,22 @@ def test_the_runs_folder_is_absolute() -> None:
 def test_what_is_recorded_of_the_settings_is_what_differs() -> None:
     assert Settings().described() == {"every": "1"}
     assert Settings(every=3, initial_step=7).described() == {"every": "3", "initial_step": "7"}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"evry": 5}, "did you mean 'every'"),
+        ({"sample_intervall": 1}, "did you mean 'sample_interval'"),
+        ({"zzz": 1}, "there are alerts, backend, backends"),
+        (5, "pass a mapping"),
+    ],
+)
+def test_memlogs_own_section_knows_its_keys(section: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        resolve({}, {"memlog": section})
+
+
+def test_what_is_out_of_range_is_said_without_a_wrong_reason() -> None:
+    with pytest.raises(ConfigurationError, match=r"^every=0: pass a whole number from 1 up$"):
+        resolve({"every": 0})

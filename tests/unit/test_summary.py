@@ -256,10 +256,10 @@ def test_half_a_line_of_a_process_that_lives_is_not_torn_yet(tmp_path: Path) -> 
 def test_lines_that_memlog_did_not_write_are_counted(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(batch(0, GIB)).closed()
     with last_segment(run).open("ab") as file:
-        file.write(b'hello\n[7,["teleport",1]]\n')
+        file.write(b'hello\n[1,["teleport",1]]\n')
         # A number that can't be so many MiB; of the calendar, and of a screen's width.
-        file.write(b'[8,["batch",1,1,' + b"9" * 400 + b",null,null]]\n")
-        file.write(b'[9,["loss",' + b"9" * 18 + b",1,0.5]]\n")
+        file.write(b'[2,["batch",1,1,' + b"9" * 400 + b",null,null]]\n")
+        file.write(b'[3,["loss",' + b"9" * 18 + b",1,0.5]]\n")
     summary = summarize(run)
     assert summary.health.dropped == {"journal_garbage": 2, "journal_unknown_event": 1}
     assert summary.health.published == 2
@@ -341,3 +341,10 @@ def test_memory_does_not_grow_with_the_journal(tmp_path: Path) -> None:
 def test_begun_is_the_runs_and_not_the_files(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(batch(0, GIB)).closed()
     assert run.begun() == BEGUN_US / 1e6
+
+
+def test_numbers_that_are_missing_were_lost(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path).write(batch(0, GIB)).closed()
+    with last_segment(run).open("ab") as file:
+        file.write(b'[11,["loss",1,1,0.5]]\n')
+    assert summarize(run).health.dropped == {"journal_lost": 10}

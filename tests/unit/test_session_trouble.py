@@ -1,0 +1,189 @@
+"""What a session does when something around it is broken."""
+
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.sinks import ListSink, ListTracker
+
+import memlog
+from memlog.delivery.binder import Binder
+from memlog.delivery.messages import Bind, Connect, Message
+from memlog.events import Sample
+from memlog.health import Health
+from memlog.journal import JournalFile, JournalWriter, find_run, new_run
+from memlog.sink import Connection, Sink, Target, TrackerRun, find_backends
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path / "runs"))
+    yield tmp_path / "runs"
+    memlog.finish()
+
+
+def test_closing_beside_a_publishing_thread_touches_nobody_elses_file(tmp_path: Path) -> None:
+    """A descriptor that is closed is soon another file's."""
+    for attempt in range(30):
+        run = new_run(tmp_path / str(attempt))
+        journal = JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health())
+        stop = threading.Event()
+
+        def publish(writer: JournalWriter = journal, stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                writer.append(Sample(1, None, 1, 1, 1, 1, 1))
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        journal.close()
+        with (tmp_path / "checkpoint.bin").open("wb") as checkpoint:
+            stop.set()
+            thread.join()
+            checkpoint.write(b"weights")
+        assert (tmp_path / "checkpoint.bin").read_bytes() == b"weights"
+
+
+def test_a_folder_of_the_users_gets_no_gitignore(tmp_path: Path, runs: Path) -> None:
+    memlog.init("local", dir=tmp_path).finish()
+    assert not (tmp_path / ".gitignore").exists()
+    memlog.init("local").finish()
+    assert (runs / ".gitignore").read_text().endswith("*\n")
+
+
+def test_files_of_the_users_are_no_runs(runs: Path) -> None:
+    data = runs / "data"
+    data.mkdir(parents=True)
+    (data / "train.jsonl").write_text("{}\n")
+    run_id = memlog.init("local").id
+    memlog.finish()
+    assert find_run(runs, "latest").id == run_id
+
+
+def test_sinks_of_one_class_and_of_a_trackers_name_keep_apart() -> None:
+    class Mlflow(ListSink):
+        """A user's own class, which must not be taken for the tracker."""
+
+    trackers = [ListTracker() for _ in range(3)]
+    sinks = [Mlflow(tracker, Target("mine", None)) for tracker in trackers]
+    with memlog.init([*sinks, "local"]) as session:
+        for _ in range(3):
+            session.step()
+    for tracker in trackers:
+        assert len(tracker.all_points()) >= 6
+        assert tracker.ended == {"own-mine": "finished"}
+
+
+def test_a_helper_that_died_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    session = memlog.init("local")
+    assert session._live is not None
+    pid = session._live._helper.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    session.step()
+    session.finish()
+    assert f"memlog sync {session.id}" in capsys.readouterr().err
+
+
+def test_a_helper_that_cannot_start_costs_delivery_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runs: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    session = memlog.init("local")
+    session.step()
+    session.finish()
+    assert "starting the helper process failed" in caplog.text
+    assert find_run(runs, session.id or "").id == session.id
+
+
+def test_a_program_without_stderr_can_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = memlog.init("local")
+    assert session._live is not None
+    os.kill(session._live._helper.pid or 0, signal.SIGKILL)
+    monkeypatch.setattr(sys, "stderr", None)
+    session.finish()
+
+
+def test_a_failed_init_leaves_the_running_session_alone(tmp_path: Path) -> None:
+    session = memlog.init("local")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(memlog.UnwritableDirectoryError):
+        memlog.init("local", dir=tmp_path / "file")
+    assert session.enabled
+
+
+def test_an_explicit_folder_goes_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = memlog.init("local", dir="memlog_runs")
+    assert session.directory is not None
+    assert session.directory.parent == tmp_path / "memlog_runs"
+
+
+def test_something_else_in_a_clients_place_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", types.ModuleType("mlflow"))
+    assert "mlflow" not in find_backends()
+    memlog.init().finish()
+
+
+def test_the_helper_is_apart_from_the_trainer(runs: Path) -> None:
+    session = memlog.init("local", config={"memlog": {"sample_interval": 0.05}})
+    assert session._live is not None
+    helper = session._live._helper
+    assert helper.pid is not None
+    assert os.getsid(helper.pid) != os.getsid(0)  # the terminal's Ctrl-C is not for it
+    big = Connection(environment={"x": "y" * 60_000})
+    for _ in range(20):
+        helper.tell(Connect("mlflow", big))  # a full pipe costs messages, and never time
+    session.step()
+    session.finish()
+    run = find_run(runs, session.id or "")
+    samples = [
+        entry.event
+        for entry in JournalFile(run.path, f"helper-{helper.pid}").read()
+        if isinstance(entry.event, Sample)
+    ]
+    assert samples
+    assert {sample.tree_processes for sample in samples} == {1}  # the trainer, without its helper
+
+
+class OneRun:
+    """A backend whose user has a run open, at an address with a password."""
+
+    name = "one"
+    requires = "os"
+    extra = "one"
+
+    def active_run(self) -> TrackerRun | None:
+        return TrackerRun("abc", "https://me:secret@host/?token=hidden")
+
+    def connection(self) -> Connection:
+        return Connection("https://me:secret@host", {"KEY": "secret"})
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def open_sink(self, target: Target) -> Sink:
+        raise NotImplementedError
+
+
+def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -> None:
+    journal = JournalWriter(tmp_path, run="r", role="trainer", begun_us=1, health=Health())
+    told: list[Message] = []
+    binder = Binder({"one": OneRun()}, journal, told.append, Health())
+    assert (binder.look(), binder.look()) == (True, False)
+    assert told == [
+        Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),
+        Bind("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),
+    ]
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"abc" in written
+    assert b"secret" not in written
+    assert b"hidden" not in written
