@@ -47,8 +47,8 @@ wheel: $(VENV)/dev.stamp ## build the wheel into dist/
 unit: $(VENV)/dev.stamp ## the unit tests alone
 	$(PYTEST) tests/unit -m "not integration and not slow and not gpu"
 
-bench: $(VENV)/dev.stamp ## what a training step costs, bare, with memlog, and with a tracker in the loop
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(ARGS)
 
 clean: ## remove the environment, builds and caches (recorded runs stay)
 	rm -rf $(VENV) dist build *.egg-info

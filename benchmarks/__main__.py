@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21, help="blocks of each loop (default 21)")
     parser.add_argument("--steps", type=int, default=200, help="steps a block (default 200)")
-    parser.add_argument("--write", type=Path, help="write the tables to this Markdown file, too")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, too")
     options = parser.parse_args()
     tables = "\n\n".join([machine(), loops_table(options.rounds, options.steps), publish_table()])
     Console().print(tables, markup=False, highlight=False)
@@ -92,9 +92,9 @@ def calibrated_batch() -> int:
         worker.block(50)
         taken = statistics.median(worker.block(100)) * 1e3
         worker.close()
-        if taken >= TARGET_MS * 0.8:
+        if taken >= TARGET_MS * 0.95:
             break
-        batch = min(max(batch + 16, int(batch * TARGET_MS / taken)), batch * 2)
+        batch = min(max(batch + 8, int(batch * TARGET_MS / taken)), batch * 2)
     return batch
 
 
