@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from memlog.events import Batch, Event
+from memlog.health import Health
 
 
 class Publisher(Protocol):
@@ -18,6 +19,10 @@ class Publisher(Protocol):
     @property
     def enabled(self) -> bool:
         """Whether anything is recorded."""
+
+    @property
+    def health(self) -> Health:
+        """Where errors inside memlog are counted."""
 
     @property
     def announced(self) -> bool:

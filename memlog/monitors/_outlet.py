@@ -15,8 +15,27 @@ from memlog.current import Publisher
 from memlog.events import Event
 from memlog.health import Health
 
-HEALTH = Health()
-"""Errors inside the monitors are counted here, since they can be used without a session."""
+
+class _MonitorHealth(Health):
+    """Counts in the running session's health, and in its own where there is none."""
+
+    def drop(self, reason: str, message: str, *, count: int = 1) -> None:
+        running = session()
+        if running is None:
+            super().drop(reason, message, count=count)
+        else:
+            running.health.drop(reason, message, count=count)
+
+    def fault(self, where: str, error: BaseException) -> None:
+        running = session()
+        if running is None:
+            super().fault(where, error)
+        else:
+            running.health.fault(where, error)
+
+
+HEALTH = _MonitorHealth()
+"""Where errors inside the monitors go."""
 
 _print: Callable[[Notice], object] = show
 """The one subscriber that prints."""

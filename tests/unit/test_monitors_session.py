@@ -130,6 +130,17 @@ def test_a_run_of_evaluations_alone_is_not_called_empty(caplog: pytest.LogCaptur
     assert caplog.messages == []
 
 
+def test_errors_inside_a_monitor_are_counted_in_the_runs_health() -> None:
+    class Odd:
+        @property
+        def loss(self) -> float:
+            raise RuntimeError("no")
+
+    with memlog.init("local") as session:
+        memlog.watch_loss(Odd)()
+    assert session.health.faults == {"reading a loss: RuntimeError": 1}
+
+
 def test_off_means_off(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     def everything(monitor: memlog.EpochMemoryMonitor, profiler: Any) -> None:
         monitor.on_epoch_start()
