@@ -22,13 +22,26 @@ from memlog.errors import (
     UnknownBackendError,
     UnwritableDirectoryError,
 )
+from memlog.monitors import (
+    BatchMemoryProfiler,
+    EpochMemoryMonitor,
+    MemoryMonitor,
+    MemoryTracker,
+    monitor_memory,
+    track_memory,
+    watch_loss,
+)
 from memlog.session import Session, finish, init
 
 __all__ = [
+    "BatchMemoryProfiler",
     "ConfigurationError",
     "DeliveryError",
+    "EpochMemoryMonitor",
     "JournalError",
     "MemlogError",
+    "MemoryMonitor",
+    "MemoryTracker",
     "MissingExtraError",
     "RunNotFoundError",
     "Session",
@@ -39,4 +52,7 @@ __all__ = [
     "__version__",
     "finish",
     "init",
+    "monitor_memory",
+    "track_memory",
+    "watch_loss",
 ]

@@ -55,6 +55,8 @@ class BatchRecorder:
         self._accelerators = AcceleratorProbe(health)
         self._next = settings.initial_step
         self._by_hand = False
+        self._begun = False
+        self._last: Batch | None = None
         self._cost = _Cost()
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -76,9 +78,23 @@ class BatchRecorder:
         if not noticed:
             self._record()
 
+    def claim(self) -> None:
+        """The caller counts alone from now on, and says each step by hand."""
+        if self._next == self._settings.initial_step:
+            self._by_hand = True
+
+    def count(self) -> tuple[int, Batch | None] | None:
+        """Like `step_by_hand`; tells the step's number, and its event where one was published."""
+        if forks.generation != self._generation:
+            return None
+        self.step_by_hand()
+        step, last = self._next - 1, self._last
+        return step, last if last is not None and last.step == step else None
+
     def say_if_nothing_was_noticed(self) -> None:
         """Warns where torch was loaded and yet no step was seen: the run would be empty in silence."""
-        if self._next == self._settings.initial_step and "torch" in sys.modules:
+        stepped = self._next > self._settings.initial_step
+        if not stepped and not self._begun and "torch" in sys.modules:
             self._health.say_once(
                 "no_steps",
                 "no optimizer step was noticed (none was made, or it was inside torch.compile): "
@@ -117,15 +133,28 @@ class BatchRecorder:
     def _publish(self, step: int) -> None:
         bound = self._binder.look()
         devices = self._accelerators.read()
-        if bound or step == self._settings.initial_step:
-            self._begin(devices)
-        for device in self._accelerators.new_devices():
-            self._bus.publish(device)
+        if bound:
+            self._begun = False  # its parameters are for every run of the user's
+        self._begin(devices)
         rss, rss_peak, rss_peak_source = self._host.read()
-        self._bus.publish(Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices))
+        self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
+        self._bus.publish(self._last)
+
+    def begin(self) -> None:
+        """Training begins without a step: with an epoch, or an evaluation. Never raises."""
+        if not self._begun:
+            with self._health.contained("beginning a run"):
+                self._begin(self._accelerators.read())
 
     def _begin(self, devices: tuple[DeviceReading, ...]) -> None:
-        """What is known once training has begun: how clients connect, and the run's parameters."""
+        """Says what is new: a device, and once how clients connect, and the run's parameters."""
+        if not self._begun:
+            self._begun = True
+            self._introduce(devices)
+        for device in self._accelerators.new_devices():
+            self._bus.publish(device)
+
+    def _introduce(self, devices: tuple[DeviceReading, ...]) -> None:
         self._binder.connect()
         with self._health.contained("gathering the run's parameters"):
             self._bus.publish(Parameters(now_us(), self._parameters(devices)))

@@ -1,15 +1,87 @@
-"""The printed lines: one subscriber prints, publishers never do."""
+"""The printed lines: one subscriber prints, publishers never do.
+
+Sizes are in "MB" of 1024² bytes, as the monitors that memlog takes over have it; docs/monitors.md says
+where a line differs from theirs. Without an accelerator a line tells the host's figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
 
-from memlog.events import Batch, Event
+import msgspec
+
+from memlog.events import (
+    Batch,
+    DeviceReading,
+    Epoch,
+    Evaluation,
+    Event,
+    PeakSource,
+    Recorded,
+    Scope,
+)
 from memlog.units import mib
 
 
+class Announcement(msgspec.Struct, frozen=True):
+    """Monitoring is on."""
+
+    verbose_batches: int
+
+
+class BatchNotice(msgspec.Struct, frozen=True):
+    """A batch, numbered within its epoch, and its loss as text."""
+
+    index: int
+    event: Batch
+    loss: str | None = None
+
+
+class EvaluationNotice(msgspec.Struct, frozen=True):
+    """A loss function's call, numbered by its own wrapper, and its loss as text."""
+
+    index: int
+    event: Evaluation
+    loss: str | None = None
+
+
+class OptimizationNotice(msgspec.Struct, frozen=True):
+    """A black-box optimisation is over."""
+
+    event: Epoch
+
+
+class ProfileNotice(msgspec.Struct, frozen=True):
+    """The checkpoints of one batch."""
+
+    points: tuple[Recorded, ...]
+
+
+class SummaryNotice(msgspec.Struct, frozen=True):
+    """The points of a tracker; ``omitted`` more were recorded before them."""
+
+    points: tuple[Recorded, ...]
+    omitted: int = 0
+
+
+Notice: TypeAlias = (
+    Announcement
+    | BatchNotice
+    | EvaluationNotice
+    | OptimizationNotice
+    | ProfileNotice
+    | SummaryNotice
+    | Recorded
+    | Epoch
+    | Scope
+)
+"""What a monitor wants a person to read: an event, or events with what only a person wants to know."""
+
+
 class Console:
-    """Prints a line for each of the first batches.
+    """Prints a line for each of the first batches of a loop that knows nothing of memlog.
 
     Args:
         verbose_batches: For how many batches.
@@ -19,7 +91,7 @@ class Console:
     def __init__(self, verbose_batches: int, write: Callable[[str], object] = print) -> None:
         self._left = verbose_batches
         self._write = write
-        write(f"Memory monitoring enabled (verbose for first {verbose_batches} batches)\n")
+        show(Announcement(verbose_batches), write)
 
     def __call__(self, event: Event) -> None:
         """Prints what the event says, where it says something to a person."""
@@ -27,14 +99,139 @@ class Console:
             self._left -= 1
             self._write(batch_line(event))
 
+    def silence(self) -> None:
+        """Prints nothing any more: a monitor of the trainer's own prints its batches."""
+        self._left = 0
+
+
+def show(notice: Notice, write: Callable[[str], object] = print) -> None:
+    """Prints what a monitor wants printed."""
+    text = "\n".join(_lines(notice))
+    if text:
+        write(text)
+
 
 def batch_line(event: Batch) -> str:
     """``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``; without an accelerator its part is left out."""
+    return f"  Batch {event.step}: {_batch_figures(event)}"
+
+
+def usage(event: Recorded | Evaluation) -> str:
+    """``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
+    host = f"CPU: {_mb(event.rss)}"
+    if not event.devices:
+        return f"{host} | GPU: Not available"
+    device = event.devices[0]
+    return f"{host} | GPU Allocated: {_mb(device.allocated)} | GPU Reserved: {_mb(device.reserved)}"
+
+
+def _lines(notice: Notice) -> Sequence[str]:  # noqa: PLR0911 - one way out for each kind
+    if isinstance(notice, Announcement):
+        return [f"Memory monitoring enabled (verbose for first {notice.verbose_batches} batches)\n"]
+    if isinstance(notice, BatchNotice):
+        loss = "" if notice.loss is None else f", loss={notice.loss}"
+        return [f"  Batch {notice.index}: {_batch_figures(notice.event)}{loss}"]
+    if isinstance(notice, EvaluationNotice):
+        return _evaluation(notice)
+    if isinstance(notice, Epoch):
+        return [_epoch(notice)]
+    if isinstance(notice, Scope):
+        return _scope(notice)
+    if isinstance(notice, Recorded):
+        return [f"{notice.label}{usage(notice)}"]
+    if isinstance(notice, OptimizationNotice):
+        name, peak = _peak(notice.event)
+        return [f"  Peak {name} memory during optimization: {peak}"]
+    if isinstance(notice, ProfileNotice):
+        return _profile(notice.points)
+    return _summary(notice)
+
+
+def _batch_figures(event: Batch) -> str:
     figures = [
-        f"{'GPU' if device.name.startswith('cuda') else device.name} {mib(device.allocated):.1f} MB"
+        f"{'GPU' if device.name.startswith('cuda') else device.name} {_mb(device.allocated)}"
         for device in event.devices
         if device.allocated is not None
     ]
     if event.rss is not None:
-        figures.append(f"CPU {mib(event.rss):.1f} MB")
-    return f"  Batch {event.step}: {', '.join(figures) or 'memory unknown'}"
+        figures.append(f"CPU {_mb(event.rss)}")
+    return ", ".join(figures) or "memory unknown"
+
+
+def _evaluation(notice: EvaluationNotice) -> list[str]:
+    event = notice.event
+    lines = [f"  Loss evaluation {notice.index}: {usage(event)}"]
+    if event.error is not None:
+        lines.append(f"    Iteration {notice.index + 1}: raised {event.error}")
+    elif notice.loss is not None:
+        lines.append(f"    Iteration {notice.index + 1}: loss={notice.loss}")
+    return lines
+
+
+def _epoch(event: Epoch) -> str:
+    _, peak = _peak(event)
+    if not event.devices:
+        return f"  Epoch end: CPU {_mb(event.rss)}, peak {peak}"
+    device = event.devices[0]
+    allocated, reserved = _mb(device.allocated), _mb(device.reserved)
+    return f"  Epoch end: GPU {allocated} allocated, {reserved} reserved, peak {peak}"
+
+
+def _scope(event: Scope) -> list[str]:
+    line = f"[Memory] {event.label}: CPU {_change(event.rss_change)}"
+    if not event.devices:
+        return [line]
+    device = event.devices[0]
+    return [
+        f"{line}, GPU {_change(device.allocated)}",
+        f"         Peak GPU: {_qualified(device.peak, device.peak_source)}",
+    ]
+
+
+def _profile(points: tuple[Recorded, ...]) -> list[str]:
+    pairs = list(pairwise(points))
+    if not pairs:
+        return []
+    return ["    Memory profile:", *(f"      {_passage(*pair)}" for pair in pairs)]
+
+
+def _passage(before: Recorded, after: Recorded) -> str:
+    name, size = _main_figure(after)
+    _, start = _main_figure(before) if before.devices or not after.devices else (name, 0)
+    change = None if size is None or start is None else size - start
+    return f"{before.label} \u2192 {after.label}: {name} {_mb(size)} ({_change(change)})"
+
+
+def _summary(notice: SummaryNotice) -> list[str]:
+    lines = ["Memory summary:", *(f"  {point.label}: {usage(point)}" for point in notice.points)]
+    if notice.omitted:
+        lines.insert(1, f"  ({notice.omitted} earlier points are left out)")
+    return lines
+
+
+def _main_figure(event: Recorded) -> tuple[str, int | None]:
+    return ("GPU", event.devices[0].allocated) if event.devices else ("CPU", event.rss)
+
+
+def _peak(event: Epoch) -> tuple[str, str]:
+    """The peak that a person asks about first, and whose it is."""
+    device: DeviceReading | None = event.devices[0] if event.devices else None
+    if device is not None:
+        return "GPU", _qualified(device.peak, device.peak_source)
+    return "CPU", _qualified(event.rss_peak, event.rss_peak_source)
+
+
+def _qualified(size: int | None, source: PeakSource | None) -> str:
+    """A peak that is only a bound says so behind itself."""
+    return _mb(size) if source in (None, "exact") else f"{_mb(size)} ({source})"
+
+
+def _mb(size: int | None) -> str:
+    value = mib(size)
+    return "unknown" if value is None else f"{value:.1f} MB"
+
+
+def _change(size: int | None) -> str:
+    value = mib(size)
+    # Rounded first, and with 0.0 added: there is no "-0.0 MB".
+    return "unknown" if value is None else f"{round(value, 1) + 0.0:+.1f} MB"

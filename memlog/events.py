@@ -150,7 +150,7 @@ class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation")
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
-    """A watched block or function is over; sizes are changes over it."""
+    """A watched block or function is over; sizes are changes over it, but ``peak`` is the level reached."""
 
     time_us: Int
     label: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import threading
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memlog import forks
+from memlog import current, forks
 from memlog.autolog import Autolog
 from memlog.batches import BatchRecorder
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
 from memlog.errors import ConfigurationError
-from memlog.events import End, Event, Run, Status, now_us
+from memlog.events import Batch, End, Epoch, Evaluation, Event, Run, Status, now_us
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.settings import Settings, resolve
@@ -35,6 +36,9 @@ BackendArgument = str | Sink | Sequence[str | Sink] | None
 
 _SAY_WAITING_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line says for what."""
+
+_SETTLE_AT_MOST = 2.0
+"""Seconds that losses on their way from a device get at the end of a run."""
 
 _current: Session | None = None
 _current_lock = threading.RLock()
@@ -59,6 +63,7 @@ class Session:
         self.id: str | None = None
         self.directory: Path | None = None
         self._live: _Live | None = None
+        self._evaluations = itertools.count()
         if settings.enabled:
             self._live = _Live(settings, self.health, sinks, model)
             self.id, self.directory = self._live.run.id, self._live.run.path
@@ -76,6 +81,28 @@ class Session:
         """
         if self._live is not None:
             self._live.batches.step_by_hand()
+
+    def claim_steps(self) -> None:
+        """Says that the caller counts the steps: optimizer steps are no longer noticed. Never raises.
+
+        For what sees the loop from inside, such as a trainer's callbacks: call it before the first step,
+        and `count_step` (or `step`) once a step.
+        """
+        if self._live is not None:
+            self._live.claim_steps()
+
+    def count_step(self) -> tuple[int, Batch | None] | None:
+        """Like `step`, and tells the step's number, with its event where one was published."""
+        return None if self._live is None else self._live.batches.count()
+
+    def next_evaluation(self) -> int:
+        """The number of the next evaluation of a loss function, from 0, counted across all of them."""
+        return next(self._evaluations)
+
+    @property
+    def announced(self) -> bool:
+        """Whether it has said on the console that monitoring is on."""
+        return self._live is not None and bool(self.settings.verbose_batches)
 
     def publish(self, event: Event) -> None:
         """Puts an event of the caller's own on the bus. Never raises."""
@@ -95,9 +122,12 @@ class Session:
             raise ConfigurationError(
                 f"status {status!r} is not known: pass 'finished', 'failed' or 'killed'"
             )
+        wait = self.settings.finish_timeout if timeout is None else timeout
+        if current.publisher() is self:
+            current.settle(min(wait, _SETTLE_AT_MOST))
         live, self._live = self._live, None
         if live is not None:
-            live.finish(status, self.settings.finish_timeout if timeout is None else timeout)
+            live.finish(status, wait)
         _forget(self)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
@@ -138,8 +168,10 @@ class _Live:
         self._binder = Binder(backends, self._journal, self._helper.tell, health)
         self._bus = EventBus(health)
         self._bus.subscribe(self._journal.append)
+        self._console: Console | None = None
         if settings.verbose_batches:
-            self._bus.subscribe(Console(settings.verbose_batches))
+            self._console = Console(settings.verbose_batches)
+            self._bus.subscribe(self._console)
         names = _sink_names(sinks, taken=settings.backends)
         self._threads = [self._courier_thread(*pair) for pair in zip(names, sinks, strict=True)]
         self._bus.publish(_run_event(settings, begun_us))
@@ -153,7 +185,15 @@ class _Live:
         """Puts an event on the bus, in the process that began the session."""
         if forks.generation == self._generation:
             self._binder.look()
+            if isinstance(event, (Epoch, Evaluation)):
+                self.batches.begin()
             self._bus.publish(event)
+
+    def claim_steps(self) -> None:
+        """The caller counts, and prints its own lines."""
+        self.batches.claim()
+        if self._console is not None:
+            self._console.silence()
 
     def finish(self, status: Status, timeout: float) -> None:
         """Takes everything out of the trainer's process and hands the rest to the helper."""
@@ -269,6 +309,7 @@ def _forget(session: Session) -> None:
     with _current_lock:
         if _current is session:
             _current = None
+            current.set_publisher(None)
 
 
 def init(
@@ -335,6 +376,7 @@ def init(
         if _current is not None:
             _current.finish(timeout=0)
         _current = session
+        current.set_publisher(session)
         return session
 
 

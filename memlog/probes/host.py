@@ -52,11 +52,19 @@ class HostProbe:
 
     def read(self) -> HostReading:
         """Reads now, which ends one window and begins the next."""
+        rss, mark = self.figures()
+        if rss is None:
+            return HostReading(None, None, None)
+        peak, source = self._window.advance(rss, mark)
+        return HostReading(rss, peak, source)
+
+    def figures(self) -> tuple[int | None, int | None]:
+        """The resident set and its watermark, in bytes: for those who keep windows of their own."""
         if forks.generation != self._generation:
             # A forked child: the descriptors still show its parent, whose peaks aren't its own.
             self._begin()
         if self._memory is None:
-            return HostReading(None, None, None)
+            return None, None
         try:
             rss, mark = self._memory.read()
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
@@ -65,8 +73,7 @@ class HostProbe:
             # Nobody resets this mark, but the kernel keeps counts by processor and adds them up
             # loosely: without this, their jitter would look like a reset.
             self._highest = mark = max(mark, self._highest, rss)
-        peak, source = self._window.advance(rss, mark)
-        return HostReading(rss, peak, source)
+        return rss, mark
 
     def _open(self) -> _Memory | None:
         try:
@@ -75,7 +82,7 @@ class HostProbe:
             self._health.fault("opening the host's memory figures", error)
             return None
 
-    def _failed(self, error: Exception) -> HostReading:
+    def _failed(self, error: Exception) -> tuple[None, None]:
         """Opens anew: a program that becomes a daemon closes every descriptor.
 
         The old ones are left alone, since their numbers may stand for somebody else's files now.
@@ -84,7 +91,7 @@ class HostProbe:
         if self._reopenings:
             self._reopenings -= 1
             self._memory = self._open()
-        return HostReading(None, None, None)
+        return None, None
 
 
 class _Memory(Protocol):

@@ -253,10 +253,14 @@ def test_an_unknown_status_is_said() -> None:
 
 def test_the_public_face_is_frozen() -> None:
     assert memlog.__all__ == [
+        "BatchMemoryProfiler",
         "ConfigurationError",
         "DeliveryError",
+        "EpochMemoryMonitor",
         "JournalError",
         "MemlogError",
+        "MemoryMonitor",
+        "MemoryTracker",
         "MissingExtraError",
         "RunNotFoundError",
         "Session",
@@ -267,4 +271,7 @@ def test_the_public_face_is_frozen() -> None:
         "__version__",
         "finish",
         "init",
+        "monitor_memory",
+        "track_memory",
+        "watch_loss",
     ]

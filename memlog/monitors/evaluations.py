@@ -1,0 +1,119 @@
+"""Loss functions that somebody else calls: every evaluation is an event."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, overload
+
+from memlog.console import EvaluationNotice
+from memlog.events import Evaluation, now_us
+from memlog.monitors import _outlet
+from memlog.monitors._late import LATE
+from memlog.monitors._losses import Reading, Value, read
+from memlog.monitors._meter import Meter
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@overload
+def watch_loss(
+    function: FunctionT, *, verbose_evaluations: int = 5, device: Any = 0
+) -> FunctionT: ...
+@overload
+def watch_loss(
+    function: None = None, *, verbose_evaluations: int = 5, device: Any = 0
+) -> Callable[[FunctionT], FunctionT]: ...
+def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: Any = 0) -> Any:
+    """Watches a loss function that a black-box optimiser calls (SciPy, PhiFlow, L-BFGS closures).
+
+    It hands back what the function returned, the same object, and re-raises unchanged what it raised; an
+    error of memlog's own reaches nobody. Evaluations are counted, which are no iterations: an L-BFGS step
+    takes several. With PhiFlow wrap it outermost, around ``math.jit_compile``: inside it would be called
+    only while tracing.
+
+    Args:
+        function: The function; ``None``: returns a decorator.
+        verbose_evaluations: For how many evaluations lines are printed.
+        device: Whose accelerator figures.
+
+    Returns:
+        The function with its own name and signature. What counts as the loss in its result: the first
+        of a tuple or list; a mapping's ``"loss"``, ``"value"`` or ``"fun"``; an object's ``loss``; the
+        mean of several elements.
+    """
+    if function is None:
+        return functools.partial(watch_loss, verbose_evaluations=verbose_evaluations, device=device)
+    watch = _Watch(verbose_evaluations, device)
+    # Only a function's own attributes are copied: a module's would keep its parameters alive here.
+    updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
+
+    @functools.wraps(function, updated=updated)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _compiling():
+            return function(*args, **kwargs)
+        try:
+            returned = function(*args, **kwargs)
+        except BaseException as error:
+            watch.evaluated(None, type(error).__name__)
+            raise
+        watch.evaluated(returned, None)
+        return returned
+
+    return cast("Callable[..., Any]", call)
+
+
+class _Watch:
+    """One wrapper's counter and windows; safe under threads."""
+
+    def __init__(self, verbose: int, device: Any) -> None:
+        self._meter = Meter(device)
+        self._verbose = verbose
+        self._numbers = itertools.count()
+        self._session: object = None
+
+    def evaluated(self, returned: Any, error: str | None) -> None:
+        """A call is over. Never raises."""
+        if _outlet.silenced():
+            return
+        with _outlet.HEALTH.contained("watching a loss"):
+            self._evaluated(returned, error)
+
+    def _evaluated(self, returned: Any, error: str | None) -> None:
+        session = _outlet.session()
+        if session is not self._session:
+            self._session = session
+            self._numbers = itertools.count()  # another run begins at 0
+        index = next(self._numbers)
+        number = index if session is None else session.next_evaluation()
+        time_us, rss, devices = now_us(), self._meter.rss(), self._meter.devices()
+        shown = index < self._verbose
+
+        def when_known(value: Value | None) -> None:
+            number_or_none = None if value is None else value.value
+            event = Evaluation(time_us, number, number_or_none, rss, devices, error)
+            text = None if value is None else value.text
+            if session is not None:
+                session.publish(event)
+            if shown:
+                _outlet.tell(EvaluationNotice(index, event, text))
+
+        LATE.deliver(_read(returned) if error is None else None, when_known)
+
+
+def _read(returned: Any) -> Reading:
+    """A loss that can't be understood is an evaluation all the same."""
+    try:
+        return read(returned)
+    except Exception as error:  # noqa: BLE001 - the optimiser would hang or end on it
+        _outlet.HEALTH.fault("reading a loss", error)
+        return None
+
+
+def _compiling() -> bool:
+    """Whether torch is making a graph of the call, in which memlog must leave nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())

@@ -1,0 +1,122 @@
+"""Blocks and functions: what they changed, and the level they reached."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar, cast, overload
+
+from memlog.events import DeviceReading, Recorded, Scope, now_us
+from memlog.monitors import _outlet
+from memlog.monitors._meter import Meter
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class track_memory:  # noqa: N801 - a context manager, used like a function
+    """Watches a block: publishes and prints how memory changed over it, also when it raises.
+
+    Blocks may be nested: the process-wide peak is looked at, never reset.
+
+    Args:
+        label: The block's name.
+        device: Whose accelerator figures.
+        print_output: Whether a line is printed.
+    """
+
+    def __init__(
+        self, label: str = "operation", device: Any = 0, print_output: bool = True
+    ) -> None:
+        self._label = label
+        self._device = device
+        self._print = print_output
+        self._entered: list[tuple[Meter, Recorded, int]] = []
+
+    def __enter__(self) -> track_memory:  # noqa: PYI034 - typing.Self came with Python 3.11
+        """The block begins."""
+        with _outlet.HEALTH.contained("entering a block"):
+            if not _outlet.silenced():
+                meter = Meter(self._device)
+                self._entered.append((meter, meter.point(self._label), time.perf_counter_ns()))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The block is over, in whatever way."""
+        ended = time.perf_counter_ns()
+        with _outlet.HEALTH.contained("leaving a block"):
+            if self._entered:
+                meter, before, begun = self._entered.pop()
+                after = meter.point(self._label)
+                name = None if kind is None else kind.__name__
+                event = _scope(before, after, (ended - begun) // 1000, name)
+                _outlet.publish(event, notice=event if self._print else None)
+
+
+@overload
+def monitor_memory(label: FunctionT, device: Any = 0, verbose: bool = True) -> FunctionT: ...
+@overload
+def monitor_memory(
+    label: str | None = None, device: Any = 0, verbose: bool = True
+) -> Callable[[FunctionT], FunctionT]: ...
+def monitor_memory(label: Any = None, device: Any = 0, verbose: bool = True) -> Any:
+    """Watches every call of a function, as `track_memory` watches a block; async functions too.
+
+    Used as ``@monitor_memory``, ``@monitor_memory()`` or ``@monitor_memory("training epoch")``.
+
+    Args:
+        label: The name that is printed; ``None``: the function's own.
+        device: Whose accelerator figures.
+        verbose: Whether a line is printed.
+    """
+    if callable(label):
+        return _watched(label, None, device, verbose)
+    return functools.partial(_watched, label=label, device=device, verbose=verbose)
+
+
+def _watched(
+    function: Callable[..., Any], label: str | None, device: Any, verbose: bool
+) -> Callable[..., Any]:
+    name = label or str(getattr(function, "__name__", type(function).__name__))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with track_memory(name, device, verbose):
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        with track_memory(name, device, verbose):
+            return await function(*args, **kwargs)
+
+    return cast("Callable[..., Any]", call_async if inspect.iscoroutinefunction(function) else call)
+
+
+def _scope(before: Recorded, after: Recorded, duration_us: int, error: str | None) -> Scope:
+    held = {device.name: device for device in before.devices}
+    devices = tuple(_changed(held.get(device.name), device) for device in after.devices)
+    change = _difference(before.rss, after.rss)
+    return Scope(now_us(), after.label, duration_us, change, devices, error)
+
+
+def _changed(before: DeviceReading | None, after: DeviceReading) -> DeviceReading:
+    """A device that was not in use before held nothing."""
+    return DeviceReading(
+        name=after.name,
+        allocated=_difference(before.allocated if before else 0, after.allocated),
+        reserved=_difference(before.reserved if before else 0, after.reserved),
+        peak=after.peak,
+        peak_source=after.peak_source,
+        inactive_split=_difference(before.inactive_split if before else 0, after.inactive_split),
+    )
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before

@@ -1,0 +1,201 @@
+"""Every printed line, letter by letter as the documents of the original monitors show it."""
+
+import re
+
+import pytest
+from support.readings import MIB, epoch, evaluation, gpu, point, scope
+
+import memlog
+from memlog.console import (
+    Announcement,
+    BatchNotice,
+    EvaluationNotice,
+    Notice,
+    OptimizationNotice,
+    ProfileNotice,
+    SummaryNotice,
+    show,
+)
+from memlog.events import Batch, DeviceReading, PeakSource
+
+NUMBER = re.compile(r"[+-]?\d+\.\d+ MB")
+
+
+def printed(notice: Notice) -> list[str]:
+    written: list[str] = []
+    show(notice, written.append)
+    return "\n".join(written).split("\n")
+
+
+def batch(rss: float, *devices: DeviceReading) -> Batch:
+    return Batch(1, 7, round(rss * MIB), None, None, devices)
+
+
+@pytest.mark.seed(33)
+def test_the_announcement_and_an_empty_line() -> None:
+    expected = ["Memory monitoring enabled (verbose for first 5 batches)", ""]
+    assert printed(Announcement(5)) == expected
+
+
+@pytest.mark.seed(34, 35, 46)
+def test_a_batch() -> None:
+    notice = BatchNotice(0, batch(1645.1, gpu(23.1)), "0.014553")
+    assert printed(notice) == ["  Batch 0: GPU 23.1 MB, CPU 1645.1 MB, loss=0.014553"]
+    assert printed(BatchNotice(1, batch(1645.2))) == ["  Batch 1: CPU 1645.2 MB"]
+
+
+@pytest.mark.seed(36, 37)
+@pytest.mark.parametrize(
+    ("source", "behind"),
+    [("exact", ""), ("watermark", " (watermark)"), ("sampled", " (sampled)")],
+)
+def test_the_end_of_an_epoch(source: PeakSource, behind: str) -> None:
+    event = epoch(1645.1, 1702.4, source, gpu(23.1, 3242.0, 2880.3, source))
+    line = "  Epoch end: GPU 23.1 MB allocated, 3242.0 MB reserved, peak 2880.3 MB"
+    assert printed(event) == [line + behind]
+    line = "  Epoch end: CPU 1645.1 MB, peak 1702.4 MB"
+    assert printed(epoch(1645.1, 1702.4, source)) == [line + behind]
+
+
+@pytest.mark.seed(38, 41)
+def test_a_point() -> None:
+    line = "After optimization: CPU: 855.8 MB | GPU Allocated: 18.5 MB | GPU Reserved: 22.0 MB"
+    assert printed(point("After optimization: ", 855.8, gpu(18.5, 22.0))) == [line]
+    assert printed(point("", 855.8)) == ["CPU: 855.8 MB | GPU: Not available"]
+    unknown = DeviceReading("cuda0", None, None, None, None, None)
+    line = "CPU: 855.8 MB | GPU Allocated: unknown | GPU Reserved: unknown"
+    assert printed(point("", 855.8, unknown)) == [line]
+
+
+@pytest.mark.seed(39, 40)
+def test_an_evaluation() -> None:
+    event = evaluation(852.1, gpu(18.5, 22.0))
+    line = "  Loss evaluation 0: CPU: 852.1 MB | GPU Allocated: 18.5 MB | GPU Reserved: 22.0 MB"
+    assert printed(EvaluationNotice(0, event, "0.145320")) == [
+        line,
+        "    Iteration 1: loss=0.145320",
+    ]
+    failed = evaluation(852.3, error="ValueError")
+    assert printed(EvaluationNotice(1, failed)) == [
+        "  Loss evaluation 1: CPU: 852.3 MB | GPU: Not available",
+        "    Iteration 2: raised ValueError",
+    ]
+
+
+@pytest.mark.seed(42)
+def test_the_peak_of_an_optimisation() -> None:
+    on_gpu = OptimizationNotice(epoch(1, 1, "exact", gpu(1, 1, 25.3)))
+    assert printed(on_gpu) == ["  Peak GPU memory during optimization: 25.3 MB"]
+    on_cpu = OptimizationNotice(epoch(850.0, 855.8, "exact"))
+    assert printed(on_cpu) == ["  Peak CPU memory during optimization: 855.8 MB"]
+
+
+@pytest.mark.seed(43, 44)
+def test_a_block() -> None:
+    event = scope("loading dataset", 450.2, gpu(1250.5, 1300.0, 1500.2))
+    assert printed(event) == [
+        "[Memory] loading dataset: CPU +450.2 MB, GPU +1250.5 MB",
+        "         Peak GPU: 1500.2 MB",
+    ]
+    assert printed(scope("freeing", -3.25)) == ["[Memory] freeing: CPU -3.2 MB"]
+    assert printed(scope("nothing", -0.001)) == ["[Memory] nothing: CPU +0.0 MB"]
+
+
+@pytest.mark.seed(45)
+def test_a_profile() -> None:
+    sizes = {
+        "start": 10.1,
+        "data_to_gpu": 29.1,
+        "forward": 2749.9,
+        "backward": 23.1,
+        "optimizer": 23.1,
+    }
+    points = tuple(point(label, 1.0, gpu(size)) for label, size in sizes.items())
+    assert printed(ProfileNotice(points)) == [
+        "    Memory profile:",
+        "      start \u2192 data_to_gpu: GPU 29.1 MB (+19.0 MB)",
+        "      data_to_gpu \u2192 forward: GPU 2749.9 MB (+2720.8 MB)",
+        "      forward \u2192 backward: GPU 23.1 MB (-2726.8 MB)",
+        "      backward \u2192 optimizer: GPU 23.1 MB (+0.0 MB)",
+    ]
+    on_cpu = ProfileNotice((point("a", 10.0), point("b", 12.5)))
+    assert printed(on_cpu)[1] == "      a \u2192 b: CPU 12.5 MB (+2.5 MB)"
+    first_use = ProfileNotice((point("a", 10.0), point("b", 12.5, gpu(3.0))))
+    assert printed(first_use)[1] == "      a \u2192 b: GPU 3.0 MB (+3.0 MB)"
+    assert printed(ProfileNotice((point("a", 10.0),))) == [""]
+
+
+def test_a_trackers_points() -> None:
+    assert printed(SummaryNotice((point("a", 1.0), point("b", 2.0)), 3)) == [
+        "Memory summary:",
+        "  (3 earlier points are left out)",
+        "  a: CPU: 1.0 MB | GPU: Not available",
+        "  b: CPU: 2.0 MB | GPU: Not available",
+    ]
+
+
+@pytest.mark.seed(12, 13, 14, 15, 55)
+def test_an_epoch_monitor_without_a_session(capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = memlog.EpochMemoryMonitor(verbose_batches=2)
+    for _ in range(2):
+        monitor.on_epoch_start()
+        for index in range(4):
+            monitor.on_batch_start(index)
+            monitor.on_batch_end(index, 0.25 * index)
+        monitor.on_epoch_end()
+    monitor.on_batch_end(9)
+    lines = NUMBER.sub("N", capsys.readouterr().out).replace(" (watermark)", "").split("\n")
+    an_epoch = [
+        "  Batch 0: CPU N, loss=0.000000",
+        "  Batch 1: CPU N, loss=0.250000",
+        "  Epoch end: CPU N, peak N",
+    ]
+    announced = ["Memory monitoring enabled (verbose for first 2 batches)", ""]
+    assert lines == [*announced, *an_epoch, *an_epoch, ""]
+
+
+@pytest.mark.seed(3, 7, 9, 10, 19, 21, 23)
+def test_points_and_profiles_without_a_session(capsys: pytest.CaptureFixture[str]) -> None:
+    memlog.MemoryMonitor.print_memory_usage("After model creation: ")
+    memlog.MemoryMonitor.print_memory_usage("After it")
+    memlog.MemoryMonitor.print_memory_usage()
+    tracker = memlog.MemoryTracker()
+    tracker.record("initialization")
+    tracker.print_summary()
+    tracker.clear()
+    profiler = memlog.BatchMemoryProfiler()
+    profiler.checkpoint("start")
+    profiler.checkpoint("forward")
+    profiler.print_summary()
+    profiler.reset()
+    profiler.print_summary()
+    assert NUMBER.sub("N", capsys.readouterr().out).splitlines() == [
+        "After model creation: CPU: N | GPU: Not available",
+        "After it: CPU: N | GPU: Not available",
+        "CPU: N | GPU: Not available",
+        "Memory summary:",
+        "  initialization: CPU: N | GPU: Not available",
+        "    Memory profile:",
+        "      start \u2192 forward: CPU N (N)",
+    ]
+    assert tracker.get_peak_memory() == {}
+
+
+@pytest.mark.seed(4, 5, 6, 24)
+def test_figures_on_the_spot() -> None:
+    monitor = memlog.MemoryMonitor
+    assert 16 < monitor.get_cpu_memory_mb() < 100_000
+    assert monitor.get_gpu_memory_mb() == monitor.get_gpu_memory_reserved_mb("cuda:0") == 0.0
+    summary = monitor.get_memory_summary()
+    assert list(summary) == [
+        "cpu_memory_mb",
+        "gpu_memory_allocated_mb",
+        "gpu_memory_reserved_mb",
+    ]
+
+
+def test_a_usage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="memlog.memory"):
+        memlog.MemoryMonitor.log_memory_usage("After loading")
+    line = NUMBER.sub("N", caplog.messages[0])
+    assert line == "After loading: CPU: N | GPU: Not available"
