@@ -15,6 +15,8 @@
 Sizes are written in B, KiB, MiB, GiB or TiB; KB, MB, GB and TB mean the same: everywhere in memlog "MB"
 is 1024² bytes. ``%`` is of the memory that the host's control group allows (or the machine has), of the
 device's capacity, or, for fragmentation, of one.
+
+A level in front makes YAML take an unquoted rule for a mapping; ``as error`` at its end does not.
 """
 
 from __future__ import annotations
