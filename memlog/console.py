@@ -6,6 +6,7 @@ where a line differs from theirs. Without an accelerator a line tells the host's
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -13,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from memlog.events import (
+    Alert,
     Batch,
     DeviceReading,
     Epoch,
@@ -81,23 +83,33 @@ Notice: TypeAlias = (
 
 
 class Console:
-    """Prints a line for each of the first batches of a loop that knows nothing of memlog.
+    """Prints a line for each of the first batches of a loop that knows nothing of memlog, and for alerts.
 
     Args:
         verbose_batches: For how many batches.
-        write: Prints one line.
+        write: Prints one line of the batches'.
+        warn: Prints one line of an alert's; by itself to the standard error.
     """
 
-    def __init__(self, verbose_batches: int, write: Callable[[str], object] = print) -> None:
+    def __init__(
+        self,
+        verbose_batches: int,
+        write: Callable[[str], object] = print,
+        warn: Callable[[str], object] | None = None,
+    ) -> None:
         self._left = verbose_batches
         self._write = write
-        show(Announcement(verbose_batches), write)
+        self._warn = warn or _to_stderr
+        if verbose_batches:
+            show(Announcement(verbose_batches), write)
 
     def __call__(self, event: Event) -> None:
         """Prints what the event says, where it says something to a person."""
         if isinstance(event, Batch) and self._left > 0:
             self._left -= 1
             self._write(batch_line(event))
+        elif isinstance(event, Alert):
+            self._warn(alert_line(event))
 
     def silence(self) -> None:
         """Prints nothing any more: a monitor of the trainer's own prints its batches."""
@@ -235,3 +247,15 @@ def _change(size: int | None) -> str:
     value = mib(size)
     # Rounded first, and with 0.0 added: there is no "-0.0 MB".
     return "unknown" if value is None else f"{round(value, 1) + 0.0:+.1f} MB"
+
+
+def alert_line(event: Alert) -> str:
+    """``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``."""
+    told = f"{event.title}: {event.text}" if event.text else event.title
+    at = "" if event.step is None else f" (step {event.step})"
+    return f"memlog: {event.level}: {told}{at}"
+
+
+def _to_stderr(line: str) -> None:
+    if sys.stderr is not None:  # a program without a terminal has none
+        sys.stderr.write(f"{line}\n")

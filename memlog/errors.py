@@ -13,7 +13,8 @@
         ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
         └── TrackerRejectedError            the tracker understood and said no: trying again is no use
 
-Each message is one line that ends with the remedy. What goes wrong *inside* memlog while training runs
+Each message is one line that ends with the remedy; a wrong alert rule has two lines more, which show the
+place. What goes wrong *inside* memlog while training runs
 is never raised: it is logged once per cause and counted in the run's health.
 """
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from memlog.events import (
+    Alert,
     Batch,
     DeviceReading,
     Epoch,
@@ -43,7 +44,7 @@ def place(event: Event) -> tuple[Axis, int] | None:
         return "evaluation", event.evaluation
     if isinstance(event, Epoch):
         return "epoch", event.epoch
-    if isinstance(event, (Batch, Loss, Sample, Health)) and event.step is not None:
+    if isinstance(event, (Batch, Loss, Sample, Health, Alert)) and event.step is not None:
         return "step", event.step
     return None
 
@@ -64,6 +65,8 @@ def values(event: Event) -> Iterator[Value]:
         yield Value("memory/host/tree_mib", mib(event.tree_pss), "max")
         yield Value("memory/host/available_mib", mib(event.available), "min")
         yield Value("memory/host/cgroup_mib", mib(event.cgroup_used), "max")
+    elif isinstance(event, Alert):
+        yield Value("memlog/alert", 1.0, "max")
     elif isinstance(event, Health):
         yield Value("memlog/overhead_ms", event.overhead_ms, "max")
         yield Value("memlog/dropped", sum(event.dropped.values()), "last")

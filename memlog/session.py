@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from memlog import current, forks
+from memlog.alerts import Rule, engine_for, parse_rules
 from memlog.autolog import Autolog
 from memlog.batches import BatchRecorder
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
 from memlog.errors import ConfigurationError
-from memlog.events import Batch, End, Epoch, Evaluation, Event, Run, Status, now_us
+from memlog.events import Alert, Batch, End, Epoch, Evaluation, Event, Run, Status, now_us
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.settings import Settings, resolve
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
 
+AlertCallback = Callable[[Alert], object]
 BackendArgument = str | Sink | Sequence[str | Sink] | None
 
 _SAY_WAITING_AFTER = 1.0
@@ -57,7 +59,14 @@ class Session:
         health: memlog's own drops and faults in this process.
     """
 
-    def __init__(self, settings: Settings, sinks: Sequence[Sink], model: Any) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sinks: Sequence[Sink],
+        model: Any,
+        on_alert: AlertCallback | None = None,
+    ) -> None:
+        rules = parse_rules(settings.alerts)
         self.settings = settings
         self.health = Health()
         self.id: str | None = None
@@ -65,7 +74,7 @@ class Session:
         self._live: _Live | None = None
         self._evaluations = itertools.count()
         if settings.enabled:
-            self._live = _Live(settings, self.health, sinks, model)
+            self._live = _Live(settings, self.health, sinks, model, rules, on_alert)
             self.id, self.directory = self._live.run.id, self._live.run.path
 
     @property
@@ -148,7 +157,13 @@ class _Live:
     """The parts of a session that records."""
 
     def __init__(
-        self, settings: Settings, health: Health, sinks: Sequence[Sink], model: Any
+        self,
+        settings: Settings,
+        health: Health,
+        sinks: Sequence[Sink],
+        model: Any,
+        rules: Sequence[Rule],
+        on_alert: AlertCallback | None,
     ) -> None:
         self._generation = forks.generation
         self._health = health
@@ -169,9 +184,12 @@ class _Live:
         self._bus = EventBus(health)
         self._bus.subscribe(self._journal.append)
         self._console: Console | None = None
-        if settings.verbose_batches:
+        if settings.verbose_batches or rules:
             self._console = Console(settings.verbose_batches)
             self._bus.subscribe(self._console)
+        alerts = engine_for(rules, self._bus.publish, health, pid=os.getpid(), on_alert=on_alert)
+        if alerts is not None:
+            self._bus.subscribe(alerts)
         names = _sink_names(sinks, taken=settings.backends)
         self._threads = [self._courier_thread(*pair) for pair in zip(names, sinks, strict=True)]
         self._bus.publish(_run_event(settings, begun_us))
@@ -319,7 +337,8 @@ def init(
     name: str | None = None,
     model: Any = None,
     every: int = 1,
-    alerts: Sequence[str] = (),
+    alerts: str | Sequence[str] = (),
+    on_alert: AlertCallback | None = None,
     dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the trackers' own name for it
     config: Mapping[str, Any] | None = None,
     enabled: bool = True,
@@ -339,7 +358,11 @@ def init(
         name: That run's name.
         model: The model, whose size is recorded with the run's parameters.
         every: Publish a batch event at every so many steps.
-        alerts: Rules as text. None is understood yet: pass none.
+        alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
+            `memlog.alerts.rules` has the whole grammar.
+        on_alert: Called with each `memlog.events.Alert` about the process or its devices, on the thread
+            that made the step. An error in it is counted, never raised. (``host.tree`` and
+            ``host.available`` are judged in the helper process, which calls nothing here.)
         dir: The folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping, by these names or by those of the monitors that memlog
             takes over (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that
@@ -364,15 +387,18 @@ def init(
         "project": project,
         "name": name,
         "every": every,
-        "alerts": tuple(alerts),
+        "alerts": tuple(alerts) if isinstance(alerts, list) else alerts,
         "directory": _directory(dir),
         "enabled": enabled,
         "initial_step": initial_step,
         "finish_timeout": finish_timeout,
     }
     settings = resolve(_passed(arguments), config)
+    parse_rules(settings.alerts)  # a wrong one raises before the running session is ended
     with _current_lock:
-        session = Session(settings, sinks, model)  # may raise: then the one before goes on
+        session = Session(
+            settings, sinks, model, on_alert
+        )  # may raise: then the one before goes on
         if _current is not None:
             _current.finish(timeout=0)
         _current = session

@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         project: The tracker's project or experiment; ``None``: the tracker's own default.
         name: The run's name; ``None``: the tracker's own choice.
         every: A batch event is published at every so many steps.
-        alerts: Rules as text.
+        alerts: Rules as text; `memlog.alerts.rules` reads them.
         directory: The folder that holds the runs' folders.
         enabled: ``False`` installs nothing.
         initial_step: Number of the first step (resumed training).
@@ -76,10 +76,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Checks ranges: the types were checked when the settings were built."""
-        if self.alerts:
-            raise ConfigurationError(
-                "alerts: this version of memlog has no alert rules yet: leave them out"
-            )
         self._require("every", self.every >= 1, "a whole number from 1 up")
         self._require("initial_step", self.initial_step >= 0, "0 or more")
         self._require("verbose_batches", self.verbose_batches >= 0, "0 or more")
@@ -127,6 +123,8 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     """
     values = {**_from_config(config or {}), **_without_none(arguments)}
     values["directory"] = str(runs_directory(values.get("directory")))
+    if "alerts" in values:
+        values["alerts"] = _as_tuple(values["alerts"])
     if not values.get("backends"):
         values["backends"] = tuple(_split(os.environ.get("MEMLOG_BACKEND", "")))
     if os.environ.get("MEMLOG_ENABLED", "").lower() in ("0", "false", "no", "off"):

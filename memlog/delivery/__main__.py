@@ -10,7 +10,20 @@ import sys
 if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
     del sys.path[0]
 
+from memlog.alerts import engine_for, parse_rules
+from memlog.bus import EventBus
 from memlog.delivery.helper import main
+from memlog.delivery.messages import Begin
+from memlog.health import Health
+
+
+def judge(begin: Begin, bus: EventBus, health: Health) -> None:
+    """Puts the alert rules about the samples on the helper's bus."""
+    rules = parse_rules(begin.settings.alerts)
+    engine = engine_for(rules, bus.publish, health, pid=begin.trainer_pid, sampled=True)
+    if engine is not None:
+        bus.subscribe(engine)
+
 
 if __name__ == "__main__":
-    main()
+    main(judge)

@@ -14,12 +14,14 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
 import msgspec
 
+from memlog.bus import EventBus
 from memlog.delivery import messages
 from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
@@ -39,15 +41,19 @@ UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
 _NICENESS = 10
 
+Judge: TypeAlias = Callable[[messages.Begin, EventBus, Health], None]
+"""Subscribes what judges the samples by the run's alert rules."""
+
 
 class Helper:
     """One run's helper.
 
     Args:
         begin: The trainer's first message.
+        judge: Subscribes the alert rules to the samples.
     """
 
-    def __init__(self, begin: messages.Begin) -> None:
+    def __init__(self, begin: messages.Begin, judge: Judge) -> None:
         self._begin = begin
         self._settings = begin.settings
         self._health = Health()
@@ -61,15 +67,19 @@ class Helper:
             segment_bytes=begin.settings.segment_bytes,
             health=self._health,
         )
+        self._bus = EventBus(self._health)
+        self._bus.subscribe(self._journal.append)
         self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
         self._sampler = Sampler(
             begin.trainer_pid,
             {os.getpid(), *begin.other_helpers},
             begin.settings.sample_interval,
-            self._journal,
+            self._bus.publish,
             self._follower,
             self._health,
         )
+        with self._health.contained("reading the alert rules"):
+            judge(begin, self._bus, self._health)
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
         self._told_to_stop = False
@@ -196,7 +206,7 @@ class LineReader:
         yield from lines
 
 
-def main() -> None:
+def main(judge: Judge) -> None:
     """Reads the first message, works, and leaves without waiting for threads that hang in a client."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
@@ -204,7 +214,7 @@ def main() -> None:
         os.nice(_NICENESS)
     lines = LineReader(sys.stdin.fileno())
     begin, rest = _first_message(lines)
-    helper = Helper(begin)
+    helper = Helper(begin, judge)
     for line in rest:
         helper.hear(line)
     delivered = helper.run(lines)

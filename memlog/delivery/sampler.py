@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from memlog.events import Batch, Sample, now_us
+from memlog.events import Batch, Event, Sample, now_us
 from memlog.health import Health
-from memlog.journal import JournalFile, JournalWriter, Position
+from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
 from memlog.probes.tree import ProcessTree, available_memory
@@ -41,7 +41,7 @@ class Sampler:
         trainer: The trainer's process number.
         helpers: Process numbers of memlog's own, which don't count.
         interval: Seconds between samples.
-        journal: Where they are written.
+        publish: Takes them.
         follower: Says at which step.
         health: Counts readings that failed.
     """
@@ -51,14 +51,14 @@ class Sampler:
         trainer: int,
         helpers: Collection[int],
         interval: float,
-        journal: JournalWriter,
+        publish: Callable[[Event], object],
         follower: StepFollower,
         health: Health,
     ) -> None:
         self._trainer = trainer
         self._tree = ProcessTree(trainer, exclude=helpers)
         self._interval = interval
-        self._journal = journal
+        self._publish = publish
         self._follower = follower
         self._health = health
         self._due = time.monotonic()
@@ -69,7 +69,7 @@ class Sampler:
             return
         self._due = time.monotonic() + self._interval
         with self._health.contained("sampling the process tree"):
-            self._journal.append(self._read())
+            self._publish(self._read())
 
     def _read(self) -> Sample:
         tree = self._tree.read()

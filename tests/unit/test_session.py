@@ -13,7 +13,7 @@ import torch
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog.events import Batch, End, Epoch, Event, Health, Parameters, Run, now_us
+from memlog.events import Alert, Batch, End, Epoch, Event, Health, Parameters, Run, now_us
 from memlog.journal import RunDirectory, find_run
 from memlog.sink import Target
 
@@ -234,7 +234,6 @@ def test_init_returns_at_once() -> None:
         ({"every": "two"}, "wrong type"),
         ({"dir": "/proc/nowhere"}, "set MEMLOG_DIR to a folder that can be written"),
         ({"config": 7}, "pass a plain mapping"),
-        ({"alerts": ["host.rss > 80%"]}, "has no alert rules yet"),
     ],
 )
 def test_what_the_user_got_wrong_is_one_line_with_the_remedy(
@@ -275,3 +274,53 @@ def test_the_public_face_is_frozen() -> None:
         "track_memory",
         "watch_loss",
     ]
+
+
+def test_an_alert_goes_to_the_journal_the_console_and_the_callback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told: list[Alert] = []
+
+    def on_alert(alert: Alert) -> None:
+        told.append(alert)
+        raise RuntimeError("the callback's own affair")
+
+    rules = ["error: host.rss > 1 MiB for 3 steps", "host.rss > 8 TiB"]
+    session = memlog.init("local", alerts=rules, on_alert=on_alert)
+    train(10)
+    memlog.finish()
+    assert events(session.id, Alert) == told
+    [alert] = told
+    assert (alert.step, alert.level, alert.rule) == (2, "error", rules[0])
+    assert capfd.readouterr().err.count(f"memlog: error: {alert.title} (step 2)\n") == 1
+    assert session.health.faults == {"on_alert: RuntimeError": 1}
+    assert steps(session.id) == list(range(10))
+
+
+def test_the_helper_judges_what_it_samples() -> None:
+    config = {"alerts": "host.tree > 1 MiB, host.available < 0.001 KiB", "sample_interval": 0.05}
+    session = memlog.init("local", config=config)
+    directory = RunDirectory(find_run(Path(os.environ["MEMLOG_DIR"]), session.id or "").path)
+    found: list[Event] = []
+    deadline = time.monotonic() + 60
+    while not found and time.monotonic() < deadline:
+        session.step()
+        time.sleep(0.05)
+        found = [e.event for f in directory.files() for e in f.read() if isinstance(e.event, Alert)]
+    memlog.finish()
+    [alert] = found
+    assert isinstance(alert, Alert)
+    assert alert.rule == "host.tree > 1 MiB"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_wrong_rule_raises_at_init_and_ends_nothing(enabled: bool) -> None:
+    running = memlog.init("local")
+    with pytest.raises(memlog.ConfigurationError) as raised:
+        memlog.init("local", alerts="host.rss > 32 apples", enabled=enabled)
+    assert str(raised.value) == (
+        "an alert rule can't be read: write the unit here: B, KiB, MiB, GiB or TiB, or %\n"
+        "  host.rss > 32 apples\n"
+        "                ^"
+    )
+    assert running.enabled

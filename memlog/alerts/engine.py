@@ -1,0 +1,228 @@
+"""Judging events by the rules: a subscriber that publishes an `Alert` when a threshold is crossed.
+
+What it publishes is a pure function of the rules, the host's limit and the events. The figures of the
+process and its devices are judged in the trainer's process, those of the process tree and the machine
+where they are read: in the helper process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from memlog.alerts.limits import host_limit
+from memlog.alerts.rules import Rule
+from memlog.alerts.trigger import GrowthMeter, Trigger
+from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
+from memlog.health import Health
+from memlog.metrics import fragmentation
+from memlog.units import format_bytes
+
+COOLDOWN_S = 300.0
+"""Between two alerts of one rule about one thing."""
+MAX_SERIES = 64
+"""Devices that a rule is judged for, at most."""
+
+Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
+
+_WORDS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
+
+
+def engine_for(
+    rules: Sequence[Rule],
+    publish: Callable[[Event], object],
+    health: Health,
+    *,
+    pid: int,
+    sampled: bool = False,
+    on_alert: Callable[[Alert], object] | None = None,
+) -> AlertEngine | None:
+    """The engine for those of the rules that this process judges; ``None`` where there are none.
+
+    Args:
+        rules: All rules.
+        publish: Takes the alerts.
+        health: Counts errors.
+        pid: The trainer's process number: its control group is the limit that ``%`` means.
+        sampled: Whether this is the helper process.
+        on_alert: Called with each alert after it was published; its errors are counted.
+    """
+    mine = [rule for rule in rules if rule.sampled == sampled]
+    if not mine:
+        return None
+    shares = any(rule.share and rule.figure.startswith("host.") for rule in mine)
+    limit = host_limit(pid) if shares else None
+    return AlertEngine(mine, publish, health, limit=limit, on_alert=on_alert)
+
+
+class AlertEngine:
+    """Judges events, from any thread.
+
+    Args:
+        rules: What to judge by.
+        publish: Takes the alerts, on the thread of the event that caused them.
+        health: Counts the callback's errors, and is told of limits that are unknown.
+        limit: Bytes that ``%`` of a host's figure is of.
+        cooldown: Seconds between two alerts of one rule about one thing, by the events' own time.
+        on_alert: Called with each alert after it was published.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        publish: Callable[[Event], object],
+        health: Health,
+        *,
+        limit: int | None = None,
+        cooldown: float = COOLDOWN_S,
+        on_alert: Callable[[Alert], object] | None = None,
+    ) -> None:
+        self._publish = publish
+        self._health = health
+        self._on_alert = on_alert
+        self._limits: dict[str, int | None] = {"host": limit}
+        # A signal handler may publish while its own thread is in here.
+        self._lock = threading.RLock()
+        watches = [_Watch(rule, self._limits, health, round(cooldown * 1e6)) for rule in rules]
+        self._judges: dict[type, tuple[Callable[[Any, list[Alert]], None], ...]] = {
+            kind: tuple(watch.judge for watch in watches if kind in watch.kinds)
+            for kind in (Batch, Epoch, Evaluation, Sample)
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Judges one event."""
+        judges = self._judges.get(type(event))
+        if judges:
+            alerts: list[Alert] = []
+            with self._lock:
+                for judge in judges:
+                    judge(event, alerts)
+            for alert in alerts:
+                self._tell(alert)
+        elif isinstance(event, Device) and len(self._limits) <= MAX_SERIES:
+            self._limits[event.name] = event.capacity
+
+    def _tell(self, alert: Alert) -> None:
+        self._publish(alert)
+        if self._on_alert is not None:
+            with self._health.contained("on_alert"):
+                self._on_alert(alert)
+
+
+class _Series:
+    """One rule about one thing: the host, or a device."""
+
+    __slots__ = ("limit", "meter", "trigger")
+
+    def __init__(self, rule: Rule, limit: int | None, cooldown_us: int) -> None:
+        self.limit = limit
+        threshold = rule.amount * limit if rule.share and limit is not None else rule.amount
+        self.trigger = Trigger(rule, threshold, cooldown_us)
+        self.meter = None if rule.growth is None else GrowthMeter(rule.growth)
+
+
+class _Watch:
+    """One rule, judged for everything that it is about."""
+
+    def __init__(
+        self, rule: Rule, limits: dict[str, int | None], health: Health, cooldown_us: int
+    ) -> None:
+        self._rule = rule
+        self._limits = limits
+        self._health = health
+        self._cooldown_us = cooldown_us
+        self._series: dict[str, _Series] = {}
+        self._attribute = _ATTRIBUTES.get(rule.attribute, rule.attribute)
+        self.judge = self._judge_host if rule.figure.startswith("host.") else self._judge_devices
+        self.kinds = _kinds(rule)
+
+    def _judge_host(self, event: Reading, alerts: list[Alert]) -> None:
+        value = getattr(event, self._attribute)
+        if value is not None:
+            self._take("host", value, event, alerts)
+
+    def _judge_devices(self, event: Batch | Epoch | Evaluation, alerts: list[Alert]) -> None:
+        for reading in event.devices:
+            if self._rule.device is None or self._rule.device == reading.name:
+                value = self._value(reading)
+                if value is not None:
+                    self._take(reading.name, value, event, alerts)
+
+    def _value(self, reading: DeviceReading) -> float | None:
+        if self._attribute == "fragmentation":
+            return fragmentation(reading)
+        value: int | None = getattr(reading, self._attribute)
+        return value
+
+    def _take(self, subject: str, value: float, event: Reading, alerts: list[Alert]) -> None:
+        series = self._series.get(subject)
+        if series is None:
+            series = self._begin(subject)
+            if series is None:
+                return
+        first = last = _index(event, self._rule)
+        if series.meter is not None:
+            pace = None if last is None else series.meter.take(value, last)
+            if pace is None:
+                return
+            value, first = pace
+        if series.trigger.fires(value, first, last, event.time_us):
+            alerts.append(_alert(self._rule, subject, value, event, series.limit))
+
+    def _begin(self, subject: str) -> _Series | None:
+        limit = self._limits.get(subject)
+        if self._rule.share and not limit:
+            self._health.say_once(
+                f"limit of {subject}",
+                f"how much memory {subject} has is unknown, so {self._rule.text!r} can't be judged: "
+                "write a size in place of %",
+            )
+            return None
+        if len(self._series) >= MAX_SERIES:
+            return None
+        series = self._series[subject] = _Series(self._rule, limit, self._cooldown_us)
+        return series
+
+
+_ATTRIBUTES = {"tree": "tree_pss"}
+"""Fields of events that have another name than in rules."""
+
+
+def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
+    """The events that a rule is judged by."""
+    if rule.sampled:
+        return (Sample,)
+    if rule.growth is None:
+        return (Batch, Epoch, Evaluation)
+    return (Epoch,) if rule.growth.axis == "epoch" else (Batch,)
+
+
+def _index(event: Reading, rule: Rule) -> int | None:
+    """Where an event lies on the axis by which its rule is judged."""
+    if isinstance(event, Evaluation):
+        return None
+    if rule.growth is not None and rule.growth.axis == "epoch" and isinstance(event, Epoch):
+        return event.epoch
+    return event.step
+
+
+def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | None) -> Alert:
+    name = f"{subject}.{rule.attribute}"
+    said = f"{rule.said} of {format_bytes(limit)}" if rule.share else rule.said
+    per = "" if rule.growth is None else f" per {rule.growth}"
+    held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
+    verb = "is" if rule.growth is None else "grows"
+    return Alert(
+        time_us=event.time_us,
+        step=None if isinstance(event, Evaluation) else event.step,
+        level=rule.level,
+        rule=rule.text,
+        title=f"{name} {verb} {_shown(rule, value)}{per}, {_WORDS[rule.comparison]} {said}{held}",
+        text="",
+        value=float(value),
+    )
+
+
+def _shown(rule: Rule, value: float) -> str:
+    return f"{value:.2f}" if rule.figure == "device.fragmentation" else format_bytes(value)
