@@ -107,6 +107,20 @@ class Recording:
                 self.batches.begin()
             self._bus.publish(event)
 
+    def save_artifact(
+        self, path: str | os.PathLike[str], kind: str, name: str | None
+    ) -> Path | None:
+        """Keeps a file in the run's folder and publishes that it is there."""
+        from memlog.journal.kept import keep  # noqa: PLC0415 - most trainers keep no file
+
+        kept: Path | None = None
+        if forks.generation == self._generation:
+            with self._health.contained("keeping an artifact"):
+                artifact = keep(self.run, Path(path), name, kind)
+                self.publish(artifact)
+                kept = self.run.path / artifact.path
+        return kept
+
     def claim_steps(self) -> None:
         """The caller counts, and prints its own lines."""
         self.batches.claim()

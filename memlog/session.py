@@ -107,6 +107,25 @@ class Session:
         if self._live is not None:
             self._live.publish(event)
 
+    def save_artifact(
+        self, path: str | os.PathLike[str], kind: str = "file", *, name: str | None = None
+    ) -> Path | None:
+        """Keeps a file for the run and brings it to every backend; ``memlog pull`` brings it back.
+
+        It is copied into the run's folder before the call returns, so that the original may change or go.
+        A later file of the same name takes its place. Never raises: what can't be kept is said once and
+        counted in the run's health.
+
+        Args:
+            path: The file.
+            kind: What it is, in one word, such as ``"flamegraph"``, ``"snapshot"`` or ``"report"``.
+            name: Its name in the run; ``None``: its own.
+
+        Returns:
+            The copy; ``None`` where nothing was kept.
+        """
+        return None if self._live is None else self._live.save_artifact(path, kind, name)
+
     def finish(self, status: Status = "finished", *, timeout: float | None = None) -> None:
         """Ends the run. Calling it again is harmless.
 

@@ -5,20 +5,22 @@ An integration is a package of its own that registers one `Backend` under the en
 
 * the `Backend` is imported by the trainer, so importing it loads no tracker's client; it finds the run
   that the user has opened, and gathers what the client needs to connect;
-* the `Sink` that it opens lives in the helper process (or in ``memlog sync``) and does the talking.
+* the `Sink` that it opens lives in the helper process (or in ``memlog sync``) and does the talking; the
+  `ArtifactStore` brings files back for ``memlog pull``.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from memlog.errors import MissingExtraError, UnknownBackendError
-from memlog.events import Status
+from memlog.events import Alert, Artifact, Status
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -84,6 +86,8 @@ class Sink(Protocol):
     `TrackerRejectedError` where it can't; anything else counts as unavailable.
     """
 
+    durable: bool
+    """Whether what a call has stored is safe when it returns; ``False``: only once `close` has returned."""
     resolution: Resolution
     """``"full"``: every step; ``"bucketed"``: steps are folded so that a long run stays bearable."""
     max_points: int
@@ -103,12 +107,63 @@ class Sink(Protocol):
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         """Stores facts that hold for the whole run; storing them again changes nothing."""
 
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        """Shows alerts: all of the run's so far, of which those from index ``first_new`` on are new.
+
+        Showing them again does no harm.
+        """
+
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:
+        """Stores a file under ``artifact.name`` and ``artifact.kind``.
+
+        A later one of the same name takes its place.
+        """
+
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
         """Gives back what the sink holds; a run of its own is ended unless ``status`` is None.
 
         Args:
             status: How the run ended.
             ended_us: When, Unix time in microseconds; ``None``: now.
+        """
+
+
+class StoredArtifact(msgspec.Struct, frozen=True):
+    """A file of memlog's that a tracker holds."""
+
+    name: str
+    kind: str
+    size: int | None
+    """Bytes; ``None`` where the tracker does not say."""
+
+
+class ArtifactStore(Protocol):
+    """Brings files back from one tracker.
+
+    Every method raises `TrackerUnavailableError` or `TrackerRejectedError`, as a sink does.
+    """
+
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        """The files of a run that are memlog's.
+
+        Args:
+            run_id: The tracker's own id of the run.
+        """
+
+    def fetch(
+        self,
+        run_id: str,
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        """Downloads one file into ``directory``, under its name.
+
+        Args:
+            run_id: The tracker's own id of the run.
+            artifact: One of those that `list_artifacts` told.
+            directory: An empty folder.
+            progress: Told of bytes as they arrive.
         """
 
 
@@ -121,6 +176,8 @@ class Backend(Protocol):
     """The top-level module of the tracker's client, such as ``"mlflow"``."""
     extra: str
     """The extra of memlog-ml that installs it."""
+    rides: bool
+    """Whether a run of the user's can be written only from the trainer's own process, beside the user."""
 
     def active_run(self) -> TrackerRun | None:
         """The run that the user has open on this thread. Takes microseconds and imports nothing."""
@@ -133,6 +190,9 @@ class Backend(Protocol):
 
     def open_sink(self, target: Target) -> Sink:
         """Builds the sink, in a process of memlog's own; only here and in `prepare` is it imported."""
+
+    def open_store(self, connection: Connection) -> ArtifactStore:
+        """Builds what brings files back, in a process of memlog's own."""
 
 
 def find_backends() -> dict[str, Backend]:

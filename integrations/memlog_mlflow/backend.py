@@ -24,6 +24,7 @@ class MlflowBackend:
     name = "mlflow"
     requires = "mlflow"
     extra = "mlflow"
+    rides = False
 
     def __init__(self) -> None:
         self._seen = _Seen()

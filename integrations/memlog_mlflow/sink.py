@@ -6,17 +6,20 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from memlog.errors import TrackerRejectedError
-from memlog.events import Status
+from memlog.events import Alert, Artifact, Status
 from memlog.health import Health
 from memlog.redact import without_credentials
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
+from memlog_mlflow.alerts import ALERTS_FILE, alert_table, alert_tags
+from memlog_mlflow.artifacts import folder_of
 from memlog_mlflow.errors import translated
 from memlog_mlflow.keys import safe_key
 from memlog_mlflow.probe import probe
@@ -50,6 +53,7 @@ class MlflowSink:
             ``parameter_rejected``.
     """
 
+    durable = True
     resolution: Resolution = "bucketed"
     max_points = 1000
 
@@ -116,6 +120,27 @@ class MlflowSink:
                     "MLflow never changes a parameter, so it stays",
                 )
         self._log_new({key: wanted[key] for key in wanted.keys() - known.keys()})
+
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        """Writes all alerts to ``memlog/alerts.json`` and tells of the last one in tags.
+
+        MLflow has no alerts of its own (its webhooks are for other things).
+
+        Raises:
+            TrackerRejectedError: the run is gone.
+            TrackerUnavailableError: MLflow can't be reached.
+        """
+        if alerts[first_new:]:
+            self._opened().show_alerts(alerts)
+
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:
+        """Stores a file as ``memlog/artifacts/<kind>/<name>``, where the run's page previews it.
+
+        Raises:
+            TrackerRejectedError: the run is gone, or the file is refused.
+            TrackerUnavailableError: MLflow can't be reached.
+        """
+        self._opened().store(artifact, file)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
         """Ends memlog's own run with ``status``, unless that is None; a joined one is never ended.
@@ -197,6 +222,16 @@ class _OpenRun:
         params = [Param(key, value) for key, value in sorted(parameters.items())]
         with translated():
             self._client.log_batch(self.run_id, params=params, synchronous=True)
+
+    def show_alerts(self, alerts: Sequence[Alert]) -> None:
+        with translated():
+            self._client.log_dict(self.run_id, alert_table(alerts), ALERTS_FILE)
+            for key, value in alert_tags(alerts).items():
+                self._client.set_tag(self.run_id, key, value, synchronous=True)
+
+    def store(self, artifact: Artifact, file: Path) -> None:
+        with translated():
+            self._client.log_artifact(self.run_id, str(file), folder_of(artifact))
 
     def end(self, status: str, ended_us: int | None) -> None:
         with translated():

@@ -63,6 +63,10 @@ class DeliveryState(Protocol):
         """Points handed over."""
 
     @property
+    def provisional(self) -> int:
+        """Points handed over that the tracker has not made safe yet."""
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         """Points lost, by reason."""
 
@@ -142,7 +146,7 @@ def _delivery(before: Delivery, state: DeliveryState) -> Delivery:
     own = state.own_run
     opened = [] if own is None else [TrackedRun(id=own.run_id, uri=_redacted(own.uri), own=True)]
     return Delivery(
-        points=state.delivered,
+        points=state.delivered + state.provisional,
         stage=state.stage,
         problem=_redacted(state.problem),
         runs=[*before.runs, *joined, *opened],

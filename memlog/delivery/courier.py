@@ -6,9 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import msgspec
+
+from memlog.delivery import outbox
+from memlog.delivery.reading import Reading
 from memlog.delivery.state import CourierState, Progress
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
-from memlog.events import End, Parameters
+from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.metrics import Plan
 from memlog.redact import without_credentials
@@ -64,8 +68,10 @@ class Courier:
         self._begun_us = begun_us
         self._uris: dict[str, str | None] = {}
         self._sinks: dict[str | None, Sink] = {}
-        self._readings: dict[str, _Reading] = {}
+        self._readings: dict[str, Reading] = {}
         self._failures = 0
+        self.state.provisional = 0  # of a courier that did not come to close its sink: sent again
+        self._clean = self._kept()
 
     def connect(self, connection: Connection) -> None:
         """Says how the tracker's client is to connect."""
@@ -88,6 +94,7 @@ class Courier:
         try:
             for file in self.run.files():
                 self._deliver_file(file, complete=complete)
+            self._send_outbox()
         except Exception as error:
             self._readings.clear()  # what was read but not handed over is read again
             self._note_failure(error)
@@ -106,15 +113,34 @@ class Courier:
         for sink in self._sinks.values():
             sink.close(end.status if end else None, end.time_us if end else None)
         self._sinks.clear()
+        self._clean = self._kept()
         if self.state.own_run or self.state.joined:
             self.state.stage, self.state.problem = "done", None
-            self.state.save(self.run)
+            self._save()
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
         self.state.stage = "unreachable"
         self.state.problem = without_credentials(str(error) or type(error).__name__)
-        self.state.save(self.run)
+        self._save()
+
+    def _kept(self) -> CourierState:
+        """A copy of what is remembered."""
+        return msgspec.convert(msgspec.to_builtins(self.state), CourierState)
+
+    def _save(self) -> None:
+        """Keeps what is remembered; of what a sink has not made safe yet, that it is not."""
+        clean, state = self._clean, self.state
+        if not all(sink.durable for sink in self._sinks.values()):
+            state = msgspec.structs.replace(
+                state,
+                files=clean.files,
+                outbox=clean.outbox,
+                delivered=clean.delivered,
+                dropped=clean.dropped,
+                provisional=state.delivered - clean.delivered,
+            )
+        state.save(self.run)
 
     def _end(self) -> End | None:
         """How the run ended; a process that is gone without saying so was killed at its last write."""
@@ -130,7 +156,7 @@ class Courier:
         reading = self._readings.get(file.process)
         if reading is None:
             progress = self.state.files.get(file.process, Progress())
-            reading = self._readings[file.process] = _Reading(progress)
+            reading = self._readings[file.process] = Reading(progress)
         for entry in file.read(reading.at):
             if not self._take(file, reading, entry):
                 break
@@ -139,7 +165,7 @@ class Courier:
                 reading.finish()
         self._hand_over(file.process, reading)
 
-    def _take(self, file: JournalFile, reading: _Reading, entry: Entry) -> bool:
+    def _take(self, file: JournalFile, reading: Reading, entry: Entry) -> bool:
         """Reads one event; ``False`` where it must wait for a run to go to."""
         if entry.header is not reading.header and not self._turn(file, reading, entry.header):
             return False
@@ -148,7 +174,7 @@ class Courier:
             self._hand_over(file.process, reading)
         return True
 
-    def _turn(self, file: JournalFile, reading: _Reading, header: Header) -> bool:
+    def _turn(self, file: JournalFile, reading: Reading, header: Header) -> bool:
         """Turns to the run that a segment's events go to; ``False`` where none is known yet."""
         binding = self._binding(file, header)
         if binding is None and self.state.own_run is None and not self.may_open_own:
@@ -212,24 +238,36 @@ class Courier:
             uri = None if opened.uri is None else without_credentials(opened.uri)
             self.state.own_run = Binding(opened.run_id, uri)
         self.state.stage, self.state.problem = "delivering", None
-        self.state.save(self.run)
+        self._save()
 
-    def _hand_over(self, process: str, reading: _Reading) -> None:
+    def _hand_over(self, process: str, reading: Reading) -> None:
         """Sends what is pending and remembers that it is sent."""
         progress = reading.progress()
-        anything = bool(reading.pending or reading.parameters)
+        anything = reading.has_something
         if anything:
             tally = self._send_pending(self._sink(reading.target), reading)
             self.state.delivered += tally.pop(_DELIVERED, 0)
-            for reason, count in tally.items():
-                self.state.dropped[reason] = self.state.dropped.get(reason, 0) + count
+            self._count(tally)
+            outbox.take_over(self.state.outbox, reading.target, reading.alerts, reading.artifacts)
+            reading.alerts, reading.artifacts = [], []
             self.state.stage, self.state.problem = "delivering", None
         if progress != self.state.files.get(process, Progress()):
             self.state.files[process] = progress
             if anything:
-                self.state.save(self.run)
+                self._save()
 
-    def _send_pending(self, sink: Sink, reading: _Reading) -> Counter[str]:
+    def _count(self, lost: Counter[str]) -> None:
+        for reason, count in lost.items():
+            self.state.dropped[reason] = self.state.dropped.get(reason, 0) + count
+
+    def _send_outbox(self) -> None:
+        def crossed_off(lost: Counter[str]) -> None:
+            self._count(lost)
+            self._save()
+
+        outbox.send(self.state.outbox, self.run, self._sink, crossed_off)
+
+    def _send_pending(self, sink: Sink, reading: Reading) -> Counter[str]:
         sink.probe()
         tally: Counter[str] = Counter()
         tally.subtract(sink.dropped)
@@ -258,41 +296,3 @@ class Courier:
             middle = len(points) // 2
             self._send(sink, points[:middle], tally)
             self._send(sink, points[middle:], tally)
-
-
-class _Reading:
-    """What a courier holds in memory of one process's segments."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._taken_up = progress
-        self.at = progress.resume
-        self.sent = progress.sent
-        self.pending: list[Point] = []
-        self.parameters: list[Parameters] = []
-        self.header: Header | None = None
-        self.target: str | None = None
-        """Id of the user's run that events go to; ``None``: the sink's own."""
-        self.plan: Plan[Position] | None = None
-
-    def take(self, entry: Entry) -> None:
-        """Feeds the plan; what was delivered before is not delivered again."""
-        if self.plan is None:
-            return
-        points = self.plan.feed(entry.event, entry.start)
-        self.at = entry.end
-        if entry.end > self.sent:
-            self.pending += points
-            if isinstance(entry.event, Parameters):
-                self.parameters.append(entry.event)
-
-    def finish(self) -> None:
-        """What is still open is final."""
-        if self.plan is not None:
-            self.pending += self.plan.flush()
-
-    def progress(self) -> Progress:
-        """Where things stand once what is pending has been sent."""
-        if self.plan is None:
-            return self._taken_up  # nothing was read: a bucket that was open then still is
-        sent = max(self.at, self.sent)
-        return Progress(sent=sent, resume=min(self.plan.open_since or sent, sent))

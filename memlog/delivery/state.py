@@ -9,11 +9,15 @@ from typing import IO, Literal, TypeAlias
 import msgspec
 
 from memlog.errors import DeliveryError
+from memlog.events import Alert, Artifact
 from memlog.journal import Binding, Position, RunDirectory
 from memlog.journal.format import START
 
 if sys.platform != "win32":
     import fcntl
+
+MAX_ALERTS = 1000
+"""Alerts of one run that a tracker shows at most."""
 
 Stage: TypeAlias = Literal["waiting", "delivering", "unreachable", "done"]
 
@@ -25,6 +29,31 @@ class Progress(msgspec.Struct, frozen=True):
     """Every point that an event before here made final has been delivered."""
     resume: Position = START
     """Where reading must begin so that a fresh plan knows its open buckets; never after ``sent``."""
+
+
+class AlertsTold(msgspec.Struct):
+    """The alerts of one of a tracker's runs."""
+
+    alerts: list[Alert] = []
+    """The newest `MAX_ALERTS`."""
+    told: int = 0
+    """How many of them the tracker has."""
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A file on its way to one of a tracker's runs."""
+
+    target: str | None
+    """Id of the user's run; ``None``: the sink's own."""
+    artifact: Artifact
+
+
+class Outbox(msgspec.Struct):
+    """What a tracker is to get besides points; taken over from the journal with the position."""
+
+    alerts: dict[str, AlertsTold] = {}
+    """By the user's run id; ``""``: the sink's own run."""
+    artifacts: list[Outgoing] = []
 
 
 class CourierState(msgspec.Struct, kw_only=True):
@@ -42,10 +71,13 @@ class CourierState(msgspec.Struct, kw_only=True):
     """Ids of the user's runs that points went to."""
     delivered: int = 0
     """Points handed over."""
+    provisional: int = 0
+    """Points handed over to a sink that has not made them safe yet; sent again after an unclean end."""
     dropped: dict[str, int] = {}
     """Points lost, by reason."""
     files: dict[str, Progress] = {}
     """By process."""
+    outbox: Outbox = msgspec.field(default_factory=Outbox)
 
     def save(self, run: RunDirectory) -> None:
         """Replaces what was kept before; a crash leaves the one or the other, never half of one."""

@@ -38,6 +38,11 @@ class RunDirectory:
         """The folder in which couriers keep how far they got."""
         return self.path / "delivery"
 
+    @property
+    def artifacts(self) -> Path:
+        """The folder of the files that were kept for the run; made when the first one is."""
+        return self.path / "artifacts"
+
     def files(self) -> list[JournalFile]:
         """One reader for each process that wrote here, the trainer's first."""
         named = (parse_segment_name(path.name) for path in self.path.iterdir())

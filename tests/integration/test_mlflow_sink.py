@@ -28,6 +28,7 @@ from support.mlflow_server import (
 )
 
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
+from memlog.events import Alert, Artifact
 from memlog.sink import Point, Sink, TrackerRun
 
 pytestmark = [
@@ -341,3 +342,40 @@ def test_it_prints_nothing_and_starts_no_thread(tmp_path: Path) -> None:
         timeout=120,
     )
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_alerts_are_a_file_and_tags(client: MlflowClient, uri: str) -> None:
+    run = user_run(client)
+    sink = sink_for(uri, joined=run.info.run_id)
+    sink.open()
+    alerts = [
+        Alert(START_US + step, step, "warning", "host.rss > 1 GiB", f"host.rss is {step} GiB", "")
+        for step in range(2, 4)
+    ]
+    sink.log_alerts(alerts[:1], 0)
+    for _ in range(2):  # the second time is a replay
+        sink.log_alerts(alerts, 1)
+    tags = client.get_run(run.info.run_id).data.tags
+    assert {key: tags[key] for key in tags if key.startswith("memlog.alert")} == {
+        "memlog.alert.last": "host.rss is 3 GiB (step 3)",
+        "memlog.alert.level": "warning",
+        "memlog.alert.count": "2",
+    }
+    table = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/memlog/alerts.json")
+    assert [(row["step"], row["rule"]) for row in table["alerts"]] == [
+        (2, "host.rss > 1 GiB"),
+        (3, "host.rss > 1 GiB"),
+    ]
+
+
+def test_a_file_is_stored_by_its_kind(client: MlflowClient, uri: str, tmp_path: Path) -> None:
+    run = user_run(client)
+    sink = sink_for(uri, joined=run.info.run_id)
+    sink.open()
+    file = tmp_path / "step.speedscope.json"
+    for text in ("first", "second"):
+        file.write_text(text)
+        sink.log_artifact(Artifact(1, file.name, "flamegraph", f"artifacts/{file.name}", 5), file)
+    (found,) = client.list_artifacts(run.info.run_id, "memlog/artifacts/flamegraph")
+    assert found.path == "memlog/artifacts/flamegraph/step.speedscope.json"
+    assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{found.path}") == "second"

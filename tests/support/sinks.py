@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
-from memlog.events import Status
+from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
 
 
@@ -20,6 +21,10 @@ class ListTracker:
     bad: frozenset[str] = frozenset()
     crash_after: int | None = None
     opened: list[Target] = field(default_factory=list)
+    durable: bool = True
+    alerts: dict[str, list[Alert]] = field(default_factory=dict)
+    files: dict[str, dict[tuple[str, str], bytes]] = field(default_factory=dict)
+    refused_files: frozenset[str] = frozenset()
 
     def open_sink(self, target: Target) -> "ListSink":
         self.opened.append(target)
@@ -38,6 +43,7 @@ class ListSink:
     def __init__(self, tracker: ListTracker, target: Target) -> None:
         self._tracker = tracker
         self._target = target
+        self.durable = tracker.durable
         self.dropped: dict[str, int] = {}
         self._run = target.joined.run_id if target.joined else f"own-{target.memlog_run}"
 
@@ -62,6 +68,18 @@ class ListSink:
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         self._tracker.parameters.setdefault(self._run, {}).update(parameters)
+
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        self.probe()
+        assert 0 <= first_new < len(alerts)
+        self._tracker.alerts.setdefault(self._run, []).extend(alerts[first_new:])
+
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:
+        self.probe()
+        if artifact.name in self._tracker.refused_files:
+            raise TrackerRejectedError("a bad name")
+        files = self._tracker.files.setdefault(self._run, {})
+        files[artifact.kind, artifact.name] = file.read_bytes()
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
         self._tracker.ended[self._run] = status

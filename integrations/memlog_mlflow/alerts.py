@@ -1,0 +1,42 @@
+"""Alerts as MLflow can show them: a file with all of them, and tags about the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from memlog.events import Alert
+
+ALERTS_FILE = "memlog/alerts.json"
+_MAX_TAG = 5000
+"""Characters of a tag's value that every version of MLflow takes."""
+
+
+def alert_table(alerts: Sequence[Alert]) -> dict[str, Any]:
+    """The file's content. It is written anew each time, so that a replay changes nothing."""
+    return {"alerts": [_row(alert) for alert in alerts]}
+
+
+def alert_tags(alerts: Sequence[Alert]) -> dict[str, str]:
+    """Tags, by which runs can be searched: ``tags.`memlog.alert.level` = 'error'``."""
+    last = alerts[-1]
+    where = "" if last.step is None else f" (step {last.step})"
+    return {
+        "memlog.alert.last": f"{last.title}{where}"[:_MAX_TAG],
+        "memlog.alert.level": last.level,
+        "memlog.alert.count": str(len(alerts)),
+    }
+
+
+def _row(alert: Alert) -> dict[str, Any]:
+    at = datetime.fromtimestamp(alert.time_us / 1e6, timezone.utc)
+    return {
+        "time": at.isoformat(timespec="milliseconds"),
+        "step": alert.step,
+        "level": alert.level,
+        "rule": alert.rule,
+        "title": alert.title,
+        "text": alert.text,
+        "value": alert.value,
+    }

@@ -1,0 +1,58 @@
+"""Where a courier stands in one process's segments."""
+
+from __future__ import annotations
+
+from memlog.delivery.state import Progress
+from memlog.events import Alert, Artifact, Parameters
+from memlog.journal import Entry, Header, Position
+from memlog.metrics import Plan
+from memlog.sink import Point
+
+
+class Reading:
+    """What a courier holds in memory of one process's segments."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._taken_up = progress
+        self.at = progress.resume
+        self.sent = progress.sent
+        self.pending: list[Point] = []
+        self.parameters: list[Parameters] = []
+        self.alerts: list[Alert] = []
+        self.artifacts: list[Artifact] = []
+        self.header: Header | None = None
+        self.target: str | None = None
+        """Id of the user's run that events go to; ``None``: the sink's own."""
+        self.plan: Plan[Position] | None = None
+
+    def take(self, entry: Entry) -> None:
+        """Feeds the plan; what was delivered before is not delivered again."""
+        if self.plan is None:
+            return
+        points = self.plan.feed(entry.event, entry.start)
+        self.at = entry.end
+        if entry.end > self.sent:
+            self.pending += points
+            if isinstance(entry.event, Parameters):
+                self.parameters.append(entry.event)
+            elif isinstance(entry.event, Alert):
+                self.alerts.append(entry.event)
+            elif isinstance(entry.event, Artifact):
+                self.artifacts.append(entry.event)
+
+    @property
+    def has_something(self) -> bool:
+        """Whether anything waits to be handed over."""
+        return bool(self.pending or self.parameters or self.alerts or self.artifacts)
+
+    def finish(self) -> None:
+        """What is still open is final."""
+        if self.plan is not None:
+            self.pending += self.plan.flush()
+
+    def progress(self) -> Progress:
+        """Where things stand once what is pending has been sent."""
+        if self.plan is None:
+            return self._taken_up  # nothing was read: a bucket that was open then still is
+        sent = max(self.at, self.sent)
+        return Progress(sent=sent, resume=min(self.plan.open_since or sent, sent))
