@@ -10,6 +10,7 @@ import click
 
 from memlog._version import __version__
 from memlog.cli.demo import demo
+from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
 from memlog.cli.runs import runs
@@ -73,7 +74,7 @@ def cli() -> None:
     """Where the memory of your training goes, step by step."""
 
 
-for _command in (demo, runs, show, sync):
+for _command in (demo, open_file, runs, show, sync):
     cli.add_command(_command)
 
 
