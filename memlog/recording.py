@@ -22,6 +22,7 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, find_backends, load_backend
 
 if TYPE_CHECKING:
+    from memlog.delivery.backchannel import AlertListener
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
 
@@ -71,16 +72,15 @@ class Recording:
             segment_bytes=settings.segment_bytes,
             health=health,
         )
-        self._helper = self._start_helper(settings, begun_us, health)
-        self._binder = Binder(backends, self._journal, self._helper.tell, health)
         self._bus = EventBus(health)
         self._bus.subscribe(self._journal.append)
         self._console: Console | None = None
         if settings.verbose_batches or settings.alerts:
             self._console = Console(settings.verbose_batches)
             self._bus.subscribe(self._console)
-        if settings.alerts:
-            self._judge(settings.alerts, on_alert)
+        listener = self._judge(settings.alerts, on_alert) if settings.alerts else None
+        self._helper = self._start_helper(settings, begun_us, listener)
+        self._binder = Binder(backends, self._journal, self._helper.tell, health)
         names = _sink_names(sinks, taken=settings.backends)
         self._threads = [self._courier_thread(*pair) for pair in zip(names, sinks, strict=True)]
         self._bus.publish(_run_event(settings, begun_us))
@@ -90,14 +90,29 @@ class Recording:
         self._autolog = Autolog(self.batches.optimizer_stepped)
         self._binder.glance()
 
-    def _judge(self, alerts: Sequence[str], on_alert: AlertCallback | None) -> None:
-        from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415 - for those who have rules
+    def _judge(self, alerts: Sequence[str], on_alert: AlertCallback | None) -> AlertListener | None:
+        """Judges by the rules that this process can, and listens for what the helper finds by the others."""
+        # Imported here: for those who have rules.
+        from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415
+        from memlog.delivery.backchannel import AlertListener  # noqa: PLC0415
 
+        rules = parse_rules(alerts)
         engine = engine_for(
-            parse_rules(alerts), self._bus.publish, self._health, pid=os.getpid(), on_alert=on_alert
+            rules, self._bus.publish, self._health, pid=os.getpid(), on_alert=on_alert
         )
         if engine is not None:
             self._bus.subscribe(engine)
+        if not any(rule.sampled for rule in rules):
+            return None
+
+        def told(alert: Alert) -> None:
+            if self._console is not None:
+                self._console(alert)
+            if on_alert is not None:
+                with self._health.contained("on_alert"):
+                    on_alert(alert)
+
+        return AlertListener(told, self._health)
 
     def publish(self, event: Event) -> None:
         """Puts an event on the bus, in the process that began the session."""
@@ -165,12 +180,15 @@ class Recording:
                 "what is left"
             )
 
-    def _start_helper(self, settings: Settings, begun_us: int, health: Health) -> HelperProcess:
+    def _start_helper(
+        self, settings: Settings, begun_us: int, listener: AlertListener | None
+    ) -> HelperProcess:
         # Imported here: `import memlog` stays light for those who never begin a session.
         from memlog.delivery.launcher import HelperProcess  # noqa: PLC0415
         from memlog.delivery.messages import Begin  # noqa: PLC0415
 
-        return HelperProcess(Begin(str(self.run.path), begun_us, os.getpid(), settings), health)
+        begin = Begin(str(self.run.path), begun_us, os.getpid(), settings)
+        return HelperProcess(begin, self._health, listener)
 
     def _courier_thread(self, name: str, sink: Sink) -> CourierThread:
         """A sink that was handed over as an object lives in this process."""

@@ -206,8 +206,8 @@ def init(
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
             `memlog.alerts.rules` has the whole grammar.
         on_alert: Called with each `memlog.events.Alert` about the process or its devices, on the thread
-            that made the step. An error in it is counted, never raised. (``host.tree`` and
-            ``host.available`` are judged in the helper process, which calls nothing here.)
+            that made the step; what ``host.tree`` and ``host.available`` raise comes from the helper
+            process and is called on a thread of memlog's. An error in it is counted, never raised.
         dir: The folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping, by these names or by those of the monitors that memlog
             takes over (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that

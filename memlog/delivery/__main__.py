@@ -12,6 +12,7 @@ if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared wit
 
 from memlog.alerts import engine_for, parse_rules
 from memlog.bus import EventBus
+from memlog.delivery.backchannel import teller
 from memlog.delivery.helper import main
 from memlog.delivery.messages import Begin
 from memlog.health import Health
@@ -23,6 +24,8 @@ def judge(begin: Begin, bus: EventBus, health: Health) -> None:
     engine = engine_for(rules, bus.publish, health, pid=begin.trainer_pid, sampled=True)
     if engine is not None:
         bus.subscribe(engine)
+        if begin.alerts_fd is not None:
+            bus.subscribe(teller(begin.alerts_fd))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from memlog.delivery import messages
+from memlog.delivery.backchannel import AlertListener
 from memlog.health import Health
 
 _POLL = 0.02
@@ -42,21 +43,28 @@ class HelperProcess:
     Args:
         begin: What the helper is told first.
         health: Counts messages that did not get through.
+        listener: Is told of the alerts that the helper raises.
     """
 
-    def __init__(self, begin: messages.Begin, health: Health) -> None:
+    def __init__(
+        self, begin: messages.Begin, health: Health, listener: AlertListener | None = None
+    ) -> None:
         self._health = health
         _outliving[:] = [process for process in _outliving if process.poll() is None]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         # Training goes on without it, and `memlog sync` delivers what the journal has.
         with health.contained("starting the helper process"):
-            self._process = _start(Path(begin.run_directory) / "helper.log")
+            shared = () if listener is None else (listener.fd,)
+            self._process = _start(Path(begin.run_directory) / "helper.log", shared)
             assert self._process.stdin is not None  # noqa: S101 - it is a pipe
             self._pipe = self._process.stdin.fileno()
             os.set_blocking(self._pipe, False)
             others = tuple(process.pid for process in _outliving)
-            self.tell(msgspec.structs.replace(begin, other_helpers=others))
+            fd = None if listener is None else listener.fd
+            self.tell(msgspec.structs.replace(begin, other_helpers=others, alerts_fd=fd))
+        if listener is not None:
+            listener.start()
 
     @property
     def pid(self) -> int | None:
@@ -103,7 +111,7 @@ class HelperProcess:
         return "delivered" if self._process.returncode == 0 else "dead"
 
 
-def _start(log: Path) -> subprocess.Popen[bytes]:
+def _start(log: Path, shared: Sequence[int]) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "memlog.delivery"],
@@ -111,6 +119,7 @@ def _start(log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=shared,
             env=_environment(),
         )
 

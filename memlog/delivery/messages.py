@@ -22,6 +22,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     settings: Settings
     other_helpers: tuple[int, ...] = ()
     """Helpers of earlier runs of this process that still deliver: no part of the user's process tree."""
+    alerts_fd: int | None = None
+    """Where the trainer wants to be told of the helper's alerts."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):

@@ -1,0 +1,65 @@
+"""Alerts about what the helper process reads, told to the trainer's process while training goes on.
+
+A pipe from the helper; the trainer's end is read by a thread that sleeps until there is something. The
+journal has these alerts already: here they only reach the console and the callback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from memlog.events import Alert, Event
+from memlog.health import Health
+
+logger = logging.getLogger("memlog.delivery")
+
+_decode = msgspec.json.Decoder(Alert).decode
+_MAX_LINE = 65536
+
+
+class AlertListener:
+    """The trainer's end.
+
+    Args:
+        on_alert: Called with each alert, on the listener's thread.
+        health: Counts its errors.
+
+    Attributes:
+        fd: The end to hand to the helper process; `start` closes it here.
+    """
+
+    def __init__(self, on_alert: Callable[[Alert], object], health: Health) -> None:
+        self._on_alert = on_alert
+        self._health = health
+        self._read_fd, self.fd = os.pipe()
+
+    def start(self) -> None:
+        """Begins to listen. The thread ends when the helper does."""
+        os.close(self.fd)
+        threading.Thread(target=self._listen, name="memlog-alerts", daemon=True).start()
+
+    def _listen(self) -> None:
+        with os.fdopen(self._read_fd, "rb") as lines:
+            while line := lines.readline(_MAX_LINE):
+                with self._health.contained("an alert of the helper process"):
+                    self._on_alert(_decode(line))
+
+
+def teller(fd: int) -> Callable[[Event], None]:
+    """The helper's end: a subscriber that passes alerts on, and never waits for the trainer."""
+    os.set_blocking(fd, False)
+    encode = msgspec.json.Encoder().encode
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Alert):
+            try:
+                os.write(fd, encode(event) + b"\n")
+            except OSError as error:  # the trainer is gone, or stands still: the journal has it
+                logger.warning("an alert could not be told to the trainer: %s", error)
+
+    return tell
