@@ -13,6 +13,7 @@ from memlog.cli.demo import demo
 from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
+from memlog.cli.pull import pull
 from memlog.cli.runs import runs
 from memlog.cli.show import show
 from memlog.cli.sync import sync
@@ -74,7 +75,7 @@ def cli() -> None:
     """Where the memory of your training goes, step by step."""
 
 
-for _command in (demo, open_file, runs, show, sync):
+for _command in (demo, open_file, pull, runs, show, sync):
     cli.add_command(_command)
 
 

@@ -154,7 +154,7 @@ def test_it_imports_with_the_core_dependencies_alone(installed: Installed) -> No
 
 def test_the_command_lists_its_commands(installed: Installed) -> None:
     shown = installed.memlog("--help").stdout
-    for command in ("demo", "open", "runs", "show", "sync"):
+    for command in ("demo", "open", "pull", "runs", "show", "sync"):
         assert command in shown
 
 

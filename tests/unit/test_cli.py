@@ -69,6 +69,14 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "port": ["--port"],
             "directory": ["--dir"],
         },
+        "pull": {
+            "run": ["run"],
+            "backend": ["--backend"],
+            "kind": ["--kind"],
+            "output": ["-o", "--output"],
+            "force": ["--force"],
+            "directory": ["--dir"],
+        },
         "runs": {"as_json": ["--json"], "directory": ["--dir"]},
         "show": {"run": ["run"], "as_json": ["--json"], "directory": ["--dir"]},
         "sync": {
