@@ -32,6 +32,8 @@ from memlog.units import format_bytes
 
 _OUTCOMES = {"written": "", "same": "was here already, the same", "replaced": "replaced another"}
 
+_SHOWN_FAILURES = 3
+
 
 class Source(msgspec.Struct, frozen=True):
     """A run in a store."""
@@ -75,17 +77,20 @@ def pull(
     pulled: list[Pulled] = []
     failures: list[str] = []
     sources = _sources(run, backend, directory)
-    for source in sources:
-        choice = _choice(source, kind)
-        if choice.files:
-            puller = Puller(source.store, source.run_id, output, force=force)
-            _pull(source, choice, puller, pulled, failures)
-        if choice.refused:
-            failures.append(_told_refused(choice))
-    if pulled:
-        _print(pulled, sources)
+    try:
+        for source in sources:
+            choice = _choice(source, kind)
+            if choice.files:
+                puller = Puller(source.store, source.run_id, output, force=force)
+                _pull(source, choice, puller, pulled, failures)
+            if choice.refused:
+                failures.append(_told_refused(choice))
+    finally:
+        # Also where the tracker went away in the middle: what has come is there.
+        if pulled:
+            _print(pulled, sources)
     if failures:
-        raise ArtifactError("; ".join(failures))
+        raise ArtifactError(_joined(failures))
     if not pulled:
         raise ArtifactError(_nothing(sources, kind))
 
@@ -165,10 +170,16 @@ def _unavailable(source: Source, error: TrackerUnavailableError) -> TrackerUnava
     )
 
 
+def _joined(failures: list[str]) -> str:
+    shown = failures[:_SHOWN_FAILURES]
+    more = len(failures) - len(shown)
+    return "; ".join([*shown, f"and {more:,} more like these"] if more else shown)
+
+
 def _told_refused(choice: Choice) -> str:
     return (
-        f"{len(choice.refused):,} files are left out, since their names are none of memlog's and not safe "
-        f"to write (such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
+        f"left out, since their names are none of memlog's and not safe to write: {len(choice.refused):,} "
+        f"files (such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
     )
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support import thirdparty
 from support.flamegraphs import document
 from support.journals import MadeRun, at
+from support.stores import DictStore, stored
 
 from memlog.artifacts.journal_store import kept, locate
 from memlog.cli.main import cli
 from memlog.cli.open import _find
+from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Artifact, End
 from memlog.journal import RunDirectory
 
@@ -64,7 +67,7 @@ def test_pull_copies_out_of_the_runs_folder_and_says_what_is_next(tmp_path: Path
     assert lines[-1] == f"look at it: memlog open {shlex.quote('my files/graph-2')}"
     # The third's name is none that memlog gives.
     assert result.exit_code == 1
-    assert "1 files are left out" in result.stderr
+    assert "not safe to write: 1 files (such as 'graph 1')" in result.stderr
     again = memlog("pull", "latest", "--kind", "file", "-o", "my files")
     assert (again.exit_code, again.stderr) == (0, "")
     assert again.stdout.splitlines()[-1].endswith("was here already, the same")
@@ -87,7 +90,7 @@ def test_a_journal_that_names_what_is_elsewhere_brings_nothing(tmp_path: Path) -
     (run.path / "artifacts" / "out").symlink_to(tmp_path)
     assert [locate(run, event) for event in kept(run)] == [None] * 7
     told = complaint("pull", "latest", "-o", "out")
-    assert "'gone' is no longer in" in told
+    assert "'up' is no longer in" in told
     assert list((tmp_path / "out").iterdir()) == []
     assert "none of the 7 files" in complaint("open", "latest")
 
@@ -138,3 +141,63 @@ def test_without_a_viewer_it_is_one_line_with_the_path(
     assert str(tmp_path / "graph") in told
     assert "npm is not installed" in told
     assert "install npm" in told
+
+
+def test_a_trackers_run_is_fetched_by_its_own_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = thirdparty.install(tmp_path / "site", monkeypatch)
+    backend.store = store = DictStore({"graph": GRAPH})
+    assert (
+        "look at it: memlog open out/graph"
+        in memlog("pull", "team/x/1", "--backend", "list", "-o", "out").stdout
+    )
+    assert set(store.asked) == {"team/x/1"}
+    # "latest" is a word of the journal's, and no tracker's id.
+    assert "there are no runs" in complaint("pull", "latest", "--backend", "list", "-o", "out")
+
+
+def test_a_run_known_here_is_looked_for_under_the_trackers_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = thirdparty.install(tmp_path / "site", monkeypatch)
+    backend.store = store = DictStore({"graph": GRAPH})
+    MadeRun(tmp_path / "runs").bound("list", "theirs-1", "http://their").write(
+        End(at(1), "finished")
+    ).closed()
+    assert memlog("pull", "latest", "--backend", "list", "-o", "out").exit_code == 0
+    assert set(store.asked) == {"theirs-1"}
+    assert [connection.uri for connection in backend.connected] == ["http://their"]
+
+
+def test_what_came_before_the_tracker_went_away_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bring(path: Path) -> Path:
+        if path.name == "b":
+            raise TrackerRejectedError("b is refused")
+        if path.name == "d":
+            raise TrackerUnavailableError("the tracker is down")
+        path.write_bytes(b"text")
+        return path
+
+    backend = thirdparty.install(tmp_path / "site", monkeypatch)
+    backend.store = DictStore({}, [stored(name) for name in "abcde"], bring)
+    result = memlog("pull", "1", "--backend", "list", "-o", "out")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("2 files of run 1 from list, 8 B\n")
+    [line] = result.stderr.splitlines()
+    assert line == (
+        "memlog: list: the tracker is down; call `memlog pull` again when it can be reached"
+    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a", "c"}
+
+
+def test_many_failures_are_one_short_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Path:
+        raise TrackerRejectedError(f"{path.name} is refused")
+
+    backend = thirdparty.install(tmp_path / "site", monkeypatch)
+    backend.store = DictStore({}, [stored(f"x{number}") for number in range(100)], refuse)
+    told = complaint("pull", "1", "--backend", "list", "-o", "out")
+    assert told == "x0 is refused; x1 is refused; x2 is refused; and 97 more like these"
