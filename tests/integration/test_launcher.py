@@ -122,7 +122,7 @@ def test_under_torchrun_each_rank_has_a_run_and_the_first_alone_one_in_the_track
         "train.py",
         options=("--backend", "mlflow", "--name", "ranks"),
     )
-    assert "nothing was recorded" not in done.err
+    assert "recorded" not in done.err  # by nobody, or not by one of them
     runs = recorded(tmp_path / "memlog_runs")
     assert [run.steps for run in runs] == [list(range(6))] * 2
     told = {run.parameters["rank"]: run.parameters for run in runs}
