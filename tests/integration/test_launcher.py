@@ -237,6 +237,24 @@ def test_a_process_that_only_publishes_is_recorded_and_one_that_does_neither_is_
     assert kinds.count("Evaluation") == 1
 
 
+BELOW = "import sys; print(sorted(sys.modules), [repr(f).split(' at ')[0] for f in sys.meta_path])"
+
+
+def test_a_process_that_has_nothing_to_do_with_training_pays_next_to_nothing(
+    tmp_path: Path,
+) -> None:
+    """No module more than without memlog, and one finder that waits."""
+    bare = subprocess.run(
+        [PYTHON, "-c", BELOW], env=environment(), capture_output=True, text=True, timeout=TIMEOUT,
+        check=True,
+    )  # fmt: skip
+    # Not the process that was launched itself, which looks at its end whether anything was recorded.
+    done = launch(tmp_path, "bash", "-c", f'"{PYTHON}" -c "{BELOW}"; true')
+    assert "memlog" not in done.out.replace("<memlog_imports.ImportWatch object", "")
+    assert done.out.replace("'<memlog_imports.ImportWatch object', ", "") == bare.stdout
+    assert done.err == ""
+
+
 # what passes through
 
 
@@ -478,3 +496,22 @@ def test_an_alert_of_the_launchers_is_told(tmp_path: Path) -> None:
     assert done.err.count("host.rss") == 1
     [run] = recorded(tmp_path / "memlog_runs")
     assert [type(event).__name__ for event in run.events].count("Alert") == 1
+
+
+@pytest.mark.gpu
+def test_the_first_step_has_its_device(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    on_device = TRAIN.replace("(8, 8)", "(8, 8).cuda()").replace("(4, 8)", "(4, 8).cuda()")
+    write(tmp_path, on_device + "\n    train(3)\n")
+    launch(tmp_path, PYTHON, "train.py")
+    [run] = recorded(tmp_path / "memlog_runs")
+    batches = [event for event in run.events if isinstance(event, Batch)]
+    assert [(batch.step, batch.devices[0].name) for batch in batches] == [
+        (0, "cuda0"),
+        (1, "cuda0"),
+        (2, "cuda0"),
+    ]
+    assert all(batch.devices[0].allocated for batch in batches)
