@@ -442,9 +442,10 @@ def test_a_run_that_the_script_opens_is_joined(
 
     opening = "mlflow.start_run(run_name='users')"
     parts = [opening, "train(5)"] if when == "before" else ["train(5)", opening]
-    script = "\n    ".join(
-        ["", "import mlflow", *parts, "train(3)", "mlflow.log_metric('loss', 1.5)"]
-    )
+    # The store is made before the first step: on a slow machine it takes longer than the seconds for
+    # which a named backend waits for the user's run.
+    begin = ["", "import mlflow", "mlflow.search_experiments()"]
+    script = "\n    ".join([*begin, *parts, "train(3)", "mlflow.log_metric('loss', 1.5)"])
     write(tmp_path, TRAIN + script + "\n")
     launch(tmp_path, PYTHON, "train.py", options=options)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
