@@ -13,6 +13,7 @@
     │   ├── UnknownRunError                 the tracker has no run of that name
     │   ├── UnopenableFileError             a file that can't be shown, or is damaged
     │   └── ViewerUnavailableError          what shows it is not installed and can't be fetched
+    ├── LaunchError                       a command that `memlog run` can't start
     └── DeliveryError                     what a sink raises
         ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
         └── TrackerRejectedError            the tracker understood and said no: trying again is no use
@@ -67,6 +68,18 @@ class UnopenableFileError(ArtifactError):
 
 class ViewerUnavailableError(ArtifactError):
     """The viewer that shows a file is not installed and can't be fetched."""
+
+
+class LaunchError(MemlogError):
+    """The command that was to be recorded can't be run.
+
+    Attributes:
+        exit_code: What a shell would end with.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class DeliveryError(MemlogError):

@@ -77,6 +77,15 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "force": ["--force"],
             "directory": ["--dir"],
         },
+        "run": {
+            "backends": ["--backend"],
+            "alerts": ["--alert"],
+            "project": ["--project"],
+            "name": ["--name"],
+            "every": ["--every"],
+            "directory": ["--dir"],
+            "command": ["command"],
+        },
         "runs": {"as_json": ["--json"], "directory": ["--dir"]},
         "show": {"run": ["run"], "as_json": ["--json"], "directory": ["--dir"]},
         "sync": {
