@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from memlog.imports import ImportWatch
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 SILENCE = 10
@@ -28,10 +29,13 @@ class OptimizerClock:
     Args:
         on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
             not raise.
+
+    Attributes:
+        on_step: May be another from the next step on.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
-        self._on_step = on_step
+        self.on_step = on_step
         self._clock: weakref.ref[Any] | None = None
         self._armed = False
         self._others = 0
@@ -53,7 +57,7 @@ class OptimizerClock:
             # can't be paired by counting: a step that raised has begun and never ends.
             self._armed = False
             self._others = 0
-            self._on_step(optimizer)
+            self.on_step(optimizer)
 
 
 class Autolog:
@@ -61,17 +65,20 @@ class Autolog:
 
     Args:
         on_step: Called with the optimizer after each step that counts.
+
+    Attributes:
+        clock: Decides which steps those are.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
-        self._clock = OptimizerClock(on_step)
+        self.clock = OptimizerClock(on_step)
         self._handles: list[Any] = []
         self._watch: ImportWatch | None = None
         module = sys.modules.get(OPTIMIZER_MODULE)
         if module is not None and hasattr(module, "register_optimizer_step_post_hook"):
             self._install(module)
         else:
-            self._watch = ImportWatch(OPTIMIZER_MODULE, self._install)
+            self._watch = ImportWatch(OPTIMIZER_MODULE, callback=self._install)
 
     def remove(self) -> None:
         """Takes everything out again. Calling it again is harmless."""
@@ -84,10 +91,10 @@ class Autolog:
     def _install(self, module: ModuleType) -> None:
         self._handles = [
             module.register_optimizer_step_pre_hook(
-                _unless_compiling(module.torch, self._clock.begin)
+                _unless_compiling(module.torch, self.clock.begin)
             ),
             module.register_optimizer_step_post_hook(
-                _unless_compiling(module.torch, self._clock.end)
+                _unless_compiling(module.torch, self.clock.end)
             ),
         ]
 
@@ -107,61 +114,24 @@ def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[An
     return hook
 
 
-class ImportWatch:
-    """A finder on ``sys.meta_path`` that calls back once, right after a module has been imported.
+_waiting: Autolog | None = None
 
-    Args:
-        name: The module's full name.
-        callback: Gets the module. What it raises would reach whoever imports: it must not.
+
+def wait_for_a_session(autolog: Autolog) -> None:
+    """Keeps one that is in torch before there is a session: the next `listen` takes it over."""
+    global _waiting  # noqa: PLW0603 - the one place that holds it
+    _waiting = autolog
+
+
+def listen(on_step: Callable[[Any], None]) -> Autolog:
+    """An `Autolog` for a session: the one that waits for it, or a new one.
+
+    A session that begins with an optimizer's step is begun by torch's own hook, and hooks can't be added
+    while torch goes through them.
     """
-
-    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._callback = callback
-        sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The module's own spec, with a loader that calls back; ``None`` for every other module."""
-        if fullname != self._name:
-            return None
-        self.remove()
-        for finder in sys.meta_path:
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    loader: Any = _CallbackLoader(spec.loader, self._callback)
-                    spec.loader = loader
-                return spec
-        return None
-
-    def remove(self) -> None:
-        """Stops watching. Calling it again is harmless."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-
-class _CallbackLoader:
-    """A module's own loader, and a call when it is done."""
-
-    def __init__(self, loader: Any, callback: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._callback = callback
-
-    def __getattr__(self, name: str) -> Any:
-        # Resource readers, get_source and the like are the true loader's.
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the true loader does."""
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        """As the true loader does; afterwards the module names that one alone."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._callback(module)
+    global _waiting
+    autolog, _waiting = _waiting, None
+    if autolog is None:
+        return Autolog(on_step)
+    autolog.clock.on_step = on_step
+    return autolog

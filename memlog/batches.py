@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from memlog import forks
+from memlog import forks, ranks
 from memlog.bus import EventBus
 from memlog.delivery.binder import Binder
 from memlog.events import Batch, DeviceReading, Parameters, now_us
@@ -165,6 +165,7 @@ class BatchRecorder:
             "python": ".".join(map(str, sys.version_info[:3])),
             "torch": str(getattr(torch, "__version__", "not loaded")),
             "devices": ", ".join(reading.name for reading in devices) or "cpu",
+            **ranks.described(),
             **self._settings.described(),
         }
         if self._model is not None:

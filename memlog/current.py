@@ -42,18 +42,34 @@ class Publisher(Protocol):
 
 
 _publisher: Publisher | None = None
+_begin: Callable[[], object] | None = None
 _before_finish: list[Callable[[float], None]] = []
 
 
 def publisher() -> Publisher | None:
     """The running session, enabled or not; ``None`` where there is none."""
+    if _begin is not None:
+        _begin()
     return _publisher
 
 
 def set_publisher(new: Publisher | None) -> None:
-    """Says which session is running."""
+    """Says which session is running; one that runs needs not be begun on demand any more."""
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
+    if new is not None:
+        begin_on_demand(None)
+
+
+def begin_on_demand(begin: Callable[[], object] | None) -> None:
+    """Sets what is called when somebody wants to publish and no session has begun; ``None``: nothing."""
+    global _begin  # noqa: PLW0603 - the one place that holds it
+    _begin = begin
+
+
+def on_demand() -> bool:
+    """Whether a session would be begun for whoever wants to publish."""
+    return _begin is not None
 
 
 def before_finish(settle: Callable[[float], None]) -> None:

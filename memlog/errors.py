@@ -9,6 +9,7 @@
     ├── JournalError                      the run's own files
     │   ├── UnwritableDirectoryError        the folder for runs can't be written
     │   └── RunNotFoundError                no run, or more than one, goes by that name
+    ├── LaunchError                       a command that `memlog run` can't start
     └── DeliveryError                     what a sink raises
         ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
         └── TrackerRejectedError            the tracker understood and said no: trying again is no use
@@ -47,6 +48,18 @@ class UnwritableDirectoryError(JournalError):
 
 class RunNotFoundError(JournalError):
     """No run, or more than one, goes by that name."""
+
+
+class LaunchError(MemlogError):
+    """The command that was to be recorded can't be run.
+
+    Attributes:
+        exit_code: What a shell would end with.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class DeliveryError(MemlogError):

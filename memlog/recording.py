@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memlog import forks
-from memlog.autolog import Autolog
+from memlog.autolog import listen
 from memlog.batches import BatchRecorder
 from memlog.bus import EventBus
 from memlog.console import Console
@@ -87,7 +87,7 @@ class Recording:
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._binder, health, model
         )
-        self._autolog = Autolog(self.batches.optimizer_stepped)
+        self._autolog = listen(self.batches.optimizer_stepped)
         self._binder.glance()
 
     def _judge(self, alerts: Sequence[str], on_alert: AlertCallback | None) -> AlertListener | None:

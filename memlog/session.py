@@ -251,7 +251,8 @@ def init(
             _current.finish(timeout=0)
         _current = session
         current.set_publisher(session)
-        return session
+    _finish_with_the_child(session)
+    return session
 
 
 def finish(status: Status = "finished") -> None:
@@ -308,3 +309,16 @@ def _status_at_exit() -> Status:
     if hasattr(sys, "ps1"):
         return "finished"
     return _status_of(getattr(sys, "last_value", None))
+
+
+def _finish_with_the_child(session: Session) -> None:
+    """Ends the run of a ``multiprocessing`` child, which may leave without Python's exit handlers.
+
+    Its finalizers run while the exception that ends it, or its ``sys.exit``, is on its way.
+    """
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None or multiprocessing.parent_process() is None:
+        return
+    from multiprocessing.util import Finalize  # noqa: PLC0415 - such a child has it
+
+    Finalize(None, lambda: session.finish(_status_of(sys.exc_info()[1])), exitpriority=100)

@@ -1,10 +1,13 @@
-"""What ``init`` takes, made whole: arguments over configuration over environment over defaults.
+"""What ``init`` takes, made whole: arguments over configuration over launcher over environment over defaults.
 
 The only reader of memlog's own environment variables:
 
 * ``MEMLOG_DIR``: the folder for runs (default ``./memlog_runs``);
 * ``MEMLOG_BACKEND``: backends, separated by commas, where ``init`` names none;
 * ``MEMLOG_ENABLED``: ``0`` switches monitoring off, whatever ``init`` says.
+
+``memlog run`` hands its options down in one of its own (`memlog.launched`): they come after what ``init``
+says and before the environment.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 import msgspec
 
 from memlog.errors import ConfigurationError
+from memlog.launched import defaults as launcher_options
 
 DEFAULT_DIRECTORY = Path("memlog_runs")
 
@@ -121,13 +125,14 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
         ConfigurationError: a value is of the wrong type or out of range, or a key looks like one of
             memlog's, misspelt.
     """
-    values = {**_from_config(config or {}), **_without_none(arguments)}
+    launcher = launcher_options()
+    values = {**launcher, **_from_config(config or {}), **_without_none(arguments)}
     values["directory"] = str(runs_directory(values.get("directory")))
     if "alerts" in values:
         values["alerts"] = _as_tuple(values["alerts"])
     if not values.get("backends"):
-        values["backends"] = tuple(_split(os.environ.get("MEMLOG_BACKEND", "")))
-    if os.environ.get("MEMLOG_ENABLED", "").lower() in ("0", "false", "no", "off"):
+        values["backends"] = launcher.get("backends", environment_backends())
+    if not enabled_by_environment():
         values["enabled"] = False
     try:
         return msgspec.convert(values, Settings)
@@ -135,6 +140,16 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
         if isinstance(error.__cause__, ConfigurationError):
             raise error.__cause__ from None  # one of ours, which msgspec wrapped
         raise ConfigurationError(f"a setting has the wrong type: {error}") from error
+
+
+def environment_backends() -> tuple[str, ...]:
+    """The backends that ``$MEMLOG_BACKEND`` names."""
+    return tuple(_split(os.environ.get("MEMLOG_BACKEND", "")))
+
+
+def enabled_by_environment() -> bool:
+    """Whether ``$MEMLOG_ENABLED`` leaves monitoring on."""
+    return os.environ.get("MEMLOG_ENABLED", "").lower() not in ("0", "false", "no", "off")
 
 
 def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from memlog._version import __version__
 from memlog.cli.demo import demo
 from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
+from memlog.cli.run import run
 from memlog.cli.runs import runs
 from memlog.cli.show import show
 from memlog.cli.sync import sync
-from memlog.errors import ConfigurationError, MemlogError
+from memlog.errors import ConfigurationError, LaunchError, MemlogError
 from memlog.redact import without_credentials
 
 INTERRUPTED = 130
@@ -50,6 +51,9 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except ConfigurationError as error:
             raise _WrongUse(str(error)) from error
+        except LaunchError as error:
+            _Failure(str(error)).show()
+            ctx.exit(error.exit_code)
         except MemlogError as error:
             raise _Failure(str(error)) from error
         except KeyboardInterrupt:
@@ -73,7 +77,7 @@ def cli() -> None:
     """Where the memory of your training goes, step by step."""
 
 
-for _command in (demo, runs, show, sync):
+for _command in (demo, run, runs, show, sync):
     cli.add_command(_command)
 
 

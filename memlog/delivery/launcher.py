@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from memlog import launched
 from memlog.delivery import messages
 from memlog.delivery.backchannel import AlertListener
 from memlog.health import Health
@@ -128,8 +129,10 @@ def _environment() -> dict[str, str]:
     """The trainer's environment, so that a tracker's client finds its settings and its packages.
 
     The folder that memlog was imported from comes last on the path: a checkout that was never installed
-    works, and nothing in it hides anybody else's module.
+    works, and nothing in it hides anybody else's module. What ``memlog run`` told the trainer is not the
+    helper's business.
     """
     root = str(Path(__file__).resolve().parents[2])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name != launched.VARIABLE}
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

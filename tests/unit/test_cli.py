@@ -63,6 +63,15 @@ def test_the_commands_and_their_options_are_frozen() -> None:
     assert surface(cli) == {"version": ["--version"]}
     assert {name: surface(command) for name, command in cli.commands.items()} == {
         "demo": {"steps": ["--steps"], "backend": ["--backend"]},
+        "run": {
+            "backends": ["--backend"],
+            "alerts": ["--alert"],
+            "project": ["--project"],
+            "name": ["--name"],
+            "every": ["--every"],
+            "directory": ["--dir"],
+            "command": ["command"],
+        },
         "runs": {"as_json": ["--json"], "directory": ["--dir"]},
         "show": {"run": ["run"], "as_json": ["--json"], "directory": ["--dir"]},
         "sync": {

@@ -1,0 +1,128 @@
+"""``memlog run``: records a training script that was never touched."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from memlog.alerts import parse_rule
+from memlog.cli.options import SETTINGS, dir_option
+from memlog.errors import ConfigurationError, UnwritableDirectoryError
+from memlog.launch.command import environment, execute
+from memlog.launched import Launch
+from memlog.settings import Settings, enabled_by_environment, resolve
+from memlog.sink import LOCAL, load_backend
+
+
+# What follows the command's name is the command's, also where it looks like an option of memlog's.
+@click.command(context_settings={**SETTINGS, "allow_interspersed_args": False})
+@click.option(
+    "--backend",
+    "backends",
+    metavar="BACKEND",
+    multiple=True,
+    help="Where the memory is recorded: mlflow, local (memlog's own files only), …; may be repeated. "
+    "Without it the run that the script opens is joined.",
+)
+@click.option(
+    "--alert",
+    "alerts",
+    metavar="RULE",
+    multiple=True,
+    help='Such as "host.rss > 80%" or "device.allocated > 30 GiB"; may be repeated.',
+)
+@click.option("--project", help="The tracker's project for a run that memlog opens.")
+@click.option("--name", help="That run's name.")
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    help="Record at every so many steps.",
+)
+@dir_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    backends: tuple[str, ...],
+    alerts: tuple[str, ...],
+    project: str | None,
+    name: str | None,
+    every: int | None,
+    directory: Path | None,
+    command: tuple[str, ...],
+) -> NoReturn:
+    r"""Runs COMMAND and records the memory of whatever trains in it.
+
+    \b
+    memlog run --backend mlflow -- python train.py --epochs 3
+    memlog run -- torchrun --nproc-per-node 2 train.py
+    memlog run -- bash job.sh
+
+    Each Python process that steps a PyTorch optimizer has a run of its own; all others are left alone.
+    What the script itself says to memlog.init goes before the options here.
+    """
+    settings = resolve(
+        {
+            "backends": _split(backends) or None,
+            "alerts": alerts or None,
+            "project": project,
+            "name": name,
+            "every": every,
+            "directory": None if directory is None else str(directory),
+        }
+    )
+    _check(settings)
+    if not enabled_by_environment():
+        execute(command, os.environ)
+    execute(command, environment(_launch(settings), os.environ))
+
+
+def _split(backends: Iterable[str]) -> tuple[str, ...]:
+    """``--backend wandb,mlflow`` names two, as ``$MEMLOG_BACKEND`` does."""
+    names = (name.strip() for given in backends for name in given.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _launch(settings: Settings) -> Launch:
+    return Launch(
+        pid=os.getpid(),
+        begun=time.time(),
+        directory=settings.directory,
+        backends=settings.backends,
+        alerts=settings.alerts,
+        project=settings.project,
+        name=settings.name,
+        every=settings.every,
+    )
+
+
+def _check(settings: Settings) -> None:
+    """Finds what would go wrong at the first step while somebody looks."""
+    for text in settings.alerts:
+        _check_rule(text)
+    for name in settings.backends:
+        if name != LOCAL:
+            load_backend(name)
+    _check_directory(Path(settings.directory))
+
+
+def _check_rule(text: str) -> None:
+    try:
+        parse_rule(text)
+    except ConfigurationError as error:
+        # Its message points at the place below the rule; a command has one line for it.
+        said, _, shown = str(error).partition("\n")
+        place = shown.rpartition("\n")[2].find("^") - 1
+        raise ConfigurationError(f"{said} (in {text!r}, at character {place})") from error
+
+
+def _check_directory(directory: Path) -> None:
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UnwritableDirectoryError(
+            f"can't make a folder for the run in {directory}: {existing} is no folder that can be written; "
+            "pass --dir or set MEMLOG_DIR"
+        )

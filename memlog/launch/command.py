@@ -1,0 +1,74 @@
+"""Handing this process over to the command that is to be recorded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from memlog.errors import LaunchError
+from memlog.launched import VARIABLE, Launch
+
+SITE = Path(__file__).with_name("site")
+"""The folder that goes first on ``PYTHONPATH``."""
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+"""As a shell has it."""
+
+
+def environment(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: two variables differ from the one that is inherited."""
+    paths = [
+        path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path != str(SITE)
+    ]
+    # An empty PYTHONPATH names nothing, an empty part of a longer one the working directory.
+    behind = os.pathsep.join(paths)
+    path = f"{SITE}{os.pathsep}{behind}" if behind else str(SITE)
+    return {**inherited, "PYTHONPATH": path, VARIABLE: launch.encode()}
+
+
+def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Becomes the command: its output, exit code and signals are nobody else's.
+
+    Raises:
+        LaunchError: it can't be run.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    # Python ignores these two, and what is ignored stays so in the command.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in _ignored_by_python()}
+    try:
+        os.execvpe(command[0], list(command), environ)  # noqa: S606 - it is the user's own command
+    except OSError as error:
+        raise _refused(command[0], error) from error
+    except ValueError as error:
+        raise LaunchError(f"{command[0]!r} can't be run: {error}", _NOT_FOUND) from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignored_by_python() -> list[signal.Signals]:
+    found = (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
+    return [number for number in found if number is not None]
+
+
+def _refused(program: str, error: OSError) -> LaunchError:
+    if error.errno == errno.ENOEXEC:
+        text = f"{program} has no '#!' line: name what runs it, as in memlog run -- bash {program}"
+        return LaunchError(text, _NOT_EXECUTABLE)
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        text = f"{program}: command not found: name a program that is on PATH, or its whole path"
+        return LaunchError(text, _NOT_FOUND)
+    if Path(program).is_dir():
+        return LaunchError(f"{program} is a folder: name a program", _NOT_EXECUTABLE)
+    return LaunchError(
+        f"{program}: {error.strerror}: make it executable, or name what runs it, as in "
+        f"memlog run -- python {program}",
+        _NOT_EXECUTABLE,
+    )

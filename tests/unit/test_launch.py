@@ -1,0 +1,283 @@
+"""What ``memlog run`` checks and hands over, and what reads it in the process below."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memlog import current, ranks
+from memlog.cli.main import cli
+from memlog.errors import LaunchError
+from memlog.imports import ImportWatch
+from memlog.launch.command import SITE, environment, execute
+from memlog.launched import VARIABLE, Launch, launch
+from memlog.settings import resolve
+
+LAUNCH = Launch(
+    pid=7, begun=1.5, directory="/runs", backends=("mlflow",), alerts=("host.rss > 80%",)
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("MEMLOG_") or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+Executed = list[tuple[Sequence[str], Mapping[str, str]]]
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> Executed:
+    """What this process would have become."""
+    calls: Executed = []
+
+    def become(command: Sequence[str], environ: Mapping[str, str]) -> None:
+        calls.append((command, environ))
+
+    monkeypatch.setattr("memlog.cli.run.execute", lambda *call: become(*call) or sys.exit(0))
+    return calls
+
+
+def memlog_run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *arguments])
+
+
+def test_options_are_handed_over_and_the_command_is_left_as_it_is(
+    executed: Executed, tmp_path: Path
+) -> None:
+    arguments = (
+        "--backend",
+        "mlflow,local",
+        "--alert",
+        "host.rss > 1 GiB",
+        "--every",
+        "5",
+        "--name",
+        "n",
+    )
+    command = ("python", "train.py", "--every", "2", "--", "-h")
+    assert memlog_run(*arguments, "--dir", "here", "--", *command).exit_code == 0
+    assert memlog_run(*arguments, *command).exit_code == 0  # `--` is needed by nobody
+    for called, environ in executed:
+        assert called == command
+        told = launch_of(environ)
+        assert (told.backends, told.alerts) == (("mlflow", "local"), ("host.rss > 1 GiB",))
+        assert (told.every, told.name, told.project) == (5, "n", None)
+        assert told.pid == os.getpid()
+    assert launch_of(executed[0][1]).directory == str(tmp_path / "here")
+    assert launch_of(executed[1][1]).directory == str(tmp_path / "memlog_runs")
+
+
+def launch_of(environ: Mapping[str, str]) -> Launch:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, environ[VARIABLE])
+        told = launch()
+    assert told is not None
+    return told
+
+
+def test_switched_off_the_command_runs_as_without_memlog(
+    executed: Executed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMLOG_ENABLED", "0")
+    memlog_run("python", "train.py")
+    [(_, environ)] = executed
+    assert VARIABLE not in environ
+    assert str(SITE) not in environ.get("PYTHONPATH", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--backend", "mlfow"), "no backend is called 'mlfow': did you mean 'mlflow'? "),
+        (("--alert", "host.rs > 3"), "an alert rule can't be read: did you mean host.rss? "),
+        (("--alert", "host.rss > 3 GiX"), "(in 'host.rss > 3 GiX', at character 14)"),
+        (("--every", "0"), "Invalid value for '--every'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_started(
+    executed: Executed, arguments: tuple[str, ...], line: str
+) -> None:
+    result = memlog_run(*arguments, "--", "true")
+    assert result.exit_code == 2
+    assert line in result.stderr
+    if not result.stderr.startswith("Usage:"):
+        assert result.stderr.count("\n") == 1
+    assert executed == []
+
+
+def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = memlog_run("--dir", "file/runs", "--", "true")
+    assert result.exit_code == 1
+    assert "file is no folder that can be written; pass --dir or set MEMLOG_DIR" in result.stderr
+    assert executed == []
+
+
+def test_no_command_is_wrong_use(executed: Executed) -> None:
+    result = memlog_run("--backend", "local")
+    assert result.exit_code == 2
+    assert "Missing argument 'COMMAND...'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        ("no-such-program", 127, "command not found"),
+        ("./missing", 127, "command not found"),
+        ("./folder", 126, "is a folder"),
+        ("./plain", 126, "make it executable"),
+        ("./bare", 126, "memlog run -- bash ./bare"),
+    ],
+)
+def test_what_can_not_be_run_ends_as_in_a_shell(
+    tmp_path: Path, program: str, code: int, words: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    (tmp_path / "bare").write_text("echo no\n")
+    (tmp_path / "bare").chmod(0o755)
+    before = signal.getsignal(signal.SIGPIPE)
+    with pytest.raises(LaunchError, match=words) as caught:
+        execute([program], os.environ)
+    assert caught.value.exit_code == code
+    assert signal.getsignal(signal.SIGPIPE) is before
+    result = memlog_run("--", program)
+    assert (result.exit_code, result.stderr.count("\n")) == (code, 1)
+
+
+@pytest.mark.parametrize(
+    ("inherited", "path"),
+    [
+        ({}, f"{SITE}"),
+        ({"PYTHONPATH": ""}, f"{SITE}"),
+        ({"PYTHONPATH": "/a:/b"}, f"{SITE}:/a:/b"),
+        ({"PYTHONPATH": ":/a"}, f"{SITE}::/a"),  # the working directory stays where it was
+        ({"PYTHONPATH": f"{SITE}:/a"}, f"{SITE}:/a"),  # a launcher below a launcher
+    ],
+)
+def test_the_environment_differs_in_two_variables(inherited: dict[str, str], path: str) -> None:
+    made = environment(LAUNCH, {"HOME": "/h", **inherited})
+    assert made == {"HOME": "/h", "PYTHONPATH": path, VARIABLE: LAUNCH.encode()}
+
+
+# below
+
+
+def test_the_process_that_was_launched_is_known_by_the_variables_beginning() -> None:
+    # sitecustomize.py looks for this, and so needs no JSON at the start of every process.
+    assert LAUNCH.encode().startswith('{"pid":7,')
+
+
+def test_the_launchers_options_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, LAUNCH.encode())
+    monkeypatch.setenv("MEMLOG_BACKEND", "local")
+    monkeypatch.setenv("MEMLOG_DIR", "/elsewhere")
+    settings = resolve({})
+    assert (settings.directory, settings.backends, settings.alerts) == (
+        "/runs",
+        ("mlflow",),
+        ("host.rss > 80%",),
+    )
+    settings = resolve({"directory": "/mine"}, {"backend": "local", "alerts": ["host.rss > 1 GiB"]})
+    assert (settings.directory, settings.backends, settings.alerts) == (
+        "/mine",
+        ("local",),
+        ("host.rss > 1 GiB",),
+    )
+
+
+def test_a_later_rank_opens_no_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, LAUNCH.encode())
+    monkeypatch.setenv("MEMLOG_BACKEND", "mlflow")
+    monkeypatch.setenv("RANK", "1")
+    assert resolve({}).backends == ()
+    assert resolve({"backends": ("mlflow",)}).backends == ("mlflow",)  # its script says so
+    monkeypatch.setenv("RANK", "0")
+    assert resolve({}).backends == ("mlflow",)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"pid":"x"}', '{"pid":1}'])
+def test_a_variable_that_can_not_be_read_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with caplog.at_level(logging.WARNING, "memlog"):
+        assert resolve({}).backends == ()
+    assert "MEMLOG_LAUNCH can't be read" in caplog.text
+
+
+def test_ranks_come_from_the_environment_or_from_torchs_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch import distributed
+
+    assert ranks.described() == {}
+    assert ranks.is_first()
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 3)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
+    assert ranks.described() == {"rank": "3", "world_size": "4"}
+    assert not ranks.is_first()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ranks.described() == {"rank": "0", "world_size": "2"}
+
+
+def test_a_publisher_is_begun_on_demand_until_there_is_one() -> None:
+    asked: list[str] = []
+    current.begin_on_demand(lambda: asked.append("publish"))
+    try:
+        assert current.publisher() is None
+        current.publisher()
+        assert asked == ["publish", "publish"]
+        current.set_publisher(current_stand_in())
+        assert not current.on_demand()
+        current.publisher()
+        assert asked == ["publish", "publish"]
+    finally:
+        current.set_publisher(None)
+        current.begin_on_demand(None)
+
+
+def current_stand_in() -> Any:
+    return object()
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModuleType]]:
+    """Those that a watch of ``watched_a`` and ``watched_b`` has heard of."""
+    for name in ("watched_a", "watched_b"):
+        (tmp_path / f"{name}.py").write_text("whole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    heard: list[ModuleType] = []
+    watch = ImportWatch("watched_a", "watched_b", callback=heard.append)
+    yield heard
+    watch.remove()
+    for name in ("watched_a", "watched_b"):
+        sys.modules.pop(name, None)
+
+
+def test_of_several_modules_the_first_import_is_heard_and_only_an_import(
+    modules: list[ModuleType],
+) -> None:
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    assert isinstance(find_spec("watched_b"), ModuleSpec)  # somebody asks whether it is installed
+    assert modules == []
+    imported = import_module("watched_b")
+    import_module("watched_a")
+    assert modules == [imported]
+    assert imported.whole
