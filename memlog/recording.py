@@ -194,6 +194,9 @@ class Recording:
             _say(f"{lost} events of run {self.run.id} could not be written and are lost")
 
     def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
+        report = self.run.artifacts / "postmortem.md"
+        if report.exists():
+            _say(f"how the run ended is explained in {report}")
         if outcome == "dead":
             _say(
                 "the helper process ended before everything was delivered: "

@@ -175,9 +175,8 @@ def _course(moments: LastMoments) -> Iterator[str]:
     sample = moments.samples[-1] if moments.samples else None
     if sample is not None:
         yield (
-            f"About a second before its end the process tree ({sample.tree_processes or 'unknown'} "
-            f"processes) held {format_bytes(sample.tree_pss)}; the machine had "
-            f"{format_bytes(sample.available)} left."
+            f"When last looked at from outside, the process and those that it had started held "
+            f"{format_bytes(sample.tree_pss)}; the machine had {format_bytes(sample.available)} left."
         )
     steps = moments.steps[-_SHOWN_STEPS:]
     if steps:

@@ -103,6 +103,7 @@ def test_a_bytearray_too_large(tmp_path: Path) -> None:
     errors = ended(tmp_path, LIMITED.format(body="bytearray(8 * GIB)"))
     assert errors.rstrip().endswith("MemoryError")
     run = only_run(tmp_path)
+    assert f"memlog: how the run ended is explained in {run.path}/artifacts/postmortem.md" in errors
     text = wait_for_report(run)
     assert text.startswith("# Out of memory on the host after step 2\n")
     assert "the limit on the process's address space (ulimit -v)" in text
