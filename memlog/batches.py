@@ -91,6 +91,11 @@ class BatchRecorder:
         step, last = self._next - 1, self._last
         return step, last if last is not None and last.step == step else None
 
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is over; ``None`` before the first."""
+        return self._next - 1 if self._next > self._settings.initial_step else None
+
     def say_if_nothing_was_noticed(self) -> None:
         """Warns where torch was loaded and yet no step was seen: the run would be empty in silence."""
         stepped = self._next > self._settings.initial_step
@@ -103,12 +108,11 @@ class BatchRecorder:
 
     def publish_health(self) -> None:
         """Publishes memlog's own state. Never raises."""
-        last = self._next - 1 if self._next > self._settings.initial_step else None
         per_step, total = self._cost.take()
         self._bus.publish(
             HealthEvent(
                 time_us=now_us(),
-                step=last,
+                step=self.last_step,
                 overhead_ms=per_step,
                 overhead_total_ms=total,
                 dropped=dict(self._health.dropped),

@@ -15,6 +15,8 @@
     ├─ a block or function that is watched          Scope
     ├─ a point recorded by hand                     Recorded
     ├─ a rule's threshold is crossed                Alert
+    ├─ a step was traced                            Trace
+    ├─ an allocation failed                         OutOfMemory
     ├─ a file is kept for the run                   Artifact
     ├─ meanwhile, by the helper process             Sample (about once a second)
     ├─ now and then, by memlog of itself            Health
@@ -192,6 +194,69 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
     size: Int
 
 
+class LayerFigures(msgspec.Struct, frozen=True, array_like=True):
+    """One layer in one traced step, in bytes."""
+
+    path: str
+    """Of the module, as in ``named_modules()``; ``""``: the model itself."""
+    at_peak: Int
+    """Held by it when the whole step was at its peak."""
+    peak: Int | None
+    """Highest that was in use while it ran."""
+    allocated: Int
+    """All that it allocated by itself, without the layers inside it."""
+    kept: Int
+    """Of that, what was still alive when it returned: in forward, its activations."""
+
+
+class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
+    """A step was traced; what its raw events were stands in the artifact alone."""
+
+    time_us: Int
+    step: Int | None
+    engine: str
+    exact: bool
+    """Whether every allocation was seen."""
+    peak: Int | None
+    """Highest that was in use during the step."""
+    at_peak: dict[str, Int]
+    """What was in use then, by category (parameters, gradients, activations, …)."""
+    layers: tuple[LayerFigures, ...]
+    """Those that held most at the peak, the largest first."""
+    unattributed: Int | None
+    """Held at the peak by no layer."""
+    truncated: bool = False
+    """Whether there were more events than room."""
+    artifact: str | None = None
+    """Name of the flame graph."""
+    duration_us: Int = 0
+    """Of the traced step."""
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
+    """An allocation failed; sizes are bytes, ``None`` where nobody said."""
+
+    time_us: Int
+    step: Int | None
+    """The last step that was over."""
+    device: str
+    """``"host"``, or as in metric names."""
+    requested: Int | None
+    free: Int | None
+    limit: Int | None
+    """What there is in all: the device's capacity, or what limits the process."""
+    limited_by: str | None
+    """What sets the limit, in a few words."""
+    allocated: Int | None
+    reserved: Int | None
+    layer: str | None
+    """Path of the module in which it happened."""
+    phase: str | None
+    """``forward``, ``backward``, ``optimizer``."""
+    message: str
+    """The error's own first line."""
+
+
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """What is dear to read, read by the helper process about once a second."""
 
@@ -242,6 +307,8 @@ Event: TypeAlias = (
     | Recorded
     | Alert
     | Artifact
+    | Trace
+    | OutOfMemory
     | Sample
     | Health
     | End
@@ -259,6 +326,8 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = (
     Recorded,
     Alert,
     Artifact,
+    Trace,
+    OutOfMemory,
     Sample,
     Health,
     End,
@@ -268,4 +337,5 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = (
 def field_names() -> dict[str, tuple[str, ...]]:
     """The fields of every event by its tag, in the order in which they are written."""
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
-    return {**named, "DeviceReading": DeviceReading.__struct_fields__}
+    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, LayerFigures)
+    return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

@@ -18,6 +18,8 @@ from memlog.delivery.binder import Binder
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Run, Status, now_us
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
+from memlog.outofmemory.errors import describe, is_out_of_memory
+from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, find_backends, load_backend
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
 
+_RESERVE = 4 * 1024**2
+"""Bytes of address space, never touched, that are given back when a run ends: to say why, where there are
+no others."""
 _SAY_WAITING_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line says for what."""
 
@@ -60,6 +65,7 @@ class Recording:
     ) -> None:
         self._generation = forks.generation
         self._health = health
+        self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = _backends(settings)
         begun_us = now_us()
         self.run = new_run(Path(settings.directory))
@@ -87,6 +93,8 @@ class Recording:
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._binder, health, model
         )
+        self._allocator = AllocatorWatch(self._bus.publish, self._last_step, health)
+        self._bus.subscribe(self._allocator)
         self._autolog = listen(self.batches.optimizer_stepped)
         self._binder.glance()
 
@@ -142,11 +150,20 @@ class Recording:
         if self._console is not None:
             self._console.silence()
 
-    def finish(self, status: Status, timeout: float) -> None:
-        """Takes everything out of the trainer's process and hands the rest to the helper."""
+    def finish(self, status: Status, timeout: float, error: BaseException | None = None) -> None:
+        """Takes everything out of the trainer's process and hands the rest to the helper.
+
+        Args:
+            status: How the run ended.
+            timeout: Seconds to wait at most.
+            error: The exception that ended it, or is on its way.
+        """
         if forks.generation != self._generation:
             return  # a fork's copy: the run is its parent's
+        self._reserve = None
         self._autolog.remove()
+        self._allocator.stop()
+        self._explain(error)
         self.batches.say_if_nothing_was_noticed()
         self.batches.publish_health()
         self._bus.publish(End(now_us(), status))
@@ -161,6 +178,15 @@ class Recording:
                 outcome = "at work" if outcome == "delivered" else outcome
         self._say_what_is_left(outcome, timeout)
 
+    def _last_step(self) -> int | None:
+        return self.batches.last_step
+
+    def _explain(self, error: BaseException | None) -> None:
+        """Says what is known where memory ran out; the helper process makes a report of it."""
+        with self._health.contained("describing what ended the run"):
+            if error is not None and is_out_of_memory(error) and not self._allocator.heard(error):
+                self._bus.publish(describe(error, self.batches.last_step))
+
     def _say_what_was_lost(self) -> None:
         """A journal that was cut short can't tell: its last words found no room either."""
         lost = sum(n for reason, n in self._health.dropped.items() if reason.startswith("journal_"))
@@ -168,6 +194,9 @@ class Recording:
             _say(f"{lost} events of run {self.run.id} could not be written and are lost")
 
     def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
+        report = self.run.artifacts / "postmortem.md"
+        if report.exists():
+            _say(f"how the run ended is explained in {report}")
         if outcome == "dead":
             _say(
                 "the helper process ended before everything was delivered: "

@@ -139,12 +139,15 @@ class Session:
             raise ConfigurationError(
                 f"status {status!r} is not known: pass 'finished', 'failed' or 'killed'"
             )
+        self._finish(status, timeout, sys.exc_info()[1])
+
+    def _finish(self, status: Status, timeout: float | None, error: BaseException | None) -> None:
         wait = self.settings.finish_timeout if timeout is None else timeout
         if current.publisher() is self:
             current.settle(min(wait, _SETTLE_AT_MOST))
         live, self._live = self._live, None
         if live is not None:
-            live.finish(status, wait)
+            live.finish(status, wait, error)
         _forget(self)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
@@ -158,7 +161,7 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         """Ends the run."""
-        self.finish(_status_of(error))
+        self._finish(_status_of(error), None, error)
 
 
 def _status_of(error: BaseException | None) -> Status:
@@ -297,18 +300,17 @@ def _passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _finish_at_exit() -> None:
     session = _current
     if session is not None:
-        session.finish(_status_at_exit())
+        error = _error_at_exit()
+        session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
 
 
-def _status_at_exit() -> Status:
+def _error_at_exit() -> BaseException | None:
     """What ended a script that never called ``finish``.
 
     A shell's past errors say nothing of its end. Nor does Python tell at exit of a ``sys.exit(1)``: that
     counts as finished, unless it leaves a ``with`` block or ``finish`` was told.
     """
-    if hasattr(sys, "ps1"):
-        return "finished"
-    return _status_of(getattr(sys, "last_value", None))
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 def _finish_with_the_child(session: Session) -> None:

@@ -16,6 +16,7 @@ from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.courier import Courier
+from memlog.delivery.postmortem import explain_afterwards
 from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
 from memlog.errors import ConfigurationError, MemlogError, TrackerUnavailableError
 from memlog.journal import RunDirectory, find_run
@@ -48,6 +49,7 @@ def sync(run: str, backend: str | None, timeout: float, directory: Path | None) 
     yet is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
     """
     found = find_run(runs_directory(directory), run)
+    explain_afterwards(found)
     summary = summarize(found, read_states(found), remember=True)
     failures = []
     for name in _backends(summary, backend):

@@ -21,15 +21,18 @@ from typing import TypeAlias
 
 import msgspec
 
+from memlog.analysis.postmortem import Witness
 from memlog.bus import EventBus
 from memlog.delivery import messages
 from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
+from memlog.delivery.postmortem import explain
 from memlog.delivery.sampler import Sampler, StepFollower
 from memlog.events import Health as HealthEvent
 from memlog.events import now_us
 from memlog.health import Health
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
+from memlog.probes.cgroup import OomKills
 from memlog.redact import without_credentials
 from memlog.sink import LOCAL, Backend, find_backends, load_backend
 
@@ -40,6 +43,7 @@ TICK = 0.2
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
 _NICENESS = 10
+_REPARENTED_WITHIN = 2.0
 
 Judge: TypeAlias = Callable[[messages.Begin, EventBus, Health], None]
 """Subscribes what judges the samples by the run's alert rules."""
@@ -80,6 +84,7 @@ class Helper:
         )
         with self._health.contained("reading the alert rules"):
             judge(begin, self._bus, self._health)
+        self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
         self._told_to_stop = False
@@ -96,9 +101,27 @@ class Helper:
                 self.hear(line)
             self._sampler.sample_if_due()
             self._allow_own_runs()
+        self._explain_a_bad_end()
         self._publish_health()
         self._journal.close()
         return self._deliver_rest()
+
+    def _explain_a_bad_end(self) -> None:
+        """Where the trainer is gone without a word, or memory ran out: says what can be said of it."""
+        with self._health.contained("explaining how the run ended"):
+            if self._finished or self._trainer_is_gone():
+                self._follower.look()
+                if self._follower.ended_badly:
+                    explain(self._run, self._bus, Witness("helper", self._oom_kills.count()))
+
+    def _trainer_is_gone(self) -> bool:
+        """Its end of the pipe closes a moment before its children get another parent."""
+        deadline = time.monotonic() + _REPARENTED_WITHIN
+        while os.getppid() == self._begin.trainer_pid:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(TICK / 10)
+        return True
 
     def _trainer_is_over(self) -> bool:
         # A child whose parent dies gets another: that can't be mistaken, unlike a process number.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from memlog.events import Batch, Event, Sample, now_us
+from memlog.events import Batch, End, Event, OutOfMemory, Sample, now_us
 from memlog.health import Health
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
@@ -22,6 +22,9 @@ class StepFollower:
         self.step: int | None = None
         self.since: float | None = None
         """Monotonic time at which the first step was seen."""
+        self.ended_badly = True
+        """Whether it has not said that it ended, or that memory ran out before it did."""
+        self._failed = False
 
     def look(self) -> int | None:
         """The newest step in the journal; ``None`` before the first."""
@@ -29,6 +32,11 @@ class StepFollower:
             self._at = entry.end
             if isinstance(entry.event, Batch):
                 self.step = entry.event.step
+                self._failed = False
+            elif isinstance(entry.event, OutOfMemory):
+                self._failed = True
+            elif isinstance(entry.event, End):
+                self.ended_badly = self._failed and entry.event.status != "finished"
         if self.step is not None and self.since is None:
             self.since = time.monotonic()
         return self.step

@@ -26,6 +26,7 @@ class _Group(NamedTuple):
     path: PurePosixPath
     usage_file: str
     limit_file: str
+    events_file: str
 
 
 def read_cgroup(
@@ -52,6 +53,42 @@ def read_cgroup(
     return CgroupReading(next(iter(usages), None), min(limits, default=None))
 
 
+class OomKills:
+    """Counts the processes that the kernel kills for memory in a process's control group, from now on.
+
+    Made while the process lives: afterwards nothing tells which group was its.
+
+    Args:
+        pid: The process.
+        root: Where control groups are mounted.
+        proc: Where processes are.
+    """
+
+    def __init__(
+        self, pid: int, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+    ) -> None:
+        membership = _read_text(proc / str(pid) / "cgroup")
+        group = None if membership is None else _memory_group(membership, root)
+        self._files: list[Path] = []
+        if group is not None:
+            # Nearest first; the deeper group may be gone with its last process.
+            self._files = [folder / group.events_file for folder in _folders(group)]
+        self._before = self._total()
+
+    def count(self) -> int | None:
+        """How many there were since this was made; ``None`` where the kernel does not say."""
+        now = self._total()
+        return None if now is None or self._before is None else max(now - self._before, 0)
+
+    def _total(self) -> int | None:
+        for file in self._files:
+            for line in (_read_text(file) or "").splitlines():
+                name, _, number = line.partition(" ")
+                if name == "oom_kill" and number.strip().isdecimal():
+                    return int(number)
+        return None
+
+
 def _memory_group(membership: str, root: Path) -> _Group | None:
     """Finds the group in ``/proc/<pid>/cgroup``, whose lines are ``number:controllers:path``.
 
@@ -62,10 +99,10 @@ def _memory_group(membership: str, root: Path) -> _Group | None:
         _, controllers, path = line.split(":", 2)
         paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
     if "memory" in paths:
-        v1 = "memory.usage_in_bytes", "memory.limit_in_bytes"
+        v1 = "memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control"
         return _Group(root / "memory", paths["memory"], *v1)
     if "" in paths:
-        return _Group(root, paths[""], "memory.current", "memory.max")
+        return _Group(root, paths[""], "memory.current", "memory.max", "memory.events")
     return None
 
 

@@ -34,10 +34,14 @@ def steps(made: MadeRun) -> MadeRun:
     return made.write(*(batch(step, GIB) for step in range(STEPS)))
 
 
+def finished(made: MadeRun) -> RunDirectory:
+    return steps(made).write(End(at(3), "finished")).closed()
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run that was recorded for the list and ended."""
-    return steps(made_run(tmp_path, "list")).write(End(at(3), "finished")).closed()
+    return finished(made_run(tmp_path, "list"))
 
 
 def sync(*arguments: str, run: str = "latest") -> Result:
@@ -105,15 +109,19 @@ def test_a_helper_that_died_before_it_ended_the_run_left_only_that(
 def test_a_local_run_goes_to_the_backend_that_is_named(
     tmp_path: Path, backend: ListBackend
 ) -> None:
-    steps(made_run(tmp_path, "local")).closed()
-    assert said("--to", "list").startswith(f"list: {POINTS} points delivered")
+    run = steps(made_run(tmp_path, "local")).closed()
+    assert said("--to", "list").startswith(f"list: {POINTS + 1} points delivered")
     assert list(backend.tracker.ended.values()) == ["killed"]
+    # It ended without a word, and nobody had said so yet: the alert is the point more.
+    [files] = backend.tracker.files.values()
+    assert list(files) == [("postmortem", "postmortem.md")]
+    assert [alert.rule for alert in backend.tracker.alerts[f"own-{run.id}"]] == ["killed"]
 
 
 def test_a_run_of_the_users_gets_its_points_without_being_named(
     tmp_path: Path, backend: ListBackend
 ) -> None:
-    steps(made_run(tmp_path).bound("list", "users", "memory://host")).closed()
+    finished(made_run(tmp_path).bound("list", "users", "memory://host"))
     assert said() == f"list: {POINTS} points delivered (run users at memory://host)\n"
     assert list(backend.tracker.points) == ["users"]
 
@@ -177,7 +185,7 @@ def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
 
 
 def test_one_trackers_trouble_is_not_the_others(tmp_path: Path) -> None:
-    steps(made_run(tmp_path, "clientless", "list")).closed()
+    finished(made_run(tmp_path, "clientless", "list"))
     result = sync()
     assert result.exit_code == 2
     assert result.stdout.startswith(f"list: {POINTS} points delivered")
@@ -194,8 +202,7 @@ def test_what_cannot_be_delivered_to_is_refused_with_the_remedy(tmp_path: Path) 
 
 
 def test_a_name_in_a_journal_leads_to_no_file_outside(tmp_path: Path) -> None:
-    made = steps(made_run(tmp_path, "../../evil").bound("../../worse", "x", None))
-    made.closed()
+    finished(made_run(tmp_path, "../../evil").bound("../../worse", "x", None))
     before = {path for path in tmp_path.rglob("*") if path.name != "summary.json"}
     assert "no backend is called" in complaint(code=2)
     assert {path for path in tmp_path.rglob("*") if path.name != "summary.json"} == before

@@ -1,0 +1,98 @@
+"""What a journal says about how a run ended: gathered in one pass, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from memlog.events import (
+    Artifact,
+    Batch,
+    Device,
+    End,
+    OutOfMemory,
+    Parameters,
+    Run,
+    Sample,
+    Trace,
+)
+from memlog.journal import Entry, RunDirectory
+
+REPORT = "postmortem"
+"""Kind of the artifact that explains a run's end."""
+
+_STEPS = 200
+_SAMPLES = 60
+
+
+class LastMoments(msgspec.Struct):
+    """A run's last steps, and what else tells of its end."""
+
+    run_id: str
+    begin: Run | None = None
+    end: End | None = None
+    failure: OutOfMemory | None = None
+    """The newest allocation that failed, and was not survived by a later step."""
+    survived: int = 0
+    """Allocations that failed and after which training went on."""
+    first: Batch | None = None
+    steps: list[Batch] = []
+    """The last `_STEPS`, oldest first."""
+    samples: list[Sample] = []
+    """The last `_SAMPLES`."""
+    trace: Trace | None = None
+    devices: dict[str, Device] = {}
+    parameters: dict[str, str] = {}
+    reported: bool = False
+    """Whether a report stands in the journal already."""
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that was over."""
+        return self.steps[-1].step if self.steps else None
+
+
+def last_moments(run: RunDirectory) -> LastMoments:
+    """Reads a run's journal."""
+    moments = LastMoments(run.id)
+    steps: deque[Batch] = deque(maxlen=_STEPS)
+    samples: deque[Sample] = deque(maxlen=_SAMPLES)
+    for file in run.files():
+        _take_all(moments, file.read(), steps, samples)
+    moments.steps, moments.samples = list(steps), list(samples)
+    return moments
+
+
+def _take_all(
+    moments: LastMoments, entries: Iterable[Entry], steps: deque[Batch], samples: deque[Sample]
+) -> None:
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, Batch):
+            steps.append(event)
+            moments.first = moments.first or event
+            if moments.failure is not None:
+                moments.failure, moments.survived = None, moments.survived + 1
+        elif isinstance(event, Sample):
+            samples.append(event)
+        else:
+            _note(moments, event)
+
+
+def _note(moments: LastMoments, event: object) -> None:
+    if isinstance(event, OutOfMemory):
+        moments.failure = event
+    elif isinstance(event, Trace):
+        moments.trace = event
+    elif isinstance(event, End):
+        moments.end = event
+    elif isinstance(event, Device):
+        moments.devices[event.name] = event
+    elif isinstance(event, Parameters):
+        moments.parameters.update(event.values)
+    elif isinstance(event, Run):
+        moments.begin = moments.begin or event
+    elif isinstance(event, Artifact) and event.kind == REPORT:
+        moments.reported = True

@@ -1,0 +1,111 @@
+"""Writing the report of a run that ended badly into its folder and journal, for every tracker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from memlog.analysis.last_moments import REPORT, LastMoments, last_moments
+from memlog.analysis.postmortem import Report, Witness, report
+from memlog.bus import EventBus
+from memlog.events import Alert, End, now_us
+from memlog.health import Health
+from memlog.journal import Binding, JournalWriter, Position, RunDirectory
+from memlog.journal.kept import keep
+
+FILE = "postmortem.md"
+
+
+def explain(run: RunDirectory, bus: EventBus, witness: Witness) -> None:
+    """Publishes an alert and a file that explain a run that is over, where it ended badly.
+
+    Args:
+        run: The run; nobody of the trainer's writes to it any more.
+        bus: Takes the two events.
+        witness: What was seen from outside.
+    """
+    moments = last_moments(run)
+    if _wants_explanation(moments):
+        _publish(run, bus, moments, report(moments, witness))
+
+
+def _publish(run: RunDirectory, bus: EventBus, moments: LastMoments, written: Report) -> None:
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / FILE
+        source.write_text(written.text, encoding="utf-8")
+        bus.publish(keep(run, source, FILE, REPORT))
+    bus.publish(
+        Alert(
+            time_us=now_us(),
+            step=moments.last_step,
+            level="error",
+            rule="out of memory" if moments.failure else "killed",
+            title=written.title,
+            text=f"{FILE} explains it",
+        )
+    )
+
+
+def explain_afterwards(run: RunDirectory) -> None:
+    """The same where memlog's helper process died with the trainer, as in a container that is killed.
+
+    A report that can't be written is no reason to deliver nothing: that is logged.
+    """
+    if run.is_alive() or not _may_have_ended_badly(run):
+        return
+    health = Health()
+    with health.contained("explaining how the run ended"):
+        moments = last_moments(run)
+        if not _wants_explanation(moments):
+            return
+        header = run.trainer()
+        journal = JournalWriter(
+            run.path,
+            run=run.id,
+            role="helper",
+            begun_us=header.begun_us if header else now_us(),
+            initial_step=header.initial_step if header else 0,
+            health=health,
+        )
+        for backend, binding in _last_bindings(run).items():
+            journal.bind(backend, binding)
+        bus = EventBus(health)
+        bus.subscribe(journal.append)
+        _publish(run, bus, moments, report(moments, Witness("sync")))
+        journal.close()
+
+
+def _may_have_ended_badly(run: RunDirectory) -> bool:
+    """Looks at the trainer's last segment alone, and at whether a helper has lived to report."""
+    for file in run.files():
+        if file.process.startswith("trainer"):
+            last = max(file.segments, default=1)
+            ends = [
+                entry.event
+                for entry in file.read(Position(last, 0))
+                if isinstance(entry.event, End)
+            ]
+            return not ends or ends[-1].status != "finished"
+    return False
+
+
+def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
+    """The trackers' runs that the trainer's last events belong to."""
+    bindings: dict[str, Binding] = {}
+    for file in run.files():
+        if file.process.startswith("trainer"):
+            for header in file.headers():
+                bindings = header.bindings
+    return bindings
+
+
+def _wants_explanation(moments: LastMoments) -> bool:
+    """Ended without a word, or for want of memory, and nobody has said so yet.
+
+    A failed allocation that was survived is no bad end.
+    """
+    if moments.reported:
+        return False
+    if moments.end is None:
+        return True
+    return moments.failure is not None and moments.end.status != "finished"

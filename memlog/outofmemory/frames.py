@@ -1,0 +1,76 @@
+"""In which layer, and in which phase of a step, something happened: read from Python's frames."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+_MODULE_CALL = "_call_impl"
+"""The function of ``torch.nn.Module`` that runs a module's ``forward``."""
+_BACKWARD = "_engine_run_backward"
+_MAX_FRAMES = 2000
+
+
+def where(error: BaseException) -> tuple[str | None, str | None]:
+    """The innermost module's path and the phase in which an exception was raised; ``None`` if unknown."""
+    return locate(_of_traceback(error.__traceback__))
+
+
+def here() -> tuple[str | None, str | None]:
+    """The same for the calling thread, now."""
+    frames = list(_of_stack(sys._getframe(1)))  # noqa: SLF001 - the documented way to one's own frames
+    return locate(reversed(frames))
+
+
+def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
+    """The module's path and the phase that these frames, outermost first, are in.
+
+    The path is that in the outermost module's ``named_modules()``. In backward no frame of a module is on
+    the stack, unless one is computed again (checkpointing): the phase is told, and the layer is unknown.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None, None
+    modules: list[Any] = []
+    phase: str | None = None
+    for frame in frames:
+        name = frame.f_code.co_name
+        if name == _MODULE_CALL:
+            phase = phase or "forward"
+        elif name == _BACKWARD:
+            phase, modules = "backward", []
+            continue
+        elif name != "step":
+            continue
+        owner = frame.f_locals.get("self")
+        if name == _MODULE_CALL and isinstance(owner, torch.nn.Module):
+            modules.append(owner)
+        elif name == "step" and isinstance(owner, torch.optim.Optimizer):
+            phase, modules = "optimizer", []
+    return _path(modules), phase
+
+
+def _path(modules: list[Any]) -> str | None:
+    if not modules:
+        return None
+    root, layer = modules[0], modules[-1]
+    named = (path for path, module in root.named_modules() if module is layer)
+    path = next(named, None)
+    kind = type(layer).__name__
+    return f"{path} ({kind})" if path else kind
+
+
+def _of_traceback(trace: TracebackType | None) -> Iterator[FrameType]:
+    count = 0
+    while trace is not None and count < _MAX_FRAMES:
+        yield trace.tb_frame
+        trace, count = trace.tb_next, count + 1
+
+
+def _of_stack(frame: FrameType | None) -> Iterator[FrameType]:
+    count = 0
+    while frame is not None and count < _MAX_FRAMES:
+        yield frame
+        frame, count = frame.f_back, count + 1

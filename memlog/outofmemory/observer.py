@@ -1,0 +1,122 @@
+"""Hearing of a failed allocation on a CUDA device before the stack unwinds.
+
+``torch._C._cuda_attach_out_of_memory_observer`` can't be undone, so one dispatcher is attached once a
+process and passes on to whatever watches now. torch calls it on the allocating thread, with its lock
+released, before it raises; what the observer raised would take the place of ``OutOfMemoryError``, and it
+must allocate nothing on the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from memlog.events import Device, Event, OutOfMemory, now_us
+from memlog.health import Health
+from memlog.outofmemory.frames import here
+
+_watch: AllocatorWatch | None = None
+_attached = False
+
+
+class AllocatorWatch:
+    """Publishes an `OutOfMemory` event when an allocation on a CUDA device fails.
+
+    It is a subscriber: it attaches itself once the run's first CUDA device is in use, since attaching
+    any earlier would initialise CUDA.
+
+    Args:
+        publish: Takes the event.
+        step: The last step that was over.
+        health: Counts errors.
+    """
+
+    def __init__(
+        self, publish: Callable[[Event], object], step: Callable[[], int | None], health: Health
+    ) -> None:
+        self._publish = publish
+        self._step = step
+        self._health = health
+        self._failed_at: int | None = -1
+
+    def __call__(self, event: Event) -> None:
+        """Waits for the first CUDA device."""
+        if isinstance(event, Device) and event.name.startswith("cuda"):
+            with self._health.contained("watching for failed allocations"):
+                _attach(self)
+
+    def heard(self, error: BaseException) -> bool:
+        """Whether ``error`` is of an allocation that has been told of: since then no step was over."""
+        return _is_cudas(error) and self._failed_at == self._step()
+
+    def stop(self) -> None:
+        """Hears nothing any more."""
+        global _watch  # noqa: PLW0603 - the one that hears
+        if _watch is self:
+            _watch = None
+
+    def failed(self, device: int, requested: int, total: int, free: int) -> None:
+        """An allocation failed. Never raises."""
+        with self._health.contained("describing a failed allocation"):
+            self._failed_at = self._step()
+            layer, phase = here()
+            stats = _stats(device)
+            self._publish(
+                OutOfMemory(
+                    time_us=now_us(),
+                    step=self._step(),
+                    device=f"cuda{device}",
+                    requested=requested,
+                    free=free,
+                    limit=total,
+                    limited_by="the device's memory",
+                    allocated=_current(stats, "allocated_bytes"),
+                    reserved=_current(stats, "reserved_bytes"),
+                    layer=layer or _node(),
+                    phase=phase or ("backward" if _node() else None),
+                    message="CUDA out of memory",
+                )
+            )
+
+
+def _attach(watch: AllocatorWatch) -> None:
+    global _watch, _attached  # noqa: PLW0603 - one dispatcher a process
+    _watch = watch
+    if not _attached:
+        torch: Any = sys.modules["torch"]
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001 - no public way
+        if attach is not None:
+            attach(_dispatch)
+            _attached = True
+
+
+def _is_cudas(error: BaseException) -> bool:
+    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    return isinstance(kind, type) and isinstance(error, kind)
+
+
+def _dispatch(device: int, requested: int, total: int, free: int) -> None:
+    watch = _watch
+    if watch is not None:
+        watch.failed(device, requested, total, free)
+
+
+def _stats(device: int) -> Any:
+    torch: Any = sys.modules["torch"]
+    return torch._C._cuda_memoryStats(device)  # noqa: SLF001 - 21 µs and no flattening, unlike the public one
+
+
+def _current(stats: Any, name: str) -> int | None:
+    try:
+        return int(stats[name]["all"]["current"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _node() -> str | None:
+    """The autograd node that this thread is running, such as ``in AddmmBackward0``."""
+    torch: Any = sys.modules["torch"]
+    current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
+    node = None if current is None else current()
+    return None if node is None else f"unknown, in {node.name()}"
