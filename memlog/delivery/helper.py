@@ -200,7 +200,7 @@ class Helper:
             while not courier.join(TICK):
                 if self._told_to_stop or time.monotonic() >= deadline:
                     return False
-        return True
+        return all(courier.delivered for courier in self._couriers.values())
 
 
 class LineReader:
