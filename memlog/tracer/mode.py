@@ -1,0 +1,115 @@
+"""The dispatch mode: shows somebody the results of operations that may have allocated."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlog.health import Health
+from memlog.tracer import private
+from memlog.tracer.storages import is_wrapper
+
+NOTHING: Final = 0
+NEW: Final = 1
+"""The result has a storage of its own."""
+RESIZED: Final = 2
+"""The result is an argument, whose storage may have another size now."""
+DETACHED: Final = 3
+"""The result is a view, which in the backward pass may be a gradient that is taken over uncopied."""
+
+
+class Observer(Protocol):
+    """Who is shown them."""
+
+    def operation(self, kind: int, out: Any) -> None:
+        """An operation has returned ``out``."""
+
+
+class ObservingMode(TorchDispatchMode):
+    """Lets every operation pass.
+
+    Args:
+        observer: Who is shown results. Its errors are counted and reach nobody.
+        health: Where they are counted.
+    """
+
+    def __init__(self, observer: Observer, health: Health) -> None:
+        super().__init__()
+        self._observer: Observer | None = observer
+        self._health = health
+        self._kinds: dict[Any, int] = {}
+        self._inside = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps __torch_dispatch__ so that nothing in it gets compiled, which costs a
+        # microsecond an operation; nothing here calls what could be compiled.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiled function stays compiled under this mode, in a torch that asks."""
+        return True
+
+    def begin(self) -> None:
+        """Puts the mode on top of this thread's stack."""
+        self.__enter__()
+        self._inside = True
+
+    def leave(self) -> bool:
+        """Leaves if it is on top; lets everything pass until then.
+
+        A mode that is taken out from below another would leave that other one active for good: each pops
+        whatever is on top.
+
+        Returns:
+            Whether it is out.
+        """
+        self._observer = None
+        if self._inside:
+            stack = private.mode_stack()
+            if stack and stack[-1] is self:
+                self._inside = False
+                self.__exit__(None, None, None)
+            elif not any(mode is self for mode in stack):
+                self._inside = False  # another's exit took it out
+        return not self._inside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        observer = self._observer
+        if types and observer is not None and any(map(is_wrapper, types)):
+            return NotImplemented  # what wraps tensors comes back with the operations on those
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if observer is not None:
+            try:
+                kind = self._kinds.get(func)
+                if kind is None:
+                    kind = self._kinds[func] = kind_of(func)
+                if kind:
+                    observer.operation(kind, out)
+            except Exception as error:  # noqa: BLE001 - training goes on
+                self._health.fault("recording an operation", error)
+        return out
+
+
+def kind_of(func: Any) -> int:
+    """What an operation's result may be, by its schema."""
+    schema = func._schema
+    if schema.name == "aten::detach":
+        return DETACHED
+    if schema.name == "aten::lift_fresh":
+        return NEW  # a tensor made of Python numbers: a view by its schema, and yet nobody saw it before
+    if any(one.alias_info is None for one in schema.returns):
+        return NEW
+    may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
+    if may_resize or any(argument.is_out for argument in schema.arguments):
+        return RESIZED
+    return NOTHING
+
+
+def refusal() -> str | None:
+    """Why this torch can't serve; ``None`` where it can."""
+    lacking = private.missing(private.DISPATCH_NEEDS)
+    return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None
