@@ -31,7 +31,7 @@ from memlog.monitors import (
     track_memory,
     watch_loss,
 )
-from memlog.session import Session, finish, init
+from memlog.session import Session, finish, init, snapshot
 
 __all__ = [
     "BatchMemoryProfiler",
@@ -53,6 +53,7 @@ __all__ = [
     "finish",
     "init",
     "monitor_memory",
+    "snapshot",
     "track_memory",
     "watch_loss",
 ]

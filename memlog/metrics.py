@@ -20,6 +20,7 @@ from memlog.events import (
     Health,
     Loss,
     Sample,
+    Trace,
 )
 from memlog.sink import Axis, Point, Resolution
 from memlog.units import mib
@@ -44,7 +45,7 @@ def place(event: Event) -> tuple[Axis, int] | None:
         return "evaluation", event.evaluation
     if isinstance(event, Epoch):
         return "epoch", event.epoch
-    if isinstance(event, (Batch, Loss, Sample, Health, Alert)) and event.step is not None:
+    if isinstance(event, (Batch, Loss, Sample, Health, Alert, Trace)) and event.step is not None:
         return "step", event.step
     return None
 
@@ -67,10 +68,22 @@ def values(event: Event) -> Iterator[Value]:
         yield Value("memory/host/cgroup_mib", mib(event.cgroup_used), "max")
     elif isinstance(event, Alert):
         yield Value("memlog/alert", 1.0, "max")
+    elif isinstance(event, Trace):
+        yield from _trace(event)
     elif isinstance(event, Health):
         yield Value("memlog/overhead_ms", event.overhead_ms, "max")
         yield Value("memlog/dropped", sum(event.dropped.values()), "last")
         yield Value("memlog/faults", sum(event.faults.values()), "last")
+
+
+def _trace(event: Trace) -> Iterator[Value]:
+    """The traced step's peak, what it is made of, and the layers that hold most of it."""
+    yield Value("memory/trace/peak_mib", mib(event.peak), "max")
+    for category, size in event.at_peak.items():
+        yield Value(f"memory/trace/{category.replace(' ', '_')}_mib", mib(size), "max")
+    for layer in event.layers:
+        yield Value(f"memory/layers/{layer.path}/at_peak_mib", mib(layer.at_peak), "max")
+        yield Value(f"memory/layers/{layer.path}/peak_mib", mib(layer.peak), "max")
 
 
 def _memory(prefix: str, event: Batch | Epoch) -> Iterator[Value]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memlog.delivery.backchannel import AlertListener
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
+    from memlog.tracer.periodic import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
 
@@ -65,6 +66,7 @@ class Recording:
     ) -> None:
         self._generation = forks.generation
         self._health = health
+        self._settings = settings
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = _backends(settings)
         begun_us = now_us()
@@ -95,6 +97,7 @@ class Recording:
         )
         self._allocator = AllocatorWatch(self._bus.publish, self._last_step, health)
         self._bus.subscribe(self._allocator)
+        self._tracer = self._begin_tracing(settings, model) if settings.layers else None
         self._autolog = listen(self.batches.optimizer_stepped)
         self._binder.glance()
 
@@ -130,6 +133,22 @@ class Recording:
                 self.batches.begin()
             self._bus.publish(event)
 
+    def _begin_tracing(self, settings: Settings, model: Any) -> PeriodicTracer:
+        from memlog.tracer.periodic import PeriodicTracer  # noqa: PLC0415 - for those who want layers
+
+        tracer = PeriodicTracer(
+            self.run.worst_step, self._bus.publish, self._health, model, settings.budget
+        )
+        self.batches.after_step = tracer.after_step
+        return tracer
+
+    def snapshot(self) -> None:
+        """Traces the step that is now beginning."""
+        if forks.generation == self._generation:
+            if self._tracer is None:
+                self._tracer = self._begin_tracing(self._settings, None)
+            self._tracer.want()
+
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str, name: str | None
     ) -> Path | None:
@@ -163,6 +182,8 @@ class Recording:
         self._reserve = None
         self._autolog.remove()
         self._allocator.stop()
+        if self._tracer is not None:
+            self._tracer.finish(self.batches.last_step)
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
         self.batches.publish_health()

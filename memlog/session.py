@@ -107,6 +107,14 @@ class Session:
         if self._live is not None:
             self._live.publish(event)
 
+    def snapshot(self) -> None:
+        """Traces the step that is now beginning, layer by layer, whatever the budget says. Never raises.
+
+        Its figures, and its flame graph where it is the worst so far, follow when the step is over.
+        """
+        if self._live is not None:
+            self._live.snapshot()
+
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str = "file", *, name: str | None = None
     ) -> Path | None:
@@ -191,6 +199,8 @@ def init(
     config: Mapping[str, Any] | None = None,
     enabled: bool = True,
     initial_step: int = 0,
+    layers: bool = False,
+    budget: float = 0.01,
     finish_timeout: float = 10.0,
 ) -> Session:
     """Begins to record this process's memory; a running session is ended first.
@@ -217,6 +227,9 @@ def init(
             differs from its default goes before it.
         enabled: ``False`` installs nothing: every call is then next to free.
         initial_step: Number of the first step, where training resumes.
+        layers: Trace a training step now and then, layer by layer: whose memory it is. The first one is,
+            from ``model``'s first call on (without ``model``: that of the first module that is called).
+        budget: Share of training time that this may cost, 0 to 1.
         finish_timeout: Seconds that `finish` waits, at most, until trackers have everything.
 
     Returns:
@@ -239,6 +252,8 @@ def init(
         "directory": _directory(dir),
         "enabled": enabled,
         "initial_step": initial_step,
+        "layers": layers,
+        "budget": budget,
         "finish_timeout": finish_timeout,
     }
     settings = resolve(_passed(arguments), config)
@@ -263,6 +278,13 @@ def finish(status: Status = "finished") -> None:
     session = _current
     if session is not None:
         session.finish(status)
+
+
+def snapshot() -> None:
+    """Traces the running session's next step; see `Session.snapshot`."""
+    session = _current
+    if session is not None:
+        session.snapshot()
 
 
 def _split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink]]:

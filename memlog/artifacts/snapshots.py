@@ -78,7 +78,10 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
             f"{name} is no pickle of a snapshot ({type(error).__name__}); fetch it again"
         ) from None
     if isinstance(document, list):
-        document = {"segments": document, "device_traces": []}  # memory_snapshot() gives the list alone
+        document = {
+            "segments": document,
+            "device_traces": [],
+        }  # memory_snapshot() gives the list alone
     if not _is_snapshot(document):
         raise SnapshotError(
             f"{name} holds no segments and device_traces; give what _dump_snapshot() wrote"

@@ -25,6 +25,7 @@ from memlog.analysis.postmortem import Witness
 from memlog.bus import EventBus
 from memlog.delivery import messages
 from memlog.delivery.courier import Courier
+from memlog.delivery.flamegraph import WorstStep
 from memlog.delivery.loop import CourierThread
 from memlog.delivery.postmortem import explain
 from memlog.delivery.sampler import Sampler, StepFollower
@@ -84,6 +85,7 @@ class Helper:
         )
         with self._health.contained("reading the alert rules"):
             judge(begin, self._bus, self._health)
+        self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
@@ -100,7 +102,9 @@ class Helper:
             for line in lines.read(TICK):
                 self.hear(line)
             self._sampler.sample_if_due()
+            self._worst_step.look()
             self._allow_own_runs()
+        self._worst_step.look()
         self._explain_a_bad_end()
         self._publish_health()
         self._journal.close()

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from memlog.analysis.trace.stream import (
     BUFFER,
-    FORWARD,
     GRADIENT,
     INPUT,
     OPTIMIZER_STATE,

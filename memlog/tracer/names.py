@@ -99,7 +99,9 @@ class ModuleNames:
         self._remember(root, path)
         for name, module in _named_modules(root):
             if not _plain(name):
-                self._remember(module, path)  # the module inside torch.compile's wrapper is the same layer
+                self._remember(
+                    module, path
+                )  # the module inside torch.compile's wrapper is the same layer
             else:
                 self._remember(module, prefix + _plain(name))
 

@@ -160,9 +160,7 @@ class NativeEngine:
             allocated, reserved = self._read()
             reading = (allocated, reserved or 0)
         owner = self._spans.resting(place)
-        mark = Mark(
-            self._log.now(), kind, layer, phase, place.number, owner=owner, reading=reading
-        )
+        mark = Mark(self._log.now(), kind, layer, phase, place.number, owner=owner, reading=reading)
         self._marks.append(mark)
         # Another thread may have appended meanwhile: then this thread's note names its mark, for a moment.
         self._history.note(label(len(self._marks) - 1))
@@ -191,9 +189,7 @@ class NativeEngine:
     def _classify(self, tensor: Tensor, layer: int, category: int) -> None:
         now = self._log.now()
         for address, _ in self._blocks(tensor):
-            self._marks.append(
-                Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category)
-            )
+            self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
 
     def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
         return [

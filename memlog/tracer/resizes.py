@@ -37,6 +37,6 @@ def unsubscribe(listener: _Listener) -> None:
 
 def _resize_and_tell(storage: Any, *args: Any, **kwargs: Any) -> Any:
     result = torch._C.StorageBase.resize_(storage, *args, **kwargs)  # type: ignore[attr-defined]
-    for listener in list(_listeners):
+    for listener in _listeners:
         listener(storage)
     return result

@@ -102,9 +102,7 @@ class SamplerEngine:
         if self._read is not None:
             allocated, reserved = self._read()
             now = self._log.now()
-            self._log.append(
-                pack(allocated, reserved or 0, now, layer, READING, phase, 0, thread)
-            )
+            self._log.append(pack(allocated, reserved or 0, now, layer, READING, phase, 0, thread))
 
     def _unseen(self) -> tuple[str, ...]:
         if self._read is None:

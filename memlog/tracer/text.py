@@ -59,7 +59,9 @@ def _foot(result: TraceResult) -> Iterator[str]:
     yield ""
     if result.attributed is not None:
         nowhere = ", ".join(
-            f"{format_bytes(size)} in {phase}" for phase, size in result.unattributed.items() if size
+            f"{format_bytes(size)} in {phase}"
+            for phase, size in result.unattributed.items()
+            if size
         )
         yield (
             f"{result.attributed:.1%} of the bytes of forward and backward belong to a module"

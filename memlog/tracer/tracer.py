@@ -77,7 +77,9 @@ class MemoryTracer:
         if device is not None and "torch" in sys.modules:
             from memlog.tracer.choose import device_of  # noqa: PLC0415 - torch is there already
 
-            device_of(None, self._device)  # a device that isn't there is said now, not when tracing begins
+            device_of(
+                None, self._device
+            )  # a device that isn't there is said now, not when tracing begins
 
     @contextmanager
     def trace(self, model: Any = None) -> Iterator[MemoryTracer]:
