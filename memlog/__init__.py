@@ -9,6 +9,10 @@
     memlog.finish()         # also done at exit
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from memlog._version import __version__
 from memlog.errors import (
     ConfigurationError,
@@ -33,14 +37,20 @@ from memlog.monitors import (
 )
 from memlog.session import Session, finish, init, snapshot
 
+if TYPE_CHECKING:
+    from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer
+
 __all__ = [
     "BatchMemoryProfiler",
     "ConfigurationError",
     "DeliveryError",
     "EpochMemoryMonitor",
     "JournalError",
+    "LayerMemoryStats",
     "MemlogError",
+    "MemoryEvent",
     "MemoryMonitor",
+    "MemoryTracer",
     "MemoryTracker",
     "MissingExtraError",
     "RunNotFoundError",
@@ -57,3 +67,14 @@ __all__ = [
     "track_memory",
     "watch_loss",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the layer tracer when it is first asked for: not every training script traces."""
+    if name not in ("LayerMemoryStats", "MemoryEvent", "MemoryTracer"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from memlog import tracer  # noqa: PLC0415 - see the docstring
+
+    found = getattr(tracer, name)
+    globals()[name] = found
+    return found

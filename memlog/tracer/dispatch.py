@@ -28,6 +28,7 @@ from memlog.tracer.ledger import Ledger
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
+from memlog.tracer.scratch import Scratch
 from memlog.tracer.spans import Place, Spans
 from memlog.tracer.storages import (
     optimizer_tensors,
@@ -36,7 +37,9 @@ from memlog.tracer.storages import (
 )
 
 _UNSEEN = (
-    "What an operation allocates and frees inside itself (its scratch space) is not seen.",
+    "What an operation allocates and frees inside itself is known for convolutions, attention, recurrent "
+    "layers and the like, once each for every shape; of others it is not seen.",
+    "The states of random number generators that checkpointing keeps (5 kB each) are not seen.",
     "Memory that is not torch's (numpy, the interpreter, the allocator's own fragments) is not seen.",
     "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
     "of the model.",
@@ -64,6 +67,7 @@ class DispatchEngine:
         self._spans = Spans(names, self._say, everywhere=False)
         self._model = weakref.ref(model) if model is not None else None
         self._stopped = False
+        self._unmeasured = 0
 
     def start(self) -> None:
         """Begins to record on this thread."""
@@ -84,7 +88,11 @@ class DispatchEngine:
             self._spans.close()
             self._ledger.close()
         self.leave()
-        return Finding(unseen=_UNSEEN, fragmentation_reason="the CPU has no caching allocator")
+        dropped = {}
+        if self._unmeasured:
+            dropped["operations whose scratch space could not be measured"] = self._unmeasured
+        reason = "the CPU has no caching allocator, so nothing is reserved"
+        return Finding(unseen=_UNSEEN, fragmentation_reason=reason, dropped=dropped)
 
     def leave(self) -> bool:
         """Takes the mode out where it is on top of this thread's stack; ``True`` once it is out."""
@@ -123,7 +131,7 @@ class DispatchEngine:
 
     # What the dispatch mode tells.
 
-    def operation(self, kind: int, out: Any) -> None:
+    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
         """An operation has run whose result may be a storage of its own."""
         place = self._spans.place(join=True)
         if place is None:
@@ -133,10 +141,13 @@ class DispatchEngine:
             return
         layer, phase = self._spans.owner(place)
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-            if kind == mode.NEW:
+            if kind != mode.RESIZED:
                 self._ledger.see(tensor, layer, phase, place.number)
             elif tensor.is_cpu:
                 self._ledger.see_resized(tensor.untyped_storage(), layer, phase, place.number)
+        if inside is not None and inside.peak > inside.kept:
+            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
+        self._unmeasured += kind == mode.MEASURED and inside is None
         if self._log.full:
             self._log.fold()
 

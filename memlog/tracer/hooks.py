@@ -6,6 +6,8 @@ hooks break models with in-place activations. In a compiled graph the hooks are 
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -50,9 +52,11 @@ class Hooks:
         self._listener = listener
         self._health = health
         self._handles: list[Any] = []
+        self._warning: Any = None
 
     def install(self) -> None:
         """Puts the hooks in: all of them or none."""
+        self._warning = _silence_compiled_modules()
         begins, ends = self._module_hooks()
         try:
             self._handles.append(register_module_forward_pre_hook(begins))
@@ -75,6 +79,8 @@ class Hooks:
         """Takes them out again. Calling it again is harmless."""
         while self._handles:
             self._handles.pop().remove()
+        if self._warning in warnings.filters:
+            warnings.filters.remove(self._warning)  # type: ignore[attr-defined] # it is a list, whatever typeshed says
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         listener, health, compiling = self._listener, self._health, torch.compiler.is_compiling
@@ -109,3 +115,16 @@ class Hooks:
                 health.fault("noticing an optimizer's step", error)
 
         return hook
+
+
+def _silence_compiled_modules() -> Any:
+    """Keeps our hooks from costing the user a warning (an error, where warnings are) at each compiled module.
+
+    Returns:
+        The filter, to be taken out again; ``None`` where nothing has been compiled.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return None
+    text = r"Using `torch\.compile\(module\)` when there are global hooks"
+    warnings.filterwarnings("ignore", message=text)
+    return warnings.filters[0]

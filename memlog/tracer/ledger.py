@@ -15,6 +15,7 @@ from memlog.analysis.trace.stream import (
     CLASSIFY,
     FREE,
     PARAMETER,
+    TEMPORARY,
     UNDECIDED,
     pack,
 )
@@ -61,6 +62,16 @@ class Ledger:
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._known:
                     self._hold(storage, layer, phase, UNDECIDED, thread)
+
+    def passing(self, size: int, layer: int, phase: int, thread: int) -> None:
+        """An operation took ``size`` bytes beside its results before it returned."""
+        if not self._closed:
+            self._serial = serial = self._serial + 1
+            now = self._log.now()
+            self._log.append(
+                pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
+                + pack(serial, 0, now, 0, FREE, 0, 0, thread)
+            )
 
     def see_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
         """A storage may have another size than before."""

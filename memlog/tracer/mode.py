@@ -8,7 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog.health import Health
-from memlog.tracer import private
+from memlog.tracer import private, scratch
+from memlog.tracer.scratch import Scratch
 from memlog.tracer.storages import is_wrapper
 
 NOTHING: Final = 0
@@ -18,13 +19,15 @@ RESIZED: Final = 2
 """The result is an argument, whose storage may have another size now."""
 DETACHED: Final = 3
 """The result is a view, which in the backward pass may be a gradient that is taken over uncopied."""
+MEASURED: Final = 4
+"""As `NEW`, and the operation is one of those that take more inside themselves."""
 
 
 class Observer(Protocol):
     """Who is shown them."""
 
-    def operation(self, kind: int, out: Any) -> None:
-        """An operation has returned ``out``."""
+    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
+        """An operation has returned ``out``; ``inside`` says what it took meanwhile, if that was more."""
 
 
 class ObservingMode(TorchDispatchMode):
@@ -81,14 +84,19 @@ class ObservingMode(TorchDispatchMode):
         observer = self._observer
         if types and observer is not None and any(map(is_wrapper, types)):
             return NotImplemented  # what wraps tensors comes back with the operations on those
-        out = func(*args, **kwargs) if kwargs else func(*args)
-        if observer is not None:
+        if observer is None:
+            return func(*args, **(kwargs or {}))
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = kind_of(func)
+        inside = None
+        if kind == MEASURED:
+            out, inside = scratch.run(func, args, kwargs or {})
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        if kind:
             try:
-                kind = self._kinds.get(func)
-                if kind is None:
-                    kind = self._kinds[func] = kind_of(func)
-                if kind:
-                    observer.operation(kind, out)
+                observer.operation(kind, out, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out
@@ -102,7 +110,7 @@ def kind_of(func: Any) -> int:
     if schema.name == "aten::lift_fresh":
         return NEW  # a tensor made of Python numbers: a view by its schema, and yet nobody saw it before
     if any(one.alias_info is None for one in schema.returns):
-        return NEW
+        return MEASURED if scratch.may_need(func) else NEW
     may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
     if may_resize or any(argument.is_out for argument in schema.arguments):
         return RESIZED

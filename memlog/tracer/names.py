@@ -38,7 +38,7 @@ class ModuleNames:
         self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
         self._model = weakref.ref(model) if model is not None else None
         if model is not None:
-            self._adopt(model, type(model).__name__, "")
+            self._adopt(model, _kind(model), "")
 
     def layer_of(self, module: Any, surrounding: int) -> int:
         """The number of a module that is called.
@@ -83,7 +83,7 @@ class ModuleNames:
         return self._numbers.get(path, 1) if path else min(1, len(self.paths) - 1)
 
     def _discover(self, module: Any, surrounding: int) -> int:
-        kind = type(module).__name__
+        kind = _kind(module)
         if surrounding != OUTSIDE:
             path = f"{self.paths[surrounding]}.({kind})"
             self._remember(module, path)
@@ -132,6 +132,10 @@ def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
             if child is not None and id(child) not in above
         ]
         waiting += reversed(inner)
+
+
+def _kind(module: Any) -> str:
+    return type(getattr(module, _COMPILED, module)).__name__
 
 
 def _plain(name: str) -> str:

@@ -5,6 +5,7 @@ torch promises nothing about them. Where one is missing the engine that needs it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,3 +62,24 @@ def sequence_number(node: Any) -> int | None:
     """The number of an operation of the backward pass; ``None`` for one that no forward operation made."""
     number = int(node._sequence_nr())  # noqa: SLF001 - see the module
     return number if 0 <= number < _NO_SEQUENCE else None
+
+
+def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:
+    """What begins and ends torch's old profiler, which reports allocations; ``None`` where it is no more."""
+    begin = _find("_C._autograd._enable_profiler_legacy")
+    end = _find("_C._autograd._disable_profiler_legacy")
+    configuration = _profiler_configuration()
+    if begin is None or end is None or configuration is None:
+        return None, None
+    return functools.partial(begin, configuration), end
+
+
+@functools.cache
+def _profiler_configuration() -> Any:
+    try:
+        from torch.autograd import ProfilerConfig, ProfilerState  # noqa: PLC0415 - may be gone one day
+
+        experimental = torch._C._profiler._ExperimentalConfig()  # noqa: SLF001 - see the module
+        return ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, experimental)
+    except (ImportError, AttributeError, TypeError):
+        return None
