@@ -1,10 +1,8 @@
 """Hearing that a module has been imported.
 
 Needs nothing but the interpreter: `memlog/launch/site/sitecustomize.py` loads this file by itself, at the
-start of every Python process, so what it imported would be paid there.
+start of every Python process, so what it imported would be paid there, ``__future__`` included.
 """
-
-from __future__ import annotations
 
 import sys
 
@@ -24,14 +22,14 @@ class ImportWatch:
         callback: Gets the module. What it raises would reach whoever imports: it must not.
     """
 
-    def __init__(self, *names: str, callback: Callable[[ModuleType], object]) -> None:
+    def __init__(self, *names: str, callback: "Callable[[ModuleType], object]") -> None:
         self._names = names
         self._callback = callback
         sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         """A watched module's own spec, with a loader that calls back; ``None`` for every other."""
         if fullname not in self._names:
             return None
@@ -45,7 +43,7 @@ class ImportWatch:
                 return spec
         return None
 
-    def _loaded(self, module: ModuleType) -> None:
+    def _loaded(self, module: "ModuleType") -> None:
         # Not when it is found: whoever only asks whether a module is installed finds it, too.
         if self in sys.meta_path:
             self.remove()
@@ -60,20 +58,20 @@ class ImportWatch:
 class _CallbackLoader:
     """A module's own loader, and a call when it is done."""
 
-    def __init__(self, loader: Any, callback: Callable[[ModuleType], object]) -> None:
+    def __init__(self, loader: "Any", callback: "Callable[[ModuleType], object]") -> None:
         self._loader = loader
         self._callback = callback
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> "Any":
         # Resource readers, get_source and the like are the true loader's.
         return getattr(self._loader, name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
         """As the true loader does."""
         created: ModuleType | None = self._loader.create_module(spec)
         return created
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         """As the true loader does; afterwards the module names that one alone."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:

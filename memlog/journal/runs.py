@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
@@ -108,7 +109,7 @@ def new_run(root: Path) -> RunDirectory:
     run_id = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_ID_LENGTH))
     path = root / run_id
     try:
-        if not root.exists():
+        with suppress(FileExistsError):  # there already, or another rank was first just now
             root.mkdir(parents=True)
             # Only in a folder of memlog's own making: in the user's it would hide the user's files.
             (root / ".gitignore").write_text("# Runs that memlog recorded: not source.\n*\n")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -266,3 +267,19 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnwritableDirectoryError, match="pass dir=… or set MEMLOG_DIR"):
         new_run(tmp_path / "file")
+
+
+def test_ranks_that_begin_at_once_share_a_folder_that_none_has_made_yet(tmp_path: Path) -> None:
+    ranks = 8
+    for attempt in range(20):
+        barrier = threading.Barrier(ranks)
+
+        def begin(root: Path, barrier: threading.Barrier) -> str:
+            barrier.wait(30)
+            return new_run(root).id
+
+        with ThreadPoolExecutor(ranks) as pool:
+            root = tmp_path / str(attempt) / "runs"
+            begun = [pool.submit(begin, root, barrier) for _ in range(ranks)]
+            assert len({run.result(30) for run in begun}) == ranks
+        assert (root / ".gitignore").read_text().endswith("*\n")

@@ -10,12 +10,13 @@ import sys
 
 
 def _prepare(told: str) -> None:
-    from importlib.machinery import SourceFileLoader
-    from types import ModuleType
+    # The interpreter's own module is there; importing importlib takes as long as all of this.
+    from _frozen_importlib_external import SourceFileLoader
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    imports = ModuleType("memlog_imports")
-    SourceFileLoader(imports.__name__, os.path.join(package, "imports.py")).exec_module(imports)
+    loader = SourceFileLoader("memlog_imports", os.path.join(package, "imports.py"))
+    imports = type(sys)("memlog_imports")
+    loader.exec_module(imports)
     imports.ImportWatch("torch.optim.optimizer", "memlog", callback=_wait_for_a_session)
     if told.startswith(f'{{"pid":{os.getpid()},'):
         import atexit
