@@ -183,7 +183,7 @@ class Recording:
         self._autolog.remove()
         self._allocator.stop()
         if self._tracer is not None:
-            self._tracer.finish(self.batches.last_step)
+            self._tracer.finish()
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
         self.batches.publish_health()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -25,6 +25,9 @@ class Engine(Protocol):
 
     def start(self) -> None:
         """Begins, on this thread."""
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins: said by the hooks, or by who opens a window within one."""
 
     def stop(self) -> Finding:
         """Ends, and writes what is still to be written."""

@@ -1,8 +1,9 @@
 """Tracing a step of a running session now and then, by itself.
 
-The first training step is traced from the model's first call on: a job that does not fit dies there. Later
-ones are traced as often as the budget allows. A window opens in a hook and closes in another, so it opens
-only where that is safe (`memlog.tracer.window.may_open`), and what was skipped is counted.
+A window opens as the first module of a training step is called, and closes when the step is over. The first
+step of all is traced: a job that does not fit dies there. Later ones are as often as the budget allows. Since
+a window opens in one hook and closes in another, it opens only where that is safe
+(`memlog.tracer.window.may_open`), and what was skipped is counted.
 """
 
 from __future__ import annotations
@@ -59,76 +60,78 @@ class PeriodicTracer:
         self._window: Window | None = None
         self._left_behind: Window | None = None
         self._thread = 0
-        self._opened = self._stepped = 0.0
-        self._opening = 0.0
-        self._wanted = True
+        self._opened = self._opening = self._stepped = 0.0
+        self._wanted = False
         self._worst = -1
         self._skipped = 0
-        self._first_call: Any = None
-        with health.contained("waiting for the model's first call"):
-            self._wait_for_first_call()
+        self._waiting: Any = None
+        self._held: Any = None
+        self.want()
 
     def want(self) -> None:
         """Traces the next step, whatever the budget says."""
         self._wanted = True
-        if self._window is None:
-            self._open()
+        with self._health.contained("waiting for a step to trace"):
+            self._wait_for_a_call()
 
     def after_step(self, step: int) -> None:
         """A step is over."""
         now = time.perf_counter()
-        self._stop_waiting()
         if self._budget is None:
             self._budget = Budget(self._share, now)
         if self._left_behind is not None:
             self._leave()
-        elif self._window is not None:
+        if self._window is not None:
             self._close(step, now)
-        else:
-            if self._stepped:
-                self._budget.plain_step(now - self._stepped)
-            if self._wanted or self._budget.allows_another(now):
-                self._open()
+        elif self._stepped:
+            self._budget.plain_step(now - self._stepped)
+        if self._wanted or self._budget.allows_another(now):
+            self.want()
         self._stepped = time.perf_counter()
 
-    def finish(self, step: int | None) -> None:
-        """The session is over; the events of a step that failed in the middle are kept all the same."""
+    def finish(self) -> None:
+        """The session is over; the events of a step that failed midway are kept all the same."""
         self._stop_waiting()
         if self._window is not None and self._thread == threading.get_ident():
-            self._close(step, time.perf_counter())
-        elif self._window is not None:
-            self._skip()
+            self._close(None, time.perf_counter())
+        if self._held is not None:
+            self._held.remove()
 
-    def _wait_for_first_call(self) -> None:
-        """Torch that is loaded later has its first traced step after its first step."""
+    def _wait_for_a_call(self) -> None:
+        """Hears of the next module that is called for training, once torch is there."""
         torch = sys.modules.get("torch")
-        if torch is not None:
-            register = torch.nn.modules.module.register_module_forward_pre_hook
-            self._first_call = register(self._called)
-
-    def _called(self, module: Any, _inputs: Any) -> None:
-        torch = sys.modules["torch"]
-        if torch.compiler.is_compiling():
+        if torch is None or self._waiting is not None or self._window is not None:
             return
-        if module.training and torch.is_grad_enabled():
-            self._stop_waiting()
-            self._open()
+        compiling, grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+
+        def called(module: Any, inputs: Any) -> None:
+            if not compiling() and module.training and grad_enabled() and self._waiting is not None:
+                self._stop_waiting()
+                self._open(module, inputs)
+
+        register = torch.nn.modules.module.register_module_forward_pre_hook
+        self._waiting = register(called)
 
     def _stop_waiting(self) -> None:
-        hook, self._first_call = self._first_call, None
+        hook, self._waiting = self._waiting, None
         if hook is not None:
             hook.remove()
 
-    def _open(self) -> None:
+    def _open(self, module: Any, inputs: Any) -> None:
         begun = time.perf_counter()
         with self._health.contained("beginning to trace a step"):
-            from memlog.tracer.window import Window, may_open  # noqa: PLC0415 - loads torch's own parts
+            # Imported here: they load parts of torch that most of its users never need.
+            from memlog.tracer.hooks import hold_optimizer_hooks  # noqa: PLC0415
+            from memlog.tracer.window import Window, may_open  # noqa: PLC0415
 
             if not may_open():
                 self._skip()
                 return
+            if self._held is None:
+                self._held = hold_optimizer_hooks()
             window = Window(self._model, health=self._health)
             window.start()
+            window.module_begins(module, inputs)
             self._window, self._thread, self._wanted = window, threading.get_ident(), False
         self._opened = time.perf_counter()
         self._opening = self._opened - begun

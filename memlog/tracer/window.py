@@ -97,6 +97,14 @@ class Window:
             self._engine.stop()
             raise
 
+    def module_begins(self, module: Any, args: Any) -> None:
+        """The window was opened in a hook that torch called as this module's ``forward`` began.
+
+        The hooks that `start` put in are not called for it: torch has made its list already.
+        """
+        with self.health.contained("noticing that a module begins"):
+            self._engine.module_begins(module, args)
+
     def stop(self) -> Trace:
         """Closes the window and analyses it. Calling it again gives the same trace.
 

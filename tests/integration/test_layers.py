@@ -72,7 +72,7 @@ def test_the_first_step_is_traced_and_its_flame_graph_kept() -> None:
     encoder = next(layer for layer in trace.layers if layer.path.startswith("encoder"))
     assert encoder.peak is not None
     names = {value.name for value in values(trace)}
-    assert {"memory/trace/peak_mib", "memory/trace/optimizer_state_mib"} <= names
+    assert {"memory/trace/peak_mib", "memory/trace/activations_mib"} <= names
     assert "memory/layers/encoder.0/peak_mib" in names
     (artifact,) = [event for event in events(session) if isinstance(event, Artifact)]
     assert artifact.kind == "flamegraph"
@@ -171,10 +171,34 @@ def test_a_window_stays_shut_where_the_user_has_a_mode() -> None:
 
 def test_a_step_that_fails_midway_is_told_of() -> None:
     loop = Loop()
-    with pytest.raises(ValueError, match="my own"), memlog.init("local", layers=True) as session:
+
+    def train() -> None:
         loop.model(torch.ones(512, 64)).sum()
         raise ValueError("my own")
+
+    session = memlog.init("local", layers=True)
+    with pytest.raises(ValueError, match="my own"), session:
+        train()
     (trace,) = traces(session)
     assert trace.step is None
     assert trace.at_peak["activations"] > 0
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_a_compiled_model_is_compiled_as_without(layers: bool) -> None:
+    """No graph break, and no graph more: a window never opens in compiled code."""
+    from torch._dynamo.testing import CompileCounter
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    counter = CompileCounter()
+    loop = Loop()
+    loop.model.compile(backend=counter)
+    memlog.init("local", layers=layers)
+    for _ in range(4):
+        loop.step()
+    memlog.finish()
+    assert counter.frame_count == 1
+    assert not counters["graph_break"]
