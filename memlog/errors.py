@@ -9,6 +9,10 @@
     ├── JournalError                      the run's own files
     │   ├── UnwritableDirectoryError        the folder for runs can't be written
     │   └── RunNotFoundError                no run, or more than one, goes by that name
+    ├── ArtifactError                     files that runs keep: bringing them back, showing them
+    │   ├── UnknownRunError                 the tracker has no run of that name
+    │   ├── UnopenableFileError             a file that can't be shown, or is damaged
+    │   └── ViewerUnavailableError          what shows it is not installed and can't be fetched
     ├── LaunchError                       a command that `memlog run` can't start
     └── DeliveryError                     what a sink raises
         ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
@@ -48,6 +52,22 @@ class UnwritableDirectoryError(JournalError):
 
 class RunNotFoundError(JournalError):
     """No run, or more than one, goes by that name."""
+
+
+class ArtifactError(MemlogError):
+    """Files that a run keeps can't be brought back or shown."""
+
+
+class UnknownRunError(ArtifactError):
+    """The tracker has no run of that name."""
+
+
+class UnopenableFileError(ArtifactError):
+    """A file is nothing that can be shown, or it is damaged."""
+
+
+class ViewerUnavailableError(ArtifactError):
+    """The viewer that shows a file is not installed and can't be fetched."""
 
 
 class LaunchError(MemlogError):

@@ -140,7 +140,8 @@ class StoredArtifact(msgspec.Struct, frozen=True):
 class ArtifactStore(Protocol):
     """Brings files back from one tracker.
 
-    Every method raises `TrackerUnavailableError` or `TrackerRejectedError`, as a sink does.
+    Every method raises `TrackerUnavailableError` or `TrackerRejectedError`, as a sink does, and
+    `UnknownRunError` where the tracker has no such run.
     """
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:

@@ -7,7 +7,7 @@ import sys
 import threading
 from types import ModuleType
 
-from memlog.sink import Connection, Sink, Target, TrackerRun
+from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_mlflow import environment
 from memlog_mlflow.uris import absolute_uri
 
@@ -56,7 +56,7 @@ class MlflowBackend:
 
     def prepare(self) -> None:
         """Imports mlflow, which takes seconds; see `open_sink` for what else that means."""
-        self._import_sink(Connection())
+        self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
         """Builds the sink, and imports mlflow for it.
@@ -64,14 +64,19 @@ class MlflowBackend:
         Call it in a process of memlog's own: it sets environment variables that bound MLflow's
         timeouts and retries.
         """
-        sink: Sink = self._import_sink(target.connection).MlflowSink(target)
+        sink: Sink = self._import("sink", target.connection).MlflowSink(target)
         return sink
 
+    def open_store(self, connection: Connection) -> ArtifactStore:
+        """Builds what brings files back; like `open_sink`, in a process of memlog's own."""
+        store: ArtifactStore = self._import("store", connection).MlflowStore(connection)
+        return store
+
     @staticmethod
-    def _import_sink(connection: Connection) -> ModuleType:
+    def _import(module: str, connection: Connection) -> ModuleType:
         # In this order: mlflow reads some variables while it is imported.
         environment.apply(connection)
-        return importlib.import_module("memlog_mlflow.sink")
+        return importlib.import_module(f"memlog_mlflow.{module}")
 
 
 def _imported_mlflow() -> ModuleType | None:

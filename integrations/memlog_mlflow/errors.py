@@ -7,7 +7,12 @@ from contextlib import contextmanager
 
 from mlflow.exceptions import MlflowException
 
-from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
+from memlog.errors import (
+    DeliveryError,
+    MemlogError,
+    TrackerRejectedError,
+    TrackerUnavailableError,
+)
 from memlog.redact import without_credentials
 
 _REJECTED = frozenset(
@@ -40,7 +45,7 @@ def translated() -> Iterator[None]:
     """
     try:
         yield
-    except DeliveryError:
+    except MemlogError:
         raise
     except Exception as error:  # noqa: BLE001 - MLflow lets drivers' and system errors through
         # Not chained: the original's own message may hold the URL with its password.

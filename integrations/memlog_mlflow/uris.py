@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 _SQLITE = "sqlite:///"
 
@@ -44,3 +46,13 @@ def _sqlite_path(uri: str) -> str | None:
 def is_folder(uri: str) -> bool:
     """Whether ``uri`` names MLflow's file store."""
     return scheme_of(uri) in {"", "file"}
+
+
+def local_path(uri: str) -> Path | None:
+    """The file or folder on this machine that ``uri`` names; ``None`` where it names none."""
+    path = _sqlite_path(uri)
+    if path is not None:
+        return Path(path)
+    if scheme_of(uri) == "file":
+        return Path(url2pathname(urlsplit(uri).path))
+    return Path(uri) if uri and scheme_of(uri) == "" else None

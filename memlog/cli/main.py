@@ -10,8 +10,10 @@ import click
 
 from memlog._version import __version__
 from memlog.cli.demo import demo
+from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
+from memlog.cli.pull import pull
 from memlog.cli.run import run
 from memlog.cli.runs import runs
 from memlog.cli.show import show
@@ -77,7 +79,7 @@ def cli() -> None:
     """Where the memory of your training goes, step by step."""
 
 
-for _command in (demo, run, runs, show, sync):
+for _command in (demo, open_file, pull, run, runs, show, sync):
     cli.add_command(_command)
 
 

@@ -1,11 +1,19 @@
-"""How far a delivery is, drawn while it runs."""
+"""How far a delivery or a download is, drawn while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
 from memlog.delivery.courier import Courier
 
@@ -51,3 +59,32 @@ class Meter(Progress):
             for file in self._courier.run.files()
             if file.process in progress
         )
+
+
+class TransferMeter(Progress):
+    """A bar on standard error, where that is a terminal, for files that come one after the other.
+
+    Args:
+        total: Bytes of all of them; ``None`` where some size is unknown.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        console = Console(stderr=True)
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self.add_task("", total=total)
+
+    def begin(self, name: str) -> None:
+        """Shows which file is coming."""
+        self.update(self._task, description=name)
+
+    def arrived(self, count: int) -> None:
+        """Takes note of more bytes."""
+        self.advance(self._task, count)

@@ -11,6 +11,7 @@ import msgspec
 
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import Delivery
+from memlog.cli.addresses import known_address
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
@@ -19,9 +20,8 @@ from memlog.delivery.postmortem import explain_afterwards
 from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
 from memlog.errors import ConfigurationError, MemlogError, TrackerUnavailableError
 from memlog.journal import RunDirectory, find_run
-from memlog.redact import without_credentials
 from memlog.settings import runs_directory
-from memlog.sink import LOCAL, Backend, Connection, TrackerRun, find_backends, load_backend
+from memlog.sink import LOCAL, Backend, TrackerRun, find_backends, load_backend
 
 _RETRY = 1.0
 """Seconds between attempts at a tracker that is in trouble."""
@@ -125,11 +125,11 @@ def _courier(
     connection = backend.connection()
     if courier.state.address is not None and not elsewhere:
         # It may never have been reached: a run is opened where the trainer would have opened it.
-        uri = _address(courier.state.address, connection)
+        uri = known_address(courier.state.address, connection)
         connection = msgspec.structs.replace(connection, uri=uri)
     delivery = summary.health.delivered.get(name)
     for known in delivery.runs if delivery else ():
-        uri = _address(known.uri, connection)
+        uri = known_address(known.uri, connection)
         courier.know(TrackerRun(known.id, uri))
         if known.own:
             connection = msgspec.structs.replace(connection, uri=uri)
@@ -143,16 +143,6 @@ def _is_done(run: RunDirectory, state: CourierState) -> bool:
         return False
     sent = {file: state.files.get(file.process, Progress()).sent for file in run.files()}
     return all(next(file.read(position), None) is None for file, position in sent.items())
-
-
-def _address(known: str | None, connection: Connection) -> str | None:
-    """The journal's address of a run, with the user and password that the environment has for it."""
-    if known is None:
-        return connection.uri
-    for candidate in (connection.uri, *connection.environment.values()):
-        if candidate and without_credentials(candidate).rstrip("/") == known.rstrip("/"):
-            return candidate
-    return known
 
 
 def _deliver(courier: Courier, timeout: float, *, complete: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+VIEWER = "memlog/artifacts/_speedscope/"
 
 
 def source_files() -> set[str]:
@@ -83,8 +85,51 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 def test_the_wheel_holds_every_package_file_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == source_files() | {"memlog/cli/train_gpt.py"}
+    own = {name for name in names if not name.startswith(VIEWER)}
+    assert own == source_files() | {"memlog/cli/train_gpt.py"}
     assert {"memlog/py.typed", "memlog_mlflow/py.typed"} <= names
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm fetches speedscope: not installed")
+def test_the_wheel_carries_speedscope_and_its_licences(wheel: Path, installed: Installed) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.removeprefix(VIEWER) for name in archive.namelist() if VIEWER in name}
+        licences = archive.read(f"{VIEWER}LICENSES.txt").decode()
+    assert {"index.html", "LICENSES.txt"} <= names
+    assert any(name.endswith(".js") and name.startswith("speedscope-") for name in names)
+    for owner in ("Jamie Wong", "SIL OPEN FONT LICENSE", "Jason Miller", "protobuf", "Apache"):
+        assert owner in licences
+    code = "from memlog.artifacts.viewer import *; print(find_viewer(print) == INSTALLED)"
+    assert installed.python(code).stdout == "True\n"
+
+
+def test_without_npm_a_wheel_is_built_and_the_missing_viewer_said(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            tmp_path,
+            CHECKOUT,
+        ],
+        env={**environment, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [
+        line for line in done.stderr.splitlines() + done.stdout.splitlines() if "memlog: " in line
+    ]
+    assert said == ["memlog: built without speedscope, its viewer: npm is not installed"]
+    [built] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        assert not any(VIEWER in name for name in archive.namelist())
 
 
 def test_the_wheel_carries_the_example_as_it_is(wheel: Path) -> None:
@@ -109,7 +154,7 @@ def test_it_imports_with_the_core_dependencies_alone(installed: Installed) -> No
 
 def test_the_command_lists_its_commands(installed: Installed) -> None:
     shown = installed.memlog("--help").stdout
-    for command in ("demo", "runs", "show", "sync"):
+    for command in ("demo", "open", "pull", "runs", "show", "sync"):
         assert command in shown
 
 

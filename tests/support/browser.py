@@ -1,4 +1,4 @@
-"""MLflow's own page in a real browser: for the test that looks at it, and for the README's picture.
+"""Pages in a real browser: for the tests that look at them, and for the README's picture.
 
 python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/mlflow-demo.png
 """
@@ -27,6 +27,8 @@ CHROMIUM_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SOFTWARE_GL = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+"""What a page that draws with WebGL needs on a machine without a GPU."""
 
 
 @contextlib.contextmanager
@@ -59,12 +61,12 @@ def _wait_until_it_answers(url: str) -> None:
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Page]:
+def chromium(*flags: str) -> Iterator[Page]:
     """A page in Debian's Chromium."""
     path = shutil.which("chromium") or shutil.which("google-chrome")
     assert path, "this needs Chromium: apt-get install chromium"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=[*CHROMIUM_FLAGS, *flags])
         page = browser.new_page(viewport={"width": 1440, "height": 820})
         page.set_default_timeout(PAGE_TIMEOUT_MS)
         yield page

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from memlog.sink import Connection, Sink, Target, TrackerRun
+from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from support.sinks import ListTracker
+from support.stores import DictStore
 
 _ENTRY_POINTS = """\
 [memlog.sinks]
@@ -24,6 +25,8 @@ class ListBackend:
         self.requires = requires
         self.tracker = ListTracker()
         self.environment: dict[str, str] = {}
+        self.store: ArtifactStore = DictStore({})
+        self.connected: list[Connection] = []
 
     def active_run(self) -> TrackerRun | None:
         return None
@@ -33,6 +36,10 @@ class ListBackend:
 
     def open_sink(self, target: Target) -> Sink:
         return self.tracker.open_sink(target)
+
+    def open_store(self, connection: Connection) -> ArtifactStore:
+        self.connected.append(connection)
+        return self.store
 
 
 backend = ListBackend("json")
@@ -48,5 +55,5 @@ def install(site: Path, monkeypatch: pytest.MonkeyPatch) -> ListBackend:
     )
     (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
     monkeypatch.syspath_prepend(site)
-    backend.tracker, backend.environment = ListTracker(), {}
+    backend.tracker, backend.environment, backend.connected = ListTracker(), {}, []
     return backend

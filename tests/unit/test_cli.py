@@ -63,6 +63,20 @@ def test_the_commands_and_their_options_are_frozen() -> None:
     assert surface(cli) == {"version": ["--version"]}
     assert {name: surface(command) for name, command in cli.commands.items()} == {
         "demo": {"steps": ["--steps"], "backend": ["--backend"]},
+        "open": {
+            "what": ["what"],
+            "browser": ["--no-browser"],
+            "port": ["--port"],
+            "directory": ["--dir"],
+        },
+        "pull": {
+            "run": ["run"],
+            "backend": ["--backend"],
+            "kind": ["--kind"],
+            "output": ["-o", "--output"],
+            "force": ["--force"],
+            "directory": ["--dir"],
+        },
         "run": {
             "backends": ["--backend"],
             "alerts": ["--alert"],

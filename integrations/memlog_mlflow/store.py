@@ -1,0 +1,154 @@
+"""Brings files back from MLflow. Lives in a process of memlog's own."""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from memlog.errors import TrackerUnavailableError, UnknownRunError
+from memlog.redact import without_credentials
+from memlog.sink import Connection, StoredArtifact
+from memlog_mlflow.artifacts import FOLDER
+from memlog_mlflow.errors import error_code, translated
+from memlog_mlflow.probe import probe
+from memlog_mlflow.uris import absolute_uri, local_path
+
+_UNKNOWN = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"})
+"""Of a question for a run: there is none of that id, or it can be no id."""
+_MAX_KINDS = 100
+"""Folders that are looked into, one request each."""
+_GLANCE = 0.1
+"""Seconds between looks at how much has arrived."""
+
+
+class MlflowStore:
+    """A `memlog.sink.ArtifactStore` for MLflow.
+
+    Args:
+        connection: Where MLflow is; without a URI, MLflow's own default.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._uri = absolute_uri(connection.uri or mlflow.get_tracking_uri())
+        self._client: MlflowClient | None = None
+
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        """The files below ``memlog/artifacts`` of a run.
+
+        Raises:
+            UnknownRunError: MLflow has no such run.
+            TrackerRejectedError: MLflow understood and said no.
+            TrackerUnavailableError: MLflow can't be reached.
+        """
+        client = self._connected()
+        self._require(client, run_id)
+        found = []
+        with translated():
+            kinds = [info for info in client.list_artifacts(run_id, FOLDER) if info.is_dir]
+            for kind in kinds[:_MAX_KINDS]:
+                for info in client.list_artifacts(run_id, kind.path):
+                    if not info.is_dir:
+                        name, label = posixpath.basename(info.path), posixpath.basename(kind.path)
+                        found.append(StoredArtifact(name, label, info.file_size))
+        return found
+
+    def fetch(
+        self,
+        run_id: str,
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        """Downloads one file into ``directory``.
+
+        Raises:
+            TrackerRejectedError: MLflow understood and said no.
+            TrackerUnavailableError: MLflow can't be reached.
+        """
+        client = self._connected()
+        path = f"{FOLDER}/{artifact.kind}/{artifact.name}"
+
+        def download() -> str:
+            with translated():
+                return str(client.download_artifacts(run_id, path, str(directory)))
+
+        return Path(_watched(download, directory, progress))
+
+    def _connected(self) -> MlflowClient:
+        if self._client is None:
+            path = local_path(self._uri)
+            # MLflow would make an empty store there.
+            if path is not None and not path.exists():
+                raise TrackerUnavailableError(
+                    f"there is no MLflow store at {path}: set MLFLOW_TRACKING_URI to where it is"
+                )
+            probe(self._uri)
+            with translated():
+                self._client = MlflowClient(tracking_uri=self._uri)
+        return self._client
+
+    def _require(self, client: MlflowClient, run_id: str) -> None:
+        with translated():
+            try:
+                client.get_run(run_id)
+            except MlflowException as error:
+                if error_code(error) not in _UNKNOWN:
+                    raise
+                raise UnknownRunError(
+                    f"MLflow at {without_credentials(self._uri)} has no run {run_id!r}: set "
+                    "MLFLOW_TRACKING_URI to where it is, or look for its id on MLflow's page"
+                ) from None
+
+
+class _Download(threading.Thread):
+    """Downloads in a thread of its own, since MLflow does not tell how far it is.
+
+    It is a daemon: a tracker that stalls does not keep the command from ending.
+    """
+
+    def __init__(self, download: Callable[[], str]) -> None:
+        super().__init__(name="memlog-download", daemon=True)
+        self._download = download
+        self.path: str | None = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.path = self._download()
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            self.error = error
+
+
+def _watched(
+    download: Callable[[], str], directory: Path, progress: Callable[[int], object]
+) -> str:
+    """Runs ``download``, telling ``progress`` how much of it stands in ``directory``."""
+    thread = _Download(download)
+    thread.start()
+    told = 0
+    while thread.is_alive():
+        thread.join(_GLANCE)
+        arrived = _size(directory)
+        progress(arrived - told)
+        told = arrived
+    if thread.error is not None:
+        raise thread.error
+    assert thread.path is not None  # noqa: S101 - it has ended without an error
+    return thread.path
+
+
+def _size(directory: Path) -> int:
+    """Bytes of all files in a folder that is being written."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.lstat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # noqa: PERF203 - it was renamed meanwhile
+            continue
+    return total

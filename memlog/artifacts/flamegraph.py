@@ -1,0 +1,155 @@
+"""Speedscope files: recognised by what they say of themselves, and checked before the page sees them.
+
+The page's own importer trusts a file: it stops with "something went wrong", or silently shows wrong figures,
+for all that is refused or noted here. Its JSON schema catches little of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from memlog.errors import UnopenableFileError
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+_TOLERANCE = 1e-6
+"""By how much of itself a sum of floats may be off."""
+
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+Unit: TypeAlias = Literal["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]
+Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Head(msgspec.Struct):
+    schema: str | None = msgspec.field(name="$schema", default=None)
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    file: str | None = None
+    line: float | None = None
+    col: float | None = None
+
+
+class _Shared(msgspec.Struct):
+    frames: list[_Frame]
+
+
+class _Sampled(msgspec.Struct, tag="sampled", rename="camel"):
+    name: str
+    unit: Unit
+    start_value: float
+    end_value: float
+    samples: list[list[Index]]
+    weights: list[Annotated[float, msgspec.Meta(ge=0)]]
+
+    def problem(self, frames: int) -> str | None:
+        if len(self.samples) != len(self.weights):
+            return f"it has {len(self.samples):,} samples and {len(self.weights):,} weights"
+        highest = max(itertools.chain.from_iterable(self.samples), default=-1)
+        return _out_of_range(highest) if highest >= frames else None
+
+    def notes(self) -> Iterator[str]:
+        total, span = math.fsum(self.weights), self.end_value - self.start_value
+        if abs(total - span) > _TOLERANCE * max(total, abs(span)):
+            yield f"its weights add up to {total:g} and not to {span:g}: shares are off"
+
+
+class _Change(msgspec.Struct):
+    type: Literal["O", "C"]
+    at: float
+    frame: Index
+
+
+class _Evented(msgspec.Struct, tag="evented", rename="camel"):
+    name: str
+    unit: Unit
+    start_value: float
+    end_value: float
+    events: list[_Change]
+
+    def problem(self, frames: int) -> str | None:
+        open_frames: list[int] = []
+        before = -math.inf
+        for number, event in enumerate(self.events):
+            if event.frame >= frames:
+                return _out_of_range(event.frame)
+            if event.at < before:
+                return f"event {number:,} goes back in time"
+            before = event.at
+            if event.type == "O":
+                open_frames.append(event.frame)
+            elif not open_frames or open_frames.pop() != event.frame:
+                return f"event {number:,} closes a frame that is not the innermost one"
+        return f"{len(open_frames):,} frames are never closed" if open_frames else None
+
+    def notes(self) -> Iterator[str]:
+        times = [event.at for event in self.events]
+        if times and not self.start_value <= times[0] <= times[-1] <= self.end_value:
+            yield "it has events before its start or after its end"
+
+
+class _File(msgspec.Struct, rename="camel"):
+    shared: _Shared
+    profiles: list[_Sampled | _Evented]
+    active_profile_index: int | None = None
+
+
+def is_flamegraph(content: bytes) -> bool:
+    """Whether this is a speedscope file, by its ``$schema``; also where the rest of it is damaged."""
+    try:
+        return msgspec.json.decode(content, type=_Head).schema == SCHEMA
+    except _UNDECODABLE:
+        return content.lstrip()[:1] == b"{" and SCHEMA.encode() in content
+
+
+def check(content: bytes) -> list[str]:
+    """Checks a file for all that breaks the page.
+
+    Returns:
+        What is odd and may be shown wrongly, but is shown.
+
+    Raises:
+        UnopenableFileError: the page would break on it, or show nothing.
+    """
+    try:
+        file = msgspec.json.decode(content, type=_File)
+    except _UNDECODABLE as error:
+        raise UnopenableFileError(f"it is damaged: {error}") from error
+    if not file.profiles:
+        raise UnopenableFileError("it has no profile in it")
+    active = file.active_profile_index
+    if active is not None and not 0 <= active < len(file.profiles):
+        raise UnopenableFileError(f"it says that profile {active} is to be shown, which it lacks")
+    notes = list(_frame_notes(file.shared.frames))
+    for number, profile in enumerate(file.profiles, 1):
+        # A file's own words may be long, and steer a terminal.
+        label = f"profile {number} ({profile.name[:60]!r})"
+        problem = _bounds_problem(profile) or profile.problem(len(file.shared.frames))
+        if problem is not None:
+            raise UnopenableFileError(f"{label}: {problem}")
+        notes += [f"{label}: {note}" for note in profile.notes()]
+    return notes
+
+
+def _bounds_problem(profile: _Sampled | _Evented) -> str | None:
+    if not profile.start_value <= profile.end_value:
+        return f"it ends ({profile.end_value:g}) before it begins ({profile.start_value:g})"
+    return None
+
+
+def _frame_notes(frames: list[_Frame]) -> Iterator[str]:
+    different = {(frame.name, frame.file, frame.line, frame.col) for frame in frames}
+    if len(different) < len(frames):
+        twice = len(frames) - len(different)
+        yield f"{twice:,} frames stand in it twice: each has two rows in the sandwich view"
+
+
+def _out_of_range(index: int) -> str:
+    return f"it names frame {index:,}, which the file lacks"

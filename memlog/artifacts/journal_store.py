@@ -1,0 +1,91 @@
+"""Brings files back from a run's own folder, as a tracker's store does from the tracker."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from memlog.errors import ArtifactError
+from memlog.events import Artifact
+from memlog.journal import RunDirectory
+from memlog.sink import StoredArtifact
+
+_CHUNK = 1024**2
+
+
+class JournalStore:
+    """A `memlog.sink.ArtifactStore` over one run's folder.
+
+    Args:
+        run: The run; the ``run_id`` that the methods are given is its own.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._events = kept(run)
+
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:  # noqa: ARG002 - there is one
+        """The run's files, the newest last; what the journal names and the folder lacks, too."""
+        return [StoredArtifact(event.name, event.kind, event.size) for event in self._events]
+
+    def fetch(
+        self,
+        run_id: str,  # noqa: ARG002 - there is one
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        """Copies one file into ``directory``.
+
+        Raises:
+            ArtifactError: it is not in the run's folder.
+        """
+        event = next(e for e in self._events if (e.name, e.kind) == (artifact.name, artifact.kind))
+        source = locate(self._run, event)
+        if source is None:
+            raise ArtifactError(
+                f"{event.name!r} is no longer in {self._run.path}: name a tracker that has it with --backend"
+            )
+        target = directory / event.name
+        with _opened(source) as file, target.open("xb") as copy:
+            while chunk := file.read(_CHUNK):
+                copy.write(chunk)
+                progress(len(chunk))
+        return target
+
+
+def kept(run: RunDirectory) -> list[Artifact]:
+    """What the journal says was kept, the newest last; a later file of the same name counts alone."""
+    events = [
+        entry.event
+        for file in run.files()
+        for entry in file.read(complete=True)
+        if isinstance(entry.event, Artifact)
+    ]
+    newest: dict[str, Artifact] = {}
+    for event in sorted(events, key=lambda event: event.time_us):
+        newest.pop(event.name, None)
+        newest[event.name] = event
+    return list(newest.values())
+
+
+def locate(run: RunDirectory, event: Artifact) -> Path | None:
+    """The file of an event; ``None`` where it is gone or stands outside the run's folder.
+
+    A journal is anybody's file: it may name a path that leads elsewhere, or a link.
+    """
+    path = run.path / event.path
+    try:
+        folder = path.parent.resolve(strict=True)
+        is_file = stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return None
+    return path if is_file and folder.is_relative_to(run.path.resolve()) else None
+
+
+def _opened(path: Path) -> BinaryIO:
+    # It was no link when it was looked at; nor shall it be one now.
+    return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb")

@@ -1,0 +1,219 @@
+"""Brings files back from a store, which may tell anything, into one folder and nowhere else."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from memlog.artifacts.names import is_safe, numbered
+from memlog.errors import ArtifactError
+from memlog.sink import ArtifactStore, StoredArtifact
+from memlog.units import format_bytes
+
+MAX_FILES = 5000
+MAX_FILE_BYTES = 8 * 1024**3
+_SLACK = 64 * 1024**2
+"""Bytes that a file may be longer than was said: a store may count before it compresses."""
+
+Outcome: TypeAlias = Literal["written", "same", "replaced"]
+
+
+class Pulled(msgspec.Struct, frozen=True):
+    """A file that was brought."""
+
+    artifact: StoredArtifact
+    path: Path
+    size: int
+    outcome: Outcome
+    """``same``: what was there is the same, and stays."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What of a listing is to be brought."""
+
+    files: list[StoredArtifact]
+    refused: list[str]
+    """Names that memlog never gives, and that could lead out of a folder."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files; ``None`` where some size is unknown."""
+        sizes = [file.size for file in self.files if file.size is not None]
+        return sum(sizes) if len(sizes) == len(self.files) else None
+
+
+def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
+    """Picks the files of a kind (``None``: all) that may be brought.
+
+    Raises:
+        ArtifactError: there are too many, or one is too large.
+    """
+    wanted = {(file.name, file.kind): file for file in listed if kind in {None, file.kind}}
+    files = [file for file in wanted.values() if is_safe(file.name) and is_safe(file.kind)]
+    if len(files) > MAX_FILES:
+        raise ArtifactError(
+            f"there are {len(files):,} files, and one pull brings {MAX_FILES:,}: choose with --kind"
+        )
+    for file in files:
+        if file.size is not None and file.size > MAX_FILE_BYTES:
+            raise ArtifactError(
+                f"{file.name!r} has {format_bytes(file.size)}, and a pull brings files of at most "
+                f"{format_bytes(MAX_FILE_BYTES)}: fetch it with the tracker's own client"
+            )
+    taken = set(files)
+    return Choice(files, [file.name for file in wanted.values() if file not in taken])
+
+
+class Puller:
+    """Brings files into one folder, each under a temporary name first.
+
+    Args:
+        store: Where they come from.
+        run_id: The store's own id of the run.
+        directory: The folder, which is made where it is missing.
+        force: Replace what is there; otherwise a different file gets a number in its name.
+    """
+
+    def __init__(
+        self, store: ArtifactStore, run_id: str, directory: Path, *, force: bool = False
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._directory = directory
+        self._force = force
+        self._taken: set[str] = set()
+
+    def room_for(self, size: int | None) -> None:
+        """Makes the folder, and looks whether ``size`` more bytes fit there.
+
+        Raises:
+            ArtifactError: they don't.
+            OSError: the folder can't be made.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._directory).free
+        if size is not None and size > free:
+            raise ArtifactError(
+                f"the files have {format_bytes(size)}, and {self._directory} has room for "
+                f"{format_bytes(free)}: choose with --kind, or another folder with -o"
+            )
+
+    def pull(self, artifact: StoredArtifact, progress: Callable[[int], object]) -> Pulled:
+        """Brings one file.
+
+        Args:
+            artifact: One that `choose` let pass.
+            progress: Told of bytes as they arrive.
+
+        Raises:
+            ArtifactError: what came is too large or no file, or it can't be put where it belongs.
+            DeliveryError: the tracker is in trouble.
+        """
+        limit = MAX_FILE_BYTES if artifact.size is None else artifact.size + _SLACK
+        with tempfile.TemporaryDirectory(prefix=".memlog-pull-", dir=self._directory) as scratch:
+            folder = Path(scratch)
+            with _file_limit(limit):
+                came = self._store.fetch(
+                    self._run_id, artifact, folder, _bounded(progress, artifact, limit)
+                )
+            size = _size_of(came, folder, artifact)
+            return self._put(artifact, came, size)
+
+    def _put(self, artifact: StoredArtifact, came: Path, size: int) -> Pulled:
+        for name in numbered(artifact.name):
+            target = self._directory / name
+            if self._force and name not in self._taken:
+                outcome = _replace(came, target)
+            elif name not in self._taken and _is_same(came, target):
+                outcome = "same"
+            elif not _create(came, target):
+                continue
+            else:
+                outcome = "written"
+            self._taken.add(name)
+            return Pulled(artifact, target, size, outcome)
+        raise AssertionError  # numbers don't end
+
+
+def _bounded(
+    progress: Callable[[int], object], artifact: StoredArtifact, limit: int
+) -> Callable[[int], object]:
+    """``progress``, which ends the download of what goes on for longer than was said."""
+    arrived = 0
+
+    def report(count: int) -> None:
+        nonlocal arrived
+        arrived += count
+        if arrived > limit:
+            raise ArtifactError(
+                f"{artifact.name!r} is larger than the tracker said ({format_bytes(artifact.size)}): "
+                "it is not kept"
+            )
+        progress(count)
+
+    return report
+
+
+@contextmanager
+def _file_limit(size: int) -> Iterator[None]:
+    """Has the system refuse to write files beyond ``size`` bytes, whatever a tracker's client does."""
+    if sys.platform == "win32":
+        yield
+        return
+    import resource  # noqa: PLC0415 - not on Windows
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    allowed = max(size, _SLACK) + 1
+    lower = [bound for bound in (allowed, soft, hard) if bound != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(lower), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _size_of(came: Path, folder: Path, artifact: StoredArtifact) -> int:
+    """The size of what came, which must be a plain file inside ``folder``."""
+    found = came.lstat()
+    inside = came.parent.resolve().is_relative_to(folder.resolve())
+    if not stat.S_ISREG(found.st_mode) or not inside:
+        raise ArtifactError(f"what came for {artifact.name!r} is no plain file: it is not kept")
+    return found.st_size
+
+
+def _is_same(came: Path, target: Path) -> bool:
+    """Whether a plain file of the same content is there; a link is not followed."""
+    try:
+        is_file = stat.S_ISREG(target.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+    return is_file and filecmp.cmp(came, target, shallow=False)
+
+
+def _create(came: Path, target: Path) -> bool:
+    """Moves a file where nothing is; ``False`` where something is."""
+    try:
+        # Taken exclusively first: a rename would replace what another process put there meanwhile.
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    came.replace(target)
+    return True
+
+
+def _replace(came: Path, target: Path) -> Outcome:
+    if target.is_dir() and not target.is_symlink():
+        raise ArtifactError(f"{target} is a folder: --force replaces files only")
+    outcome: Outcome = "replaced" if os.path.lexists(target) else "written"
+    came.replace(target)  # a link itself is replaced, not what it points at
+    return outcome

@@ -1,0 +1,134 @@
+"""Shows one page on loopback, and nothing else to nobody else.
+
+The files are in memory and found by their exact address: there is no folder to walk out of. All of them
+stand under a path that can't be guessed, so other users of the machine can't ask for them; the ``Host``
+header must name this machine, so a web page elsewhere can't have its own name point here and read them
+(DNS rebinding); and the page is told to connect to nothing but this server.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from urllib.parse import urlsplit
+
+from memlog.artifacts.openers import Page
+
+LOOPBACK = "127.0.0.1"
+
+_HOSTS = frozenset({LOOPBACK, "localhost"})
+"""With any port: a port that ssh forwards may have another number at the other end."""
+_PATIENCE = 30.0
+"""Seconds that a connection may stay silent."""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves a page until it is told to stop.
+
+    Args:
+        page: What to serve.
+        port: Where; 0 takes a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, page: Page, port: int = 0) -> None:
+        self._prefix = f"/{secrets.token_urlsafe(16)}/"
+        self._page = page
+        super().__init__((LOOPBACK, port), _Answer)
+
+    def server_bind(self) -> None:
+        """Binds without looking up this machine's name, as the parent would: that asks a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = LOOPBACK, int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Says nothing: a browser that hangs up is no error."""
+
+    @property
+    def url(self) -> str:
+        """The address to open in a browser."""
+        return f"http://{LOOPBACK}:{self.server_port}{self._prefix}{self._page.entry}"
+
+    def find(self, target: str) -> tuple[str, bytes] | None:
+        """Media type and content of what stands under a request's target."""
+        prefix, name = target[: len(self._prefix)], target[len(self._prefix) :]
+        if not hmac.compare_digest(prefix.encode(), self._prefix.encode()):
+            return None
+        return self._page.files.get(name)
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = _PATIENCE
+    server_version = "memlog"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _refuse_method(self) -> None:
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED)
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method  # noqa: N815 - http.server's names
+
+    def _answer(self, *, with_body: bool) -> None:
+        if not self._is_asked_here():
+            self._refuse(HTTPStatus.FORBIDDEN)
+            return
+        found = self.server.find(self.path)
+        if found is None:
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        media_type, content = found
+        self._begin(HTTPStatus.OK, media_type, len(content))
+        if with_body:
+            self.wfile.write(content)
+
+    def _is_asked_here(self) -> bool:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1:
+            return False
+        try:
+            parts = urlsplit(f"//{hosts[0]}")
+        except ValueError:
+            return False
+        return parts.hostname in _HOSTS and parts.username is None and not parts.path
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self.close_connection = True
+        body = f"{status.phrase}\n".encode()
+        self._begin(status, "text/plain; charset=utf-8", len(body))
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _begin(self, status: HTTPStatus, media_type: str, length: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(length))
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Says nothing: the addresses hold the path that can't be guessed."""

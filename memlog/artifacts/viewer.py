@@ -1,0 +1,48 @@
+"""Finds speedscope's static build: in this install, in the user's cache, or through npm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from memlog.artifacts import speedscope_package
+from memlog.artifacts.speedscope_package import VERSION, FetchError, is_complete
+from memlog.errors import ViewerUnavailableError
+
+INSTALLED = Path(__file__).with_name("_speedscope")
+"""Where the wheel carries it."""
+
+
+def find_viewer(announce: Callable[[str], object]) -> Path:
+    """The folder of speedscope's static build, fetched where this install was made without it.
+
+    Args:
+        announce: Told, in one line, before something is fetched.
+
+    Raises:
+        ViewerUnavailableError: it is nowhere and can't be fetched; says why, without the remedy.
+    """
+    if is_complete(INSTALLED):
+        return INSTALLED
+    cached = cache_directory() / f"speedscope-{VERSION}"
+    if is_complete(cached):
+        return cached
+    if speedscope_package.find_npm() is not None:
+        announce(f"fetching speedscope {VERSION} with npm into {cached.parent}, once")
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        speedscope_package.fetch(cached)
+    except FetchError as error:
+        raise ViewerUnavailableError(str(error)) from error
+    except OSError as error:
+        raise ViewerUnavailableError(f"{cached.parent}: {error.strerror or error}") from error
+    return cached
+
+
+def cache_directory() -> Path:
+    """The folder of memlog in the user's cache, by the XDG base directory specification."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification has a relative path ignored.
+    root = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
+    return root / "memlog"

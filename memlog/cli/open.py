@@ -1,0 +1,113 @@
+"""``memlog open``: shows a flame graph in the browser, from this machine alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import webbrowser
+from pathlib import Path
+
+import click
+
+from memlog.artifacts.journal_store import kept, locate
+from memlog.artifacts.openers import Page, is_openable, page_of
+from memlog.artifacts.server import LOOPBACK, PageServer
+from memlog.cli.options import SETTINGS, dir_option
+from memlog.cli.output import one_line
+from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
+from memlog.journal import RunDirectory, find_run
+from memlog.settings import runs_directory
+
+_FLAMEGRAPH = "flamegraph"
+
+
+@click.command("open", context_settings=SETTINGS)
+@click.argument("what", metavar="FILE|RUN")
+@click.option(
+    "--no-browser", "browser", flag_value=False, default=True, help="Print the address only."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Where to serve it on this machine; by default a free port.",
+)
+@dir_option
+def open_file(what: str, browser: bool, port: int, directory: Path | None) -> None:
+    """Shows a flame graph in the browser, until Ctrl-C.
+
+    It is recognised by what is in it, whatever its name, and served from this machine to itself: nothing
+    of it leaves the machine. For a run (an id, the unique beginning of one, or "latest") its newest flame
+    graph is shown.
+    """
+    path = _find(what, directory)
+    page = page_of(path, announce=lambda line: click.echo(f"memlog: {line}", err=True))
+    for note in page.notes:
+        click.echo(f"memlog: {one_line(f'{path}: {note}')}", err=True)
+    _show(page, path, port, browser=browser)
+
+
+def _find(what: str, directory: Path | None) -> Path:
+    path = Path(what)
+    if path.exists():
+        return path
+    try:
+        run = find_run(runs_directory(directory), what)
+    except RunNotFoundError as error:
+        raise RunNotFoundError(f"there is no file {what!r}, and no run: {error}") from error
+    return _newest(run)
+
+
+def _newest(run: RunDirectory) -> Path:
+    """The run's newest flame graph; where nothing is called one, the newest file that can be shown."""
+    events = kept(run)[::-1]
+    events.sort(key=lambda event: event.kind != _FLAMEGRAPH)
+    for event in events:
+        path = locate(run, event)
+        if path is not None and is_openable(path):
+            return path
+    if not events:
+        raise UnopenableFileError(
+            f"run {run.id} has kept no files: session.save_artifact(path, kind='flamegraph') keeps one"
+        )
+    raise UnopenableFileError(
+        f"none of the {len(events):,} files of run {run.id} is a flame graph that is still here: "
+        f"`memlog show {run.id}` lists them, `memlog pull {run.id} --backend B` fetches them"
+    )
+
+
+def _show(page: Page, path: Path, port: int, *, browser: bool) -> None:
+    try:
+        server = PageServer(page, port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"can't serve on port {port} ({error.strerror}): choose another with --port"
+        ) from error
+    with server:
+        click.echo(one_line(f"{path.name} is shown at"))
+        click.echo(f"  {server.url}")
+        if browser and not _has_screen():
+            click.echo(_how_to_forward(server.server_port))
+        elif browser:
+            webbrowser.open(server.url)
+        click.echo("for this machine only; Ctrl-C ends it")
+        sys.stdout.flush()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            click.echo("\nmemlog: no longer shown")
+
+
+def _has_screen() -> bool:
+    """Whether a browser can open a window; a text browser would take the terminal over."""
+    if sys.platform in {"darwin", "win32"}:
+        return "SSH_CONNECTION" not in os.environ
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def _how_to_forward(port: int) -> str:
+    """What to type on the machine that one sits at."""
+    host = platform.node() or "HOST"
+    forward = f"ssh -N -L {port}:{LOOPBACK}:{port} {host}"
+    return f"no screen here; from the machine you sit at, first:\n  {forward}"

@@ -1,0 +1,219 @@
+"""``memlog pull``: brings a run's files back, from a tracker or from the run's own folder."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+import msgspec
+
+from memlog.analysis import summarize
+from memlog.artifacts.journal_store import JournalStore
+from memlog.artifacts.openers import is_openable
+from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
+from memlog.cli.addresses import known_address
+from memlog.cli.meter import TransferMeter
+from memlog.cli.options import SETTINGS, dir_option, run_argument
+from memlog.cli.output import one_line, page, plain, table
+from memlog.delivery.state import read_states
+from memlog.errors import (
+    ArtifactError,
+    ConfigurationError,
+    RunNotFoundError,
+    TrackerRejectedError,
+    TrackerUnavailableError,
+)
+from memlog.journal import RunDirectory, find_run
+from memlog.journal.runs import LATEST
+from memlog.settings import runs_directory
+from memlog.sink import LOCAL, ArtifactStore, Backend, load_backend
+from memlog.units import format_bytes
+
+_OUTCOMES = {"written": "", "same": "was here already, the same", "replaced": "replaced another"}
+
+_SHOWN_FAILURES = 3
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A run in a store."""
+
+    backend: str
+    run_id: str
+    store: ArtifactStore
+
+
+@click.command(context_settings=SETTINGS)
+@run_argument
+@click.option("--backend", help="Fetch from this tracker rather than from the run's folder.")
+@click.option("--kind", help="Only files of this kind: flamegraph, snapshot, …")
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder to put them in.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there and differ.")
+@dir_option
+def pull(
+    run: str,
+    backend: str | None,
+    kind: str | None,
+    output: Path,
+    force: bool,
+    directory: Path | None,
+) -> None:
+    """Brings a run's files back.
+
+    RUN is a run's id, the unique beginning of one, or "latest". With --backend it may also be the
+    tracker's own id of a run, on a machine that has never seen it; for MLflow, your environment says
+    where that is (MLFLOW_TRACKING_URI).
+
+    Nothing that is there is replaced without --force: a file that differs gets a number in its name.
+    """
+    pulled: list[Pulled] = []
+    failures: list[str] = []
+    sources = _sources(run, backend, directory)
+    try:
+        for source in sources:
+            choice = _choice(source, kind)
+            if choice.files:
+                puller = Puller(source.store, source.run_id, output, force=force)
+                _pull(source, choice, puller, pulled, failures)
+            if choice.refused:
+                failures.append(_told_refused(choice))
+    finally:
+        # Also where the tracker went away in the middle: what has come is there.
+        if pulled:
+            _print(pulled, sources)
+    if failures:
+        raise ArtifactError(_joined(failures))
+    if not pulled:
+        raise ArtifactError(_nothing(sources, kind))
+
+
+def _sources(name: str, backend_name: str | None, directory: Path | None) -> list[Source]:
+    """Where the run's files are."""
+    root = runs_directory(directory)
+    if backend_name in {None, LOCAL}:
+        try:
+            found = find_run(root, name)
+        except RunNotFoundError as error:
+            raise RunNotFoundError(
+                f"{error}; a tracker's own run needs the tracker's name: --backend B"
+            ) from error
+        return [Source(LOCAL, found.id, JournalStore(found))]
+    assert backend_name is not None  # noqa: S101 - for the type checker
+    backend = load_backend(backend_name)
+    if not hasattr(backend, "open_store"):
+        raise ConfigurationError(f"backend {backend_name!r} can't bring files back: name another")
+    try:
+        found = find_run(root, name)
+    except RunNotFoundError:
+        if name == LATEST:
+            raise
+        return [Source(backend_name, name, backend.open_store(backend.connection()))]
+    return _delivered(found, backend, backend_name)
+
+
+def _delivered(run: RunDirectory, backend: Backend, name: str) -> list[Source]:
+    """The tracker's runs that a run known here was delivered to."""
+    delivery = summarize(run, read_states(run), remember=True).health.delivered.get(name)
+    connection = backend.connection()
+    sources = [
+        Source(
+            name,
+            tracked.id,
+            backend.open_store(
+                msgspec.structs.replace(connection, uri=known_address(tracked.uri, connection))
+            ),
+        )
+        for tracked in (delivery.runs if delivery else ())
+    ]
+    if not sources:
+        raise ConfigurationError(
+            f"run {run.id} was not delivered to {name}: leave --backend out to have its files from here, "
+            f"or deliver it with `memlog sync {run.id} --to {name}`"
+        )
+    return sources
+
+
+def _choice(source: Source, kind: str | None) -> Choice:
+    try:
+        return choose(source.store.list_artifacts(source.run_id), kind)
+    except TrackerUnavailableError as error:
+        raise _unavailable(source, error) from error
+
+
+def _pull(
+    source: Source, choice: Choice, puller: Puller, pulled: list[Pulled], failures: list[str]
+) -> None:
+    """Brings the files; one that can't be had does not keep back the others."""
+    puller.room_for(choice.size)
+    with TransferMeter(choice.size) as meter:
+        for artifact in choice.files:
+            meter.begin(artifact.name)
+            try:
+                pulled.append(puller.pull(artifact, meter.arrived))
+            except TrackerUnavailableError as error:
+                raise _unavailable(source, error) from error
+            except (ArtifactError, TrackerRejectedError) as error:
+                failures.append(str(error))
+
+
+def _unavailable(source: Source, error: TrackerUnavailableError) -> TrackerUnavailableError:
+    return TrackerUnavailableError(
+        f"{source.backend}: {error}; call `memlog pull` again when it can be reached"
+    )
+
+
+def _joined(failures: list[str]) -> str:
+    shown = failures[:_SHOWN_FAILURES]
+    more = len(failures) - len(shown)
+    return "; ".join([*shown, f"and {more:,} more like these"] if more else shown)
+
+
+def _told_refused(choice: Choice) -> str:
+    return (
+        f"left out, since their names are none of memlog's and not safe to write: {len(choice.refused):,} "
+        f"files (such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
+    )
+
+
+def _nothing(sources: list[Source], kind: str | None) -> str:
+    run = ", ".join(source.run_id for source in sources)
+    of_kind = f" of kind {kind!r}" if kind else ""
+    where = "" if sources[0].backend == LOCAL else f" in {sources[0].backend}"
+    remedy = (
+        "leave --kind out to see what there is" if kind else "session.save_artifact(path) keeps one"
+    )
+    return f"run {run}{where} has no files{of_kind}: {remedy}"
+
+
+def _print(pulled: list[Pulled], sources: list[Source]) -> None:
+    total = format_bytes(sum(file.size for file in pulled))
+    origin = f"run {sources[0].run_id}" if len(sources) == 1 else f"{len(sources):,} runs"
+    files = "1 file" if len(pulled) == 1 else f"{len(pulled):,} files"
+    with page() as console:
+        backend = sources[0].backend
+        store = "its own folder" if backend == LOCAL else backend
+        console.print(plain(f"{files} of {origin} from {store}, {total}"))
+        made = table(console)
+        for heading in ("path", "kind", "size", ""):
+            made.add_column(
+                heading, overflow="fold", justify="right" if heading == "size" else "left"
+            )
+        for file in pulled:
+            made.add_row(
+                plain(file.path),
+                plain(file.artifact.kind),
+                format_bytes(file.size),
+                _OUTCOMES[file.outcome],
+            )
+        console.print(made)
+    first = next((file.path for file in pulled if is_openable(file.path)), None)
+    if first is not None:
+        click.echo(one_line(f"look at it: memlog open {shlex.quote(str(first))}"))

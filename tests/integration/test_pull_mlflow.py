@@ -1,0 +1,149 @@
+"""``memlog pull`` against real MLflow stores: what a trainer saved comes back, to any machine."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from support import child
+from support.flamegraphs import document
+from support.mlflow_server import (
+    MlflowServer,
+    answering_server,
+    environment_without_mlflow,
+    free_port,
+    running_mlflow_server,
+    sqlite_store,
+)
+
+from memlog.errors import DeliveryError, TrackerUnavailableError, UnknownRunError
+from memlog.sink import Connection
+from memlog_mlflow import backend
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+]
+
+TRAIN = """
+    import sys
+    import memlog
+
+    with memlog.init("mlflow", finish_timeout=120) as session:
+        session.step()
+        session.save_artifact("graph.json", kind="flamegraph", name="peak.speedscope.json")
+        session.save_artifact("large.bin", kind="snapshot")
+"""
+LARGE = bytes(range(256)) * 12_000
+"""More than MLflow's client downloads at a time."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    with running_mlflow_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    with environment_without_mlflow():
+        yield
+
+
+def trained(folder: Path, uri: str) -> str:
+    """Trains and saves two files; the id of MLflow's run."""
+    (folder / "graph.json").write_text(json.dumps(document()))
+    (folder / "large.bin").write_bytes(LARGE)
+    child.run(TRAIN, folder, MLFLOW_TRACKING_URI=uri)
+    client = MlflowClient(uri)
+    experiments = [found.experiment_id for found in client.search_experiments()]
+    [run] = client.search_runs(experiments, order_by=["attributes.start_time DESC"], max_results=1)
+    return str(run.info.run_id)
+
+
+def assert_all_is_back(folder: Path, printed: str) -> None:
+    assert (folder / "large.bin").read_bytes() == LARGE
+    assert json.loads((folder / "peak.speedscope.json").read_text()) == document()
+    assert {path.name for path in folder.iterdir()} == {"large.bin", "peak.speedscope.json"}
+    assert "2.9 MiB" in printed
+    assert printed.splitlines()[-1] == f"look at it: memlog open {folder.name}/peak.speedscope.json"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "server"])
+def test_files_come_back_here_and_on_a_machine_without_a_journal(
+    kind: str, tmp_path: Path, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    uri = sqlite_store(here) if kind == "sqlite" else server.url
+    run_id = trained(here, uri)
+    # A run that is known here is looked for where it was delivered, whatever the environment says.
+    printed = child.memlog("pull", "latest", "--backend", "mlflow", "-o", "back", directory=here)
+    assert_all_is_back(here / "back", printed)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    printed = child.memlog("pull", run_id, "--backend", "mlflow", "-o", "back", directory=there)
+    assert_all_is_back(there / "back", printed)
+    assert not (there / "memlog_runs").exists()
+
+
+def test_an_unknown_run_and_an_empty_one_are_told_apart(server: MlflowServer) -> None:
+    store = backend.open_store(Connection(uri=server.url))
+    for name in ("0" * 32, "no such run", "../x"):
+        with pytest.raises(UnknownRunError, match="set MLFLOW_TRACKING_URI"):
+            store.list_artifacts(name)
+    run = MlflowClient(server.url).create_run("0")
+    assert store.list_artifacts(run.info.run_id) == []
+
+
+def test_files_of_the_users_are_not_listed(tmp_path: Path, server: MlflowServer) -> None:
+    client = MlflowClient(server.url)
+    run_id = client.create_run("0").info.run_id
+    (tmp_path / "model.bin").write_bytes(b"model")
+    for folder in (None, "memlog", "memlog/artifacts", "memlog/artifacts/a/b"):
+        client.log_artifact(run_id, str(tmp_path / "model.bin"), folder)
+    client.log_artifact(run_id, str(tmp_path / "model.bin"), "memlog/artifacts/report")
+    [found] = backend.open_store(Connection(uri=server.url)).list_artifacts(run_id)
+    assert (found.name, found.kind, found.size) == ("model.bin", "report", 5)
+
+
+def test_a_store_that_is_not_there_is_said_and_not_made(tmp_path: Path) -> None:
+    for uri in (f"sqlite:///{tmp_path}/none.db", f"{tmp_path}/none", f"file://{tmp_path}/none"):
+        with pytest.raises(TrackerUnavailableError, match="there is no MLflow store at"):
+            backend.open_store(Connection(uri=uri)).list_artifacts("0" * 32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_in_trouble_is_unavailable() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(TrackerUnavailableError):
+        backend.open_store(Connection(uri=url)).list_artifacts("0" * 32)
+    with answering_server() as answering:
+        for status in (500, 401):
+            answering.status = status
+            with pytest.raises(TrackerUnavailableError):
+                backend.open_store(Connection(uri=answering.url)).list_artifacts("0" * 32)
+
+
+def test_progress_is_told_and_a_file_that_vanished_is_the_trackers_trouble(tmp_path: Path) -> None:
+    uri = sqlite_store(tmp_path)
+    run_id = trained(tmp_path, uri)
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        query = "SELECT artifact_uri FROM runs WHERE run_uuid = ?"
+        [(root,)] = database.execute(query, (run_id,)).fetchall()
+    database.close()
+    store = backend.open_store(Connection(uri=uri))
+    listed = {found.name: found for found in store.list_artifacts(run_id)}
+    gone = Path(root.removeprefix("file://")) / "memlog/artifacts/snapshot/large.bin"
+    gone.unlink()
+    target = tmp_path / "target"
+    target.mkdir()
+    arrived: list[int] = []
+    came = store.fetch(run_id, listed["peak.speedscope.json"], target, arrived.append)
+    assert json.loads(came.read_text()) == document()
+    assert sum(arrived) == came.stat().st_size
+    with pytest.raises(DeliveryError, match="MLflow"):
+        store.fetch(run_id, listed["large.bin"], target, arrived.append)

@@ -1,0 +1,53 @@
+"""A store of files that says and does whatever a test has it do."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from memlog.sink import StoredArtifact
+
+
+def stored(name: str, kind: str = "file", size: int | None = None) -> StoredArtifact:
+    return StoredArtifact(name, kind, size)
+
+
+class DictStore:
+    """Holds content by name.
+
+    Args:
+        contents: What it brings.
+        listed: What it says that it has; by default what it holds, with its size.
+        bring: Called in place of an honest download with the path that is wanted; returns what it made.
+    """
+
+    def __init__(
+        self,
+        contents: dict[str, bytes],
+        listed: Sequence[StoredArtifact] | None = None,
+        bring: Callable[[Path], Path] | None = None,
+    ) -> None:
+        self.contents = contents
+        self.listed = listed
+        self.bring = bring
+        self.asked: list[str] = []
+
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        self.asked.append(run_id)
+        if self.listed is not None:
+            return list(self.listed)
+        return [stored(name, size=len(content)) for name, content in self.contents.items()]
+
+    def fetch(
+        self,
+        run_id: str,
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        self.asked.append(run_id)
+        path = directory / artifact.name
+        if self.bring is not None:
+            return self.bring(path)
+        content = self.contents[artifact.name]
+        progress(len(content))
+        path.write_bytes(content)
+        return path

@@ -1,0 +1,116 @@
+"""The server of ``memlog open``: what it answers, and to whom."""
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from memlog.artifacts.openers import Page
+from memlog.artifacts.server import PageServer
+
+PAGE = Page("index.html#view", {"index.html": ("text/html", b"<p>hello</p>")})
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    with PageServer(PAGE) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield running
+        finally:
+            running.shutdown()
+            thread.join(timeout=30)
+
+
+def ask(
+    server: PageServer, target: str | None = None, method: str = "GET", host: str | None = None
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    try:
+        connection.putrequest(method, target or path_of(server), skip_host=True)
+        if host != "":
+            connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+        connection.endheaders()
+        response = connection.getresponse()
+        return response.status, response.read(), response.headers
+    finally:
+        connection.close()
+
+
+def path_of(server: PageServer) -> str:
+    return "/" + server.url.split("/", 3)[3].partition("#")[0]
+
+
+def test_it_serves_its_file_on_loopback_and_tells_the_page_to_ask_nobody_else(
+    server: PageServer,
+) -> None:
+    status, body, headers = ask(server)
+    assert (status, body) == (200, b"<p>hello</p>")
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    assert server.url.startswith(f"http://127.0.0.1:{server.server_port}/")
+    assert server.url.endswith("/index.html#view")
+
+
+def test_no_two_servers_have_the_same_path(server: PageServer) -> None:
+    with PageServer(PAGE) as other:
+        assert path_of(other) != path_of(server)
+    assert len(path_of(server)) > 30
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1", "LOCALHOST:1"])
+def test_a_forwarded_port_may_have_another_number(server: PageServer, host: str) -> None:
+    assert ask(server, host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "a@127.0.0.1",
+        "[::",
+        "",
+        "10.0.0.1",
+    ],
+)
+def test_another_host_is_refused(server: PageServer, host: str) -> None:
+    status, body, _ = ask(server, host=host)
+    assert status == 403
+    assert b"hello" not in body
+
+
+def test_two_host_headers_are_refused(server: PageServer) -> None:
+    request = f"GET {path_of(server)} HTTP/1.0\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(request.encode())
+        assert b" 403 " in connection.makefile("rb").readline()
+
+
+def test_nothing_else_is_found(server: PageServer) -> None:
+    known = path_of(server)
+    folder = known.removesuffix("index.html")
+    for target in (
+        *("/", "/index.html", "/favicon.ico", folder, f"{known}?x", f"{known}/"),
+        *(f"{folder}../../etc/passwd", f"{folder}%2e%2e/index.html", "/etc/passwd", "//etc/passwd"),
+        f"http://evil.example{known}",
+        f"/{'x' * 22}/index.html",
+    ):
+        assert ask(server, target)[0] == 404, target
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_it_only_reads(server: PageServer, method: str) -> None:
+    status, body, _ = ask(server, method=method)
+    assert status == 405
+    assert b"hello" not in body
+
+
+def test_head_has_no_body(server: PageServer) -> None:
+    status, body, headers = ask(server, method="HEAD")
+    assert (status, body, headers["Content-Length"]) == (200, b"", "12")

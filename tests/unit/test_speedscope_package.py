@@ -1,0 +1,159 @@
+"""Fetching speedscope's build: only what the pinned hash says, unpacked nowhere else."""
+
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memlog.artifacts import speedscope_package, viewer
+from memlog.artifacts.speedscope_package import FetchError, extract, fetch, is_complete, verify
+from memlog.errors import ViewerUnavailableError
+
+SOUND = {
+    "package/LICENSE": b"MIT License: Jamie Wong",
+    "package/package.json": b"{}",
+    "package/bin/cli.mjs": b"run me",
+    "package/dist/release/index.html": b"<html>",
+    "package/dist/release/speedscope-X.js": b"script",
+    "package/dist/release/source-code-pro.LICENSE.md": b"SIL OPEN FONT LICENSE",
+    "package/dist/release/perf-vertx-stacks.txt": b"example",
+    "package/dist/release/jfrview_bg-X.wasm": b"wasm",
+}
+
+
+def tarball(path: Path, files: dict[str, bytes], *extra: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for member in extra:
+            archive.addfile(member)
+    return path
+
+
+def npm_that(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH on which there is nothing but an ``npm`` of a test's own."""
+    folder.mkdir()
+    npm = folder / "npm"
+    npm.write_text(f"#!/bin/sh\n{script}\n")
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def unpacked(tmp_path: Path, files: dict[str, bytes], *extra: tarfile.TarInfo) -> Path:
+    target = tmp_path / "target"
+    target.mkdir()
+    extract(tarball(tmp_path / "package.tgz", files, *extra), target)
+    return target
+
+
+def test_the_build_and_its_licences_are_unpacked_and_nothing_else(tmp_path: Path) -> None:
+    target = unpacked(tmp_path, SOUND)
+    assert {path.name for path in target.iterdir()} == {
+        *("index.html", "speedscope-X.js", "source-code-pro.LICENSE.md", "LICENSES.txt"),
+    }
+    collected = (target / "LICENSES.txt").read_text()
+    for owner in ("Jamie Wong", "SIL OPEN FONT LICENSE", "Jason Miller", "Khan Academy"):
+        assert owner in collected
+    assert is_complete(target)
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]
+)
+def test_links_and_the_like_are_refused(tmp_path: Path, kind: bytes) -> None:
+    member = tarfile.TarInfo("package/dist/release/x.js")
+    member.type, member.linkname = kind, "/etc/passwd"
+    with pytest.raises(FetchError, match="is not unpacked"):
+        unpacked(tmp_path, SOUND, member)
+
+
+@pytest.mark.parametrize(
+    "name", ["package/dist/release/../../../../x.js", "/package/x.js", "../x.js", "elsewhere/x.js"]
+)
+def test_paths_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FetchError, match="is not unpacked"):
+        unpacked(tmp_path, {**SOUND, name: b"x"})
+    assert not list(tmp_path.parent.glob("x.js"))
+
+
+def test_a_bomb_a_second_file_of_a_name_and_a_package_without_a_build_are_refused(
+    tmp_path: Path,
+) -> None:
+    bomb = tarball(tmp_path / "bomb.tgz", {"package/x": b"\0" * 17 * 2**20})
+    with pytest.raises(FetchError, match="too large"):
+        extract(bomb, tmp_path)
+    again = tarfile.TarInfo("package/dist/release/index.html")
+    with pytest.raises(FetchError, match="can't be unpacked"):
+        unpacked(tmp_path, SOUND, again)
+    with pytest.raises(FetchError, match="lacks its build"):
+        extract(tarball(tmp_path / "empty.tgz", {"package/LICENSE": b"MIT"}), tmp_path)
+    (tmp_path / "garbage.tgz").write_bytes(b"garbage")
+    with pytest.raises(FetchError, match="can't be unpacked"):
+        extract(tmp_path / "garbage.tgz", tmp_path)
+
+
+def test_a_tampered_tarball_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tampered = tarball(tmp_path / "tampered.tgz", SOUND)
+    with pytest.raises(FetchError, match="its hash is sha512-"):
+        verify(tampered)
+    npm_that(tmp_path / "bin", f"/bin/cp '{tampered}' speedscope-1.25.0.tgz", monkeypatch)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with pytest.raises(FetchError, match=r"not speedscope 1\.25\.0"):
+        fetch(cache / "speedscope")
+    assert list(cache.iterdir()) == []
+
+
+FAILURES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
+    "not installed": lambda folder, patch: patch.setenv("PATH", str(folder)),
+    r"exit 1\)": lambda folder, patch: npm_that(folder, "exit 1", patch),
+    r"exit 0\)": lambda folder, patch: npm_that(folder, "exit 0", patch),
+}
+
+
+@pytest.mark.parametrize("message", FAILURES)
+def test_without_a_working_npm_it_is_one_line(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAILURES[message](tmp_path / "bin", monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
+    with pytest.raises(ViewerUnavailableError, match=message):
+        viewer.find_viewer(print)
+    assert list((tmp_path / "memlog").iterdir()) == []
+
+
+def test_the_cache_is_used_without_asking_npm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
+    cached = tmp_path / "memlog" / f"speedscope-{speedscope_package.VERSION}"
+    cached.mkdir(parents=True)
+    extract(tarball(tmp_path / "package.tgz", SOUND), cached)
+    told: list[str] = []
+    assert viewer.find_viewer(told.append) == cached
+    assert told == []
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
+    with pytest.raises(ViewerUnavailableError, match="file"):
+        viewer.find_viewer(print)
+
+
+def test_a_relative_cache_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert viewer.cache_directory() == Path(os.path.expanduser("~/.cache/memlog"))  # noqa: PTH111 - an independent way
