@@ -33,8 +33,8 @@ from memlog.tracer.storages import optimizer_tensors, parameters_of, plain_tenso
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
     "not seen.",
-    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts with the "
-    "module that calls it.",
+    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts with "
+    "the module that calls it.",
     "A block that the allocator could not split counts with what was asked for, rounded up to 512 bytes, not "
     "with its whole size.",
 )
@@ -205,7 +205,7 @@ class NativeEngine:
             dropped["history ring was full: the window's first events are missing"] = 1
         if join.unattributed:
             dropped["backward allocations without a layer"] = join.unattributed
-        unseen = _UNSEEN
+        unseen: tuple[str, ...] = _UNSEEN
         if not self._history.takes_notes:
             unseen += (
                 f"torch {torch.__version__} attaches no notes to this device's history: layers are found by "

@@ -1,7 +1,7 @@
 """The engine that works everywhere: reads the allocator's statistics as modules begin and end.
 
-A peak between two readings is missed. On the CPU there is nothing to read (the resident set does not move with
-layers), so there it only counts calls and measures times.
+A peak between two readings is missed. On the CPU there is nothing to read (the resident set does not move
+with layers), so there it only counts calls and measures times.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def _foot(result: TraceResult) -> Iterator[str]:
             + (f"; to none: {nowhere}" if nowhere else "")
         )
     if result.fragmentation is not None:
-        yield f"Fragmentation {result.fragmentation.ratio:.1%} of {format_bytes(result.fragmentation.reserved)}"
+        reserved = format_bytes(result.fragmentation.reserved)
+        yield f"Fragmentation {result.fragmentation.ratio:.1%} of {reserved}"
     elif result.fragmentation_reason:
         yield f"Fragmentation unknown: {result.fragmentation_reason}"
     if result.truncated:

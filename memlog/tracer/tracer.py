@@ -64,7 +64,7 @@ class MemoryTracer:
         *,
         engine: EngineChoice = "auto",
     ) -> None:
-        if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
+        if max_events < 1:
             raise ConfigurationError(f"max_events={max_events!r}: give a whole number above 0")
         if engine not in _ENGINES:
             raise ConfigurationError(f"engine={engine!r}: write one of {', '.join(_ENGINES)}")
