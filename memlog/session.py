@@ -63,7 +63,9 @@ class Session:
             # Imported here: `import memlog` stays light for those who never begin a session.
             from memlog.recording import Recording  # noqa: PLC0415
 
-            self._live = Recording(settings, self.health, sinks, model, on_alert)
+            self._live = Recording(
+                settings, self.health, sinks, model, on_alert, _finish_first_at_exit
+            )
             self.id, self.directory = self._live.run.id, self._live.run.path
 
     @property
@@ -297,6 +299,15 @@ def _finish_at_exit() -> None:
     session = _current
     if session is not None:
         session.finish(_status_at_exit())
+
+
+def _finish_first_at_exit() -> None:
+    """A tracker whose run memlog rides on ends it at exit: memlog's last values have to come before.
+
+    The handlers run in the opposite order of their registration.
+    """
+    atexit.unregister(_finish_at_exit)
+    atexit.register(_finish_at_exit)
 
 
 def _status_at_exit() -> Status:
