@@ -12,6 +12,7 @@ from memlog.redact import without_credentials
 
 LOG_IN = "run `wandb login`, set WANDB_API_KEY, or record without a server: WANDB_MODE=offline"
 _MAX_TEXT = 400
+_NO_RUN = "Could not find run"
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
 _REFUSED = ("401", "403", "permission denied", "PERMISSION_ERROR", "user is not logged in")
 
@@ -46,7 +47,7 @@ def _translation(error: Exception) -> DeliveryError:
         )
     if isinstance(error, UsageError) and any(word in text for word in _NOT_LOGGED_IN):
         return TrackerUnavailableError(f"you are not logged in to W&B: {LOG_IN}")
-    if isinstance(error, (UsageError, TypeError, ValueError)):
+    if isinstance(error, (UsageError, TypeError, ValueError)) or _NO_RUN in text:
         return TrackerRejectedError(f"W&B refused it: {_one_line(text)}")
     return unavailable(text)
 
