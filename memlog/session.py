@@ -198,8 +198,8 @@ def init(
     tracker is doing: everything that could wait happens in a helper process.
 
     Args:
-        backend: ``"mlflow"``, ``"local"`` (the journal alone), a `Sink` of your own, or several of
-            these. ``None``: join the runs that you open in any tracker that is installed, and keep the
+        backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal alone), a `Sink` of your own, or
+            several of these. ``None``: join the runs that you open in any tracker that is installed, and keep the
             journal in any case.
         project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
         name: That run's name.
