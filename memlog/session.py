@@ -199,8 +199,8 @@ def init(
 
     Args:
         backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal alone), a `Sink` of your own, or
-            several of these. ``None``: join the runs that you open in any tracker that is installed, and keep the
-            journal in any case.
+            several of these. ``None``: join the runs that you open in any tracker that is installed, and
+            keep the journal in any case.
         project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
         name: That run's name.
         model: The model, whose size is recorded with the run's parameters.
