@@ -1,6 +1,7 @@
 """Trains a small GPT for about a minute, while memlog records where the memory goes.
 
     python examples/train_gpt.py                    # into MLflow: ./mlflow.db, or your server
+    python examples/train_gpt.py --backend wandb    # into W&B, offline unless WANDB_MODE says otherwise
     python examples/train_gpt.py --backend local    # into memlog's own files only
 
 All of it is plain PyTorch, but for two lines in ``main``: ``memlog.init`` and ``memlog.finish``.
@@ -154,6 +155,8 @@ def write(model: GPT, corpus: Corpus, length: int = 240) -> str:
 
 def print_where_to_look(backend: str) -> None:
     print("\nLook at the memory of this run:\n  memlog show latest")
+    if backend == "wandb":
+        print("  wandb sync wandb/offline-run-*    (uploads it: it was recorded offline)")
     if backend != "mlflow":
         return
     uri = os.environ["MLFLOW_TRACKING_URI"]
@@ -169,7 +172,7 @@ def print_where_to_look(backend: str) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small GPT under memlog's eyes.")
     parser.add_argument("--steps", type=int, default=320, help="optimizer steps (%(default)s)")
-    parser.add_argument("--backend", default="mlflow", help="mlflow, local, … (%(default)s)")
+    parser.add_argument("--backend", default="mlflow", help="mlflow, wandb, local, … (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     return parser.parse_args()
 
@@ -182,6 +185,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # MLflow's own choice where nothing is set; older versions choose a folder of files instead.
     os.environ.setdefault("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    os.environ.setdefault("WANDB_MODE", "offline")  # the example needs no account
 
     corpus = Corpus(device)
     model = GPT(len(corpus.alphabet)).to(device)

@@ -8,7 +8,7 @@ so a replay yields the same points.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from memlog.events import (
     Alert,
@@ -22,11 +22,8 @@ from memlog.events import (
     Sample,
     Trace,
 )
-from memlog.sink import Axis, Point, Resolution
+from memlog.sink import Axis, Fold, Point, Resolution
 from memlog.units import mib
-
-Fold: TypeAlias = Literal["last", "max", "min"]
-"""How values of one bucket become one: levels keep the last, peaks the largest."""
 
 PositionT = TypeVar("PositionT")
 
@@ -190,15 +187,16 @@ class _Bucket(Generic[PositionT]):
             if value is None:
                 continue
             held = self._points.get(name)
-            if held is None or _replaces(fold, value, held.value):
-                self._points[name] = Point(name, value, self.axis, index, event.time_us)
+            if held is None or replaces(fold, value, held.value):
+                self._points[name] = Point(name, value, self.axis, index, event.time_us, fold)
         return self
 
     def points(self) -> list[Point]:
         return list(self._points.values())
 
 
-def _replaces(fold: Fold, new: float, held: float) -> bool:
+def replaces(fold: Fold, new: float, held: float) -> bool:
+    """Whether, of two values of a metric that become one, the newer is the one to keep."""
     if fold == "last":
         return True
     return new > held if fold == "max" else new < held

@@ -15,13 +15,14 @@ from memlog.batches import BatchRecorder
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
+from memlog.delivery.rider import Rider
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Run, Status, now_us
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, is_out_of_memory
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
-from memlog.sink import LOCAL, Backend, Sink, find_backends, load_backend
+from memlog.sink import LOCAL, Backend, Sink, find_backends, is_ridden, load_backend
 
 if TYPE_CHECKING:
     from memlog.delivery.backchannel import AlertListener
@@ -47,6 +48,7 @@ class Recording:
         sinks: Sinks that were handed over as objects.
         model: Its size is recorded once.
         on_alert: Gets every alert.
+        on_ride: Called when memlog begins to write to a run of the user's in this process.
 
     Attributes:
         run: The run's folder.
@@ -63,6 +65,7 @@ class Recording:
         sinks: Sequence[Sink],
         model: Any,
         on_alert: AlertCallback | None = None,
+        on_ride: Callable[[], object] = lambda: None,
     ) -> None:
         self._generation = forks.generation
         self._health = health
@@ -88,7 +91,14 @@ class Recording:
             self._bus.subscribe(self._console)
         listener = self._judge(settings.alerts, on_alert) if settings.alerts else None
         self._helper = self._start_helper(settings, begun_us, listener)
-        self._binder = Binder(backends, self._journal, self._helper.tell, health)
+        self._riders = {
+            name: Rider(self.run, name, health)
+            for name, found in backends.items()
+            if is_ridden(found)
+        }
+        self._binder = Binder(
+            backends, self._journal, self._helper.tell, health, self._riders, on_ride
+        )
         names = _sink_names(sinks, taken=settings.backends)
         self._threads = [self._courier_thread(*pair) for pair in zip(names, sinks, strict=True)]
         self._bus.publish(_run_event(settings, begun_us))
@@ -193,7 +203,8 @@ class Recording:
         self._say_what_was_lost()
         deadline = time.monotonic() + timeout
         outcome = self._helper.finish(timeout, _Waiting(timeout))
-        for thread in self._threads:
+        threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
+        for thread in threads:
             thread.complete()
             if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
                 outcome = "at work" if outcome == "delivered" else outcome

@@ -63,7 +63,9 @@ class Session:
             # Imported here: `import memlog` stays light for those who never begin a session.
             from memlog.recording import Recording  # noqa: PLC0415
 
-            self._live = Recording(settings, self.health, sinks, model, on_alert)
+            self._live = Recording(
+                settings, self.health, sinks, model, on_alert, _finish_first_at_exit
+            )
             self.id, self.directory = self._live.run.id, self._live.run.path
 
     @property
@@ -209,9 +211,9 @@ def init(
     tracker is doing: everything that could wait happens in a helper process.
 
     Args:
-        backend: ``"mlflow"``, ``"local"`` (the journal alone), a `Sink` of your own, or several of
-            these. ``None``: join the runs that you open in any tracker that is installed, and keep the
-            journal in any case.
+        backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal alone), a `Sink` of your own, or
+            several of these. ``None``: join the runs that you open in any tracker that is installed, and
+            keep the journal in any case.
         project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
         name: That run's name.
         model: The model, whose size is recorded with the run's parameters.
@@ -324,6 +326,15 @@ def _finish_at_exit() -> None:
     if session is not None:
         error = _error_at_exit()
         session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
+
+
+def _finish_first_at_exit() -> None:
+    """A tracker whose run memlog rides on ends it at exit: memlog's last values have to come before.
+
+    The handlers run in the opposite order of their registration.
+    """
+    atexit.unregister(_finish_at_exit)
+    atexit.register(_finish_at_exit)
 
 
 def _error_at_exit() -> BaseException | None:
