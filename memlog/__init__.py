@@ -21,9 +21,11 @@ from memlog.errors import (
     MemlogError,
     MissingExtraError,
     RunNotFoundError,
+    SnapshotError,
     TrackerRejectedError,
     TrackerUnavailableError,
     UnknownBackendError,
+    UnsafeSnapshotError,
     UnwritableDirectoryError,
 )
 from memlog.monitors import (
@@ -55,9 +57,11 @@ __all__ = [
     "MissingExtraError",
     "RunNotFoundError",
     "Session",
+    "SnapshotError",
     "TrackerRejectedError",
     "TrackerUnavailableError",
     "UnknownBackendError",
+    "UnsafeSnapshotError",
     "UnwritableDirectoryError",
     "__version__",
     "finish",

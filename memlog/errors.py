@@ -9,9 +9,11 @@
     ├── JournalError                      the run's own files
     │   ├── UnwritableDirectoryError        the folder for runs can't be written
     │   └── RunNotFoundError                no run, or more than one, goes by that name
-    └── DeliveryError                     what a sink raises
-        ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
-        └── TrackerRejectedError            the tracker understood and said no: trying again is no use
+    ├── DeliveryError                     what a sink raises
+    │   ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
+    │   └── TrackerRejectedError            the tracker understood and said no: trying again is no use
+    └── SnapshotError                     a file is no snapshot of an allocator
+        └── UnsafeSnapshotError             it holds what no snapshot holds, and nothing of it was run
 
 Each message is one line that ends with the remedy; a wrong alert rule has two lines more, which show the
 place. What goes wrong *inside* memlog while training runs
@@ -59,3 +61,11 @@ class TrackerUnavailableError(DeliveryError):
 
 class TrackerRejectedError(DeliveryError):
     """The tracker refused this content; the courier isolates it, counts it and goes on."""
+
+
+class SnapshotError(MemlogError):
+    """A file is no snapshot of an allocator, can't be read, or is too large."""
+
+
+class UnsafeSnapshotError(SnapshotError):
+    """A snapshot holds what no snapshot holds: it may be an attack, and nothing of it was run."""

@@ -13,20 +13,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn
 
-from memlog.errors import MemlogError
+from memlog.errors import SnapshotError, UnsafeSnapshotError
 
 MAX_SNAPSHOT = 1 << 30
 """Bytes of a snapshot that are read; a ring of 65,536 entries with stacks has some hundred million."""
 
 _PLAIN = (str, int, float, bool, type(None))
-
-
-class UnsafeSnapshotError(MemlogError):
-    """A snapshot holds what no snapshot holds: it may be an attack, and nothing of it was run."""
-
-
-class SnapshotError(MemlogError):
-    """A file is no snapshot of an allocator, or too large."""
 
 
 def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -> dict[str, Any]:
@@ -73,12 +65,15 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         raise UnsafeSnapshotError(f"{name}: {error}") from None
     except RecursionError:
         raise UnsafeSnapshotError(f"{name} is nested too deeply; don't open it elsewhere") from None
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # noqa: BLE001 - a damaged pickle raises nearly anything
         raise SnapshotError(
             f"{name} is no pickle of a snapshot ({type(error).__name__}); fetch it again"
         ) from None
     if isinstance(document, list):
-        document = {"segments": document, "device_traces": []}  # memory_snapshot() gives the list alone
+        document = {
+            "segments": document,
+            "device_traces": [],
+        }  # memory_snapshot() gives the list alone
     if not _is_snapshot(document):
         raise SnapshotError(
             f"{name} holds no segments and device_traces; give what _dump_snapshot() wrote"
@@ -94,7 +89,7 @@ class _PlainUnpickler(pickle.Unpickler):
             f"it wants to run {module}.{name}, which no snapshot needs; don't open it elsewhere"
         )
 
-    def persistent_load(self, pid: Any) -> NoReturn:
+    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - the base class names it
         raise UnsafeSnapshotError(
             "it refers to objects outside itself, which no snapshot needs; don't open it elsewhere"
         )

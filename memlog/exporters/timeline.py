@@ -1,4 +1,4 @@
-"""The timeline as the tracer that memlog takes over from wrote it: ``events``, ``layer_stats``, ``summary``."""
+"""The timeline of the tracer that memlog takes over from: ``events``, ``layer_stats``, ``summary``."""
 
 from __future__ import annotations
 

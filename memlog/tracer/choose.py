@@ -72,26 +72,35 @@ def choose(device: torch.device, wanted: EngineChoice, model: Any) -> Choice:
         best, refusal = "dispatch", _dispatch_refusal(model)
     else:
         best, refusal = "sampler", None
-    if wanted not in ("auto", "sampler"):
+    if wanted in ("native", "dispatch"):
         if wanted != best:
             raise ConfigurationError(
                 f"engine={wanted!r} can't trace {device.type}; leave it at 'auto', or use 'sampler'"
             )
         if refusal is not None and not (wanted == "dispatch" and refusal == _COMPILED_ON_CPU):
-            raise ConfigurationError(
-                f"engine={wanted!r} can't run: {refusal}; leave it at 'auto'"
-            )
-        return Choice(wanted, "it was asked for", "exact")
+            raise ConfigurationError(f"engine={wanted!r} can't run: {refusal}; leave it at 'auto'")
+        engine: EngineName = "native" if wanted == "native" else "dispatch"
+        return Choice(engine, "it was asked for", "exact")
     if wanted == "auto" and refusal is None and best != "sampler":
-        return Choice("native" if best == "native" else "dispatch", f"the best for {device.type}", "exact")
+        return Choice(
+            "native" if best == "native" else "dispatch", f"the best for {device.type}", "exact"
+        )
     readable = statistics.reader(device) is not None
-    why = "it was asked for" if wanted == "sampler" else refusal or f"the only one for {device.type}"
+    why = (
+        "it was asked for" if wanted == "sampler" else refusal or f"the only one for {device.type}"
+    )
     return Choice("sampler", why, "sampled" if readable else "none")
 
 
 def build(
-    choice: Choice, device: torch.device, log: EventLog, names: ModuleNames, health: Health, *,
-    model: Any, readings: bool,
+    choice: Choice,
+    device: torch.device,
+    log: EventLog,
+    names: ModuleNames,
+    health: Health,
+    *,
+    model: Any,
+    readings: bool,
 ) -> Engine:
     """The engine of a choice, not yet started."""
     if choice.engine == "native":

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from memlog.analysis.trace.stream import (
     BUFFER,
-    FORWARD,
     GRADIENT,
     INPUT,
     OPTIMIZER_STATE,
@@ -153,7 +152,7 @@ class DispatchEngine:
             self._log.fold()
 
     def _look_at_detached(self, out: Any) -> None:
-        """Autograd detaches a gradient that it takes over uncopied, in the node that belongs to its parameter."""
+        """A gradient that is taken over uncopied is detached, in the node that belongs to its parameter."""
         if private.backward_task() == private.NO_TASK or private.current_node is None:
             return
         parameter = getattr(private.current_node(), "variable", None)

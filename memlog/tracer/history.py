@@ -56,7 +56,7 @@ class History:
             "clear_history": True,
             "skip_actions": ["free_completed"],
         }
-        record = self._memory._record_memory_history  # noqa: SLF001 - refusal() has looked for it
+        record = self._memory._record_memory_history
         taken = inspect.signature(
             getattr(self._memory, "_record_memory_history_impl", record)
         ).parameters
@@ -76,11 +76,11 @@ class History:
         """
         try:
             self.note("")
-            return self._memory._snapshot()  # noqa: SLF001 - refusal() has looked for it
+            return self._memory._snapshot()
         finally:
             if self._ours:
                 self._ours = False
-                self._memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
+                self._memory._record_memory_history(enabled=None)
 
     def entries(self, snapshot: Any, since_us: int) -> list[Any]:
         """This device's entries of the window."""

@@ -1,5 +1,8 @@
 """The dispatch mode: shows somebody the results of operations that may have allocated."""
 
+# PyTorch leaves TorchDispatchMode's methods without types.
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 from typing import Any, Final, Protocol

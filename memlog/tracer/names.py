@@ -99,7 +99,9 @@ class ModuleNames:
         self._remember(root, path)
         for name, module in _named_modules(root):
             if not _plain(name):
-                self._remember(module, path)  # the module inside torch.compile's wrapper is the same layer
+                self._remember(
+                    module, path
+                )  # the module inside torch.compile's wrapper is the same layer
             else:
                 self._remember(module, prefix + _plain(name))
 
@@ -126,7 +128,7 @@ def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
             yield name, module
         inner = [
             (f"{name}.{key}" if name else key, child, (*above, id(module)))
-            for key, child in module._modules.items()  # noqa: SLF001 - named_children leaves out repetitions
+            for key, child in module._modules.items()
             if child is not None and id(child) not in above
         ]
         waiting += reversed(inner)

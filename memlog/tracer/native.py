@@ -33,8 +33,8 @@ from memlog.tracer.storages import optimizer_tensors, parameters_of, plain_tenso
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
     "not seen.",
-    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts with the "
-    "module that calls it.",
+    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts with "
+    "the module that calls it.",
     "A block that the allocator could not split counts with what was asked for, rounded up to 512 bytes, not "
     "with its whole size.",
 )
@@ -160,9 +160,7 @@ class NativeEngine:
             allocated, reserved = self._read()
             reading = (allocated, reserved or 0)
         owner = self._spans.resting(place)
-        mark = Mark(
-            self._log.now(), kind, layer, phase, place.number, owner=owner, reading=reading
-        )
+        mark = Mark(self._log.now(), kind, layer, phase, place.number, owner=owner, reading=reading)
         self._marks.append(mark)
         # Another thread may have appended meanwhile: then this thread's note names its mark, for a moment.
         self._history.note(label(len(self._marks) - 1))
@@ -191,9 +189,7 @@ class NativeEngine:
     def _classify(self, tensor: Tensor, layer: int, category: int) -> None:
         now = self._log.now()
         for address, _ in self._blocks(tensor):
-            self._marks.append(
-                Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category)
-            )
+            self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
 
     def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
         return [
@@ -209,7 +205,7 @@ class NativeEngine:
             dropped["history ring was full: the window's first events are missing"] = 1
         if join.unattributed:
             dropped["backward allocations without a layer"] = join.unattributed
-        unseen = _UNSEEN
+        unseen: tuple[str, ...] = _UNSEEN
         if not self._history.takes_notes:
             unseen += (
                 f"torch {torch.__version__} attaches no notes to this device's history: layers are found by "

@@ -50,7 +50,7 @@ def missing(needs: dict[str, Any]) -> list[str]:
 
 def mode_stack() -> list[Any]:
     """This thread's dispatch modes, the outermost first."""
-    return list(_python_dispatch._get_current_dispatch_mode_stack())  # noqa: SLF001 - see the module
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
 def backward_task() -> int:
@@ -60,7 +60,7 @@ def backward_task() -> int:
 
 def sequence_number(node: Any) -> int | None:
     """The number of an operation of the backward pass; ``None`` for one that no forward operation made."""
-    number = int(node._sequence_nr())  # noqa: SLF001 - see the module
+    number = int(node._sequence_nr())
     return number if 0 <= number < _NO_SEQUENCE else None
 
 
@@ -76,10 +76,10 @@ def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] |
 
 @functools.cache
 def _profiler_configuration() -> Any:
+    configuration: Any = _find("autograd.ProfilerConfig")
+    states: Any = _find("autograd.ProfilerState")
     try:
-        from torch.autograd import ProfilerConfig, ProfilerState  # noqa: PLC0415 - may be gone one day
-
-        experimental = torch._C._profiler._ExperimentalConfig()  # noqa: SLF001 - see the module
-        return ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, experimental)
-    except (ImportError, AttributeError, TypeError):
-        return None
+        experimental = torch._C._profiler._ExperimentalConfig()
+        return configuration(states.CPU, False, True, False, False, False, experimental)
+    except (AttributeError, TypeError):
+        return None  # they take something else in this torch

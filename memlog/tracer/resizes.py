@@ -23,7 +23,7 @@ def subscribe(listener: _Listener) -> None:
     with _lock:
         _listeners.append(listener)
         if len(_listeners) == 1:
-            torch.UntypedStorage.resize_ = _resize_and_tell  # type: ignore[method-assign] # see the module
+            torch.UntypedStorage.resize_ = _resize_and_tell  # type: ignore[assignment,method-assign] # see the module
 
 
 def unsubscribe(listener: _Listener) -> None:
@@ -37,6 +37,6 @@ def unsubscribe(listener: _Listener) -> None:
 
 def _resize_and_tell(storage: Any, *args: Any, **kwargs: Any) -> Any:
     result = torch._C.StorageBase.resize_(storage, *args, **kwargs)  # type: ignore[attr-defined]
-    for listener in list(_listeners):
+    for listener in _listeners.copy():
         listener(storage)
     return result

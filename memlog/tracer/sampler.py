@@ -1,7 +1,7 @@
 """The engine that works everywhere: reads the allocator's statistics as modules begin and end.
 
-A peak between two readings is missed. On the CPU there is nothing to read (the resident set does not move with
-layers), so there it only counts calls and measures times.
+A peak between two readings is missed. On the CPU there is nothing to read (the resident set does not move
+with layers), so there it only counts calls and measures times.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ class SamplerEngine:
         if self._read is not None:
             allocated, reserved = self._read()
             now = self._log.now()
-            self._log.append(
-                pack(allocated, reserved or 0, now, layer, READING, phase, 0, thread)
-            )
+            self._log.append(pack(allocated, reserved or 0, now, layer, READING, phase, 0, thread))
 
     def _unseen(self) -> tuple[str, ...]:
         if self._read is None:

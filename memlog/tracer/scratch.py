@@ -29,7 +29,7 @@ _NAMES = (
     "unique",
     "index_put",
 )
-"""Parts of the names of operations that are measured; asking for shapes costs as much as a small operation."""
+"""Parts of the names of operations that are measured; asking for shapes costs as much as a small one."""
 
 _MAX_KNOWN = 10_000
 

@@ -22,7 +22,9 @@ def reader(device: torch.device) -> Callable[[], Reading] | None:
     return None
 
 
-def fragmentation(device: torch.device, snapshot: Any = None) -> tuple[Fragmentation | None, str | None]:
+def fragmentation(
+    device: torch.device, snapshot: Any = None
+) -> tuple[Fragmentation | None, str | None]:
     """How fragmented a device is now, and the reason where nobody can tell.
 
     Args:

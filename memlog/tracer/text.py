@@ -59,14 +59,17 @@ def _foot(result: TraceResult) -> Iterator[str]:
     yield ""
     if result.attributed is not None:
         nowhere = ", ".join(
-            f"{format_bytes(size)} in {phase}" for phase, size in result.unattributed.items() if size
+            f"{format_bytes(size)} in {phase}"
+            for phase, size in result.unattributed.items()
+            if size
         )
         yield (
             f"{result.attributed:.1%} of the bytes of forward and backward belong to a module"
             + (f"; to none: {nowhere}" if nowhere else "")
         )
     if result.fragmentation is not None:
-        yield f"Fragmentation {result.fragmentation.ratio:.1%} of {format_bytes(result.fragmentation.reserved)}"
+        reserved = format_bytes(result.fragmentation.reserved)
+        yield f"Fragmentation {result.fragmentation.ratio:.1%} of {reserved}"
     elif result.fragmentation_reason:
         yield f"Fragmentation unknown: {result.fragmentation_reason}"
     if result.truncated:

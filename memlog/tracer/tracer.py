@@ -64,7 +64,7 @@ class MemoryTracer:
         *,
         engine: EngineChoice = "auto",
     ) -> None:
-        if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
+        if max_events < 1:
             raise ConfigurationError(f"max_events={max_events!r}: give a whole number above 0")
         if engine not in _ENGINES:
             raise ConfigurationError(f"engine={engine!r}: write one of {', '.join(_ENGINES)}")
@@ -77,7 +77,9 @@ class MemoryTracer:
         if device is not None and "torch" in sys.modules:
             from memlog.tracer.choose import device_of  # noqa: PLC0415 - torch is there already
 
-            device_of(None, self._device)  # a device that isn't there is said now, not when tracing begins
+            device_of(
+                None, self._device
+            )  # a device that isn't there is said now, not when tracing begins
 
     @contextmanager
     def trace(self, model: Any = None) -> Iterator[MemoryTracer]:

@@ -22,7 +22,7 @@ class AllocatorTruth:
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
 
-    def __enter__(self) -> AllocatorTruth:
+    def __enter__(self) -> AllocatorTruth:  # noqa: PYI034 - Python 3.10 has no Self
         self._profile.__enter__()
         return self
 

@@ -73,7 +73,9 @@ def test_a_hundred_thousand_events_take_under_12_mb() -> None:
         tracemalloc.stop()
     assert kept == EVENTS
     assert len(events) / kept == EVENT_BYTES == 32
-    assert recorded < 1.2 * EVENTS * EVENT_BYTES + 100_000  # a bytearray grows by an eighth at a time
+    assert (
+        recorded < 1.2 * EVENTS * EVENT_BYTES + 100_000
+    )  # a bytearray grows by an eighth at a time
     assert highest < LIMIT
 
 

@@ -30,7 +30,9 @@ def gpt(checkpointing: str | None = None) -> nn.Module:
     return GPT(width=96, blocks=4, checkpointing=checkpointing)
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
+CASES: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Callable[[Tensor], Tensor]]
+] = {
     "mlp": (mlp, lambda: torch.randn(256, 64), squares),
     "gpt": (gpt, lambda: text(16, 64), entropy),
     "gpt, reentrant": (lambda: gpt("reentrant"), lambda: text(16, 64), entropy),
@@ -78,7 +80,9 @@ def test_the_trace_is_the_allocators_own(case: str, step: str) -> None:
 
 
 def test_known_sizes_have_their_categories() -> None:
-    model = nn.Sequential(nn.Linear(100, 200, bias=False), nn.Tanh(), nn.Linear(200, 50, bias=False))
+    model = nn.Sequential(
+        nn.Linear(100, 200, bias=False), nn.Tanh(), nn.Linear(200, 50, bias=False)
+    )
     weights = 4 * (100 * 200 + 200 * 50)
     batch = torch.randn(16, 100)
     optimizer = torch.optim.Adam(model.parameters())
@@ -128,7 +132,9 @@ def test_the_optimizers_state_belongs_to_the_parameters_module() -> None:
         train()
 
     held = {
-        share.path: share.size for share in tracer.result.shares if share.category == "optimizer state"
+        share.path: share.size
+        for share in tracer.result.shares
+        if share.category == "optimizer state"
     }
     assert held == {"0": 40_000, "1": 4000}
 
@@ -140,9 +146,7 @@ def test_measuring_scratch_space_leaves_the_users_profiler_alone() -> None:
         convolution(torch.randn(3, 3, 21, 23))
 
     assert "aten::conv2d" in {event.key for event in profile.key_averages()}
-    assert tracer.result.dropped == {
-        "operations whose scratch space could not be measured": 1
-    }
+    assert tracer.result.dropped == {"operations whose scratch space could not be measured": 1}
 
 
 def test_the_peak_of_nothing_is_what_was_there() -> None:

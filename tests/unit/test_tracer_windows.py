@@ -70,7 +70,7 @@ def test_nothing_stays_behind_when_an_exception_leaves_the_block(engine: Any) ->
 
 def test_an_exception_inside_a_module_leaves_the_layers_in_order() -> None:
     class Failing(nn.Module):
-        def forward(self, x: Any) -> Any:
+        def forward(self, _x: Any) -> Any:
             raise ValueError("no")
 
     model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(Failing()))
@@ -152,7 +152,7 @@ def test_a_model_is_saved_and_copied_while_it_is_traced() -> None:
         torch.save(model, whole)
         torch.save(optimizer.state_dict(), state)
         copied = copy.deepcopy(model)
-    again = pickle.loads(pickled)
+    again = pickle.loads(pickled)  # noqa: S301 - just written
     assert torch.equal(again[0].weight, model[0].weight)  # type: ignore[index] # mlp() is a Sequential
     assert torch.equal(copied[0].weight, model[0].weight)  # type: ignore[index] # likewise
     assert before == {key: list(vars(module)) for key, module in model.named_modules()}

@@ -230,8 +230,7 @@ class Accountant:
         if live > self.peak_bytes:
             self.peak_bytes, self.peak_ns, self._peak_index = live, time_ns, self._index
         for frames in self._frames.values():
-            if live > frames[-1].peak:
-                frames[-1].peak = live
+            frames[-1].peak = max(frames[-1].peak, live)
 
     def _free(self, event: TraceEvent) -> None:
         held = self._live.pop(event.key, None)

@@ -173,7 +173,9 @@ class Join:
         if mark.kind == CLASSIFY:
             serial = self._live.get(mark.address)
             if serial is not None:
-                yield pack(serial, 0, self._now, mark.layer, CLASSIFY, 0, mark.category, mark.thread)
+                yield pack(
+                    serial, 0, self._now, mark.layer, CLASSIFY, 0, mark.category, mark.thread
+                )
             return
         if mark.reading is not None:
             allocated, reserved = mark.reading

@@ -129,9 +129,7 @@ def _attribution(books: Accountant) -> tuple[int, dict[str, int]]:
     return in_modules, nowhere
 
 
-def _layers(
-    books: Accountant, paths: Sequence[str], before: int | None
-) -> Iterator[LayerFigures]:
+def _layers(books: Accountant, paths: Sequence[str], before: int | None) -> Iterator[LayerFigures]:
     rows: defaultdict[int, dict[int, Row]] = defaultdict(dict)
     for (layer, phase), row in books.rows.items():
         rows[layer][phase] = row
