@@ -1,4 +1,4 @@
-"""What it costs to trace a step, layer by layer: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
+"""What it costs to trace a step: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
 
 # PyTorch leaves some of what is used here without types.
 # mypy: allow-untyped-calls
@@ -44,7 +44,7 @@ def torch_profiler(_training: Training) -> AbstractContextManager[Any]:
 
 @contextmanager
 def mem_tracker(training: Training) -> Iterator[None]:
-    """torch's own, used as its documentation says."""
+    """The tracker that comes with torch, used as its documentation says."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
@@ -85,10 +85,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tables = [machine()]
-    for name in MODELS:
-        tables.append(table(name, options.device, options.rounds, options.steps))
-    text = "\n\n".join(tables)
+    tables = [table(name, options.device, options.rounds, options.steps) for name in MODELS]
+    text = "\n\n".join([machine(), *tables])
     Console(width=120).print(text, markup=False, highlight=False)
     if options.write:
         options.write.write_text(_PREFACE + text + "\n")
@@ -96,8 +94,9 @@ def main() -> None:
 
 _PREFACE = """# What tracing a step costs
 
-Written by `python -m benchmarks.layers`. Blocks are interleaved and each is compared with the bare block of its
-own round; medians with an interval that holds the true one with at least 95 % confidence (from six rounds on).
+Written by `python -m benchmarks.layers`. Blocks are interleaved and each is compared with the bare block of
+its own round; medians with an interval that holds the true one with at least 95 % confidence (from six
+rounds on).
 
 """
 
@@ -106,8 +105,8 @@ def table(name: str, device: str, rounds: int, steps: int) -> str:
     """One model under every way of tracing."""
     training = Training(name, device)
     medians: dict[str, list[float]] = {way: [] for way in WAYS}
-    for way in WAYS:
-        block(training, WAYS[way], 2)  # not counted: imports, scratch space, the optimizer's state
+    for tracing in WAYS.values():
+        block(training, tracing, 2)  # not counted: imports, scratch space, the optimizer's state
     for number in track(range(rounds), description=name, transient=True):
         order = list(WAYS)
         shift = number % len(order)

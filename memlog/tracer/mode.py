@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Final, Protocol
 
 import torch
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog.health import Health
@@ -61,6 +63,7 @@ class ObservingMode(TorchDispatchMode):
 
     def begin(self) -> None:
         """Puts the mode on top of this thread's stack."""
+        _flags.acquire()
         self.__enter__()
         self._inside = True
 
@@ -79,8 +82,10 @@ class ObservingMode(TorchDispatchMode):
             if stack and stack[-1] is self:
                 self._inside = False
                 self.__exit__(None, None, None)
+                _flags.release()
             elif not any(mode is self for mode in stack):
                 self._inside = False  # another's exit took it out
+                _flags.release()
         return not self._inside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,6 +108,45 @@ class ObservingMode(TorchDispatchMode):
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out
+
+
+class _Flags:
+    """Puts right what torch mixes up where modes of several threads overlap.
+
+    It keeps "some mode is active" in variables of the whole process, which each mode sets back to what they
+    were when it began. If the first to begin is the first to end, they stay set for good, and the compiler,
+    which looks at them, compiles nothing any more.
+    """
+
+    _NAMES = (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._before: dict[str, Any] = {}
+
+    def acquire(self) -> None:
+        """A mode of ours begins."""
+        with self._lock:
+            if self._active == 0:
+                values = vars(_python_dispatch)
+                self._before = {name: values[name] for name in self._NAMES if name in values}
+            self._active += 1
+
+    def release(self) -> None:
+        """One has ended; with the last, all is as it was before the first."""
+        with self._lock:
+            self._active -= 1
+            if self._active == 0:
+                for name, value in self._before.items():
+                    setattr(_python_dispatch, name, value)
+
+
+_flags = _Flags()
 
 
 def kind_of(func: Any) -> int:

