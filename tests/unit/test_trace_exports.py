@@ -252,12 +252,17 @@ def test_the_summary_is_printed(tracer: MemoryTracer, capsys: pytest.CaptureFixt
     assert max(map(len, printed.splitlines())) < 200
 
 
-def test_the_compact_summary_is_small_and_encodes(tracer: MemoryTracer) -> None:
+def test_the_event_of_a_trace_is_small_and_encodes(tracer: MemoryTracer) -> None:
     import msgspec
 
-    encoded = msgspec.json.encode(tracer.result.summary())
+    from memlog.events import Trace
+    from memlog.tracer.event import trace_event
+
+    encoded = msgspec.json.encode(trace_event(tracer.result, 3))
     assert len(encoded) < 1500
-    assert json.loads(encoded)["peak"] == tracer.result.peak
+    event = msgspec.json.decode(encoded, type=Trace)
+    assert (event.step, event.peak) == (3, tracer.result.peak)
+    assert sum(event.at_peak.values()) == event.peak
 
 
 def test_pickle_is_plain(tracer: MemoryTracer, tmp_path: Path) -> None:
