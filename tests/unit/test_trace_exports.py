@@ -215,6 +215,15 @@ def test_the_snapshot_is_one_of_plain_types(tracer: MemoryTracer, tmp_path: Path
     assert all(entry["frames"] for entry in history)
 
 
+def test_torchs_own_reader_of_snapshots_reads_it(tracer: MemoryTracer) -> None:
+    from torch.cuda import _memory_viz
+
+    told = _memory_viz.trace(exporters.snapshot(tracer.recording))
+    entries = exporters.snapshot(tracer.recording)["device_traces"][0]
+    assert f"{len(entries)} entries" in told
+    assert " = MEM[" in told
+
+
 def test_files_appear_whole_or_not_at_all(
     tracer: MemoryTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
