@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from memlog.console import EvaluationNotice
 from memlog.events import Evaluation, now_us
@@ -41,29 +41,72 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
         device: Whose accelerator figures.
 
     Returns:
-        The function with its own name and signature. What counts as the loss in its result: the first
-        of a tuple or list; a mapping's ``"loss"``, ``"value"`` or ``"fun"``; an object's ``loss``; the
-        mean of several elements.
+        A callable with the function's name and signature, which can be pickled where the function can (a
+        worker process that gets it so does not watch it). What counts as the loss in its result: the
+        first of a tuple or list; a mapping's ``"loss"``, ``"value"`` or ``"fun"``; an object's ``loss``;
+        the mean of several elements.
     """
     if function is None:
         return functools.partial(watch_loss, verbose_evaluations=verbose_evaluations, device=device)
-    watch = _Watch(verbose_evaluations, device)
-    # Only a function's own attributes are copied: a module's would keep its parameters alive here.
-    updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
+    watched = _WatchedLoss(function, _Watch(verbose_evaluations, device))
+    return _bindable(watched, function) if _is_method(function) else watched
 
-    @functools.wraps(function, updated=updated)
-    def call(*args: Any, **kwargs: Any) -> Any:
+
+class _WatchedLoss:
+    """The wrapper: an object, since optimisers send loss functions to their worker processes.
+
+    It has no ``__get__``: PhiFlow could not find out its arguments then.
+    """
+
+    def __init__(self, function: Callable[..., Any], watch: _Watch) -> None:
+        # Only a function's own attributes are copied: a module's would keep its parameters alive here.
+        updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
+        functools.update_wrapper(self, function, updated=updated)
+        self._function = function
+        self._watch = watch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
-            return function(*args, **kwargs)
+            return self._function(*args, **kwargs)
         try:
-            returned = function(*args, **kwargs)
+            returned = self._function(*args, **kwargs)
         except BaseException as error:
-            watch.evaluated(None, type(error).__name__)
+            self._watch.evaluated(None, type(error).__name__)
             raise
-        watch.evaluated(returned, None)
+        self._watch.evaluated(returned, None)
         return returned
 
-    return cast("Callable[..., Any]", call)
+    def __reduce__(self) -> str | tuple[Callable[[Any], Any], tuple[Any]]:
+        """Pickled by its name where that leads here; else the function alone is sent, unwatched."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (_itself, (self._function,))
+
+    def __copy__(self) -> _WatchedLoss:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedLoss:
+        """Like a function, it is its own copy."""
+        return self
+
+
+def _is_method(function: Any) -> bool:
+    """Whether it was written in a class's body."""
+    return inspect.isfunction(function) and "." in function.__qualname__.rpartition("<locals>.")[2]
+
+
+def _bindable(watched: _WatchedLoss, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return watched(*args, **kwargs)
+
+    return call
+
+
+def _itself(function: Any) -> Any:
+    return function
 
 
 class _Watch:

@@ -1,9 +1,11 @@
 """``watch_loss``, blocks and decorated functions: any result, any error, any thread."""
 
 import asyncio
+import copy
 import gc
 import inspect
 import math
+import pickle
 import threading
 import types
 import typing
@@ -179,6 +181,36 @@ def test_scipy_minimises_a_watched_loss() -> None:
     found = minimize(memlog.watch_loss(loss), np.zeros(2), jac=True)
     assert found.x == pytest.approx([3, 3], abs=1e-5)
     assert found.nfev == len(calls)
+
+
+def test_methods_are_bound() -> None:
+    class Objective:
+        @memlog.watch_loss
+        def loss(self, x: float) -> tuple["Objective", float]:
+            return self, x
+
+        also = memlog.watch_loss(lambda self, x: (self, x))
+
+    objective = Objective()
+    assert objective.loss(1.0) == objective.also(1.0) == (objective, 1.0)
+    assert list(inspect.signature(objective.loss).parameters) == ["x"]
+
+
+@memlog.watch_loss
+def decorated(x: float) -> float:
+    return x + 1
+
+
+def plain(x: float) -> float:
+    return x + 1
+
+
+def test_a_watched_loss_can_be_sent_to_a_worker_process_where_the_function_can() -> None:
+    assert copy.deepcopy(decorated) is decorated
+    assert pickle.loads(pickle.dumps(decorated)) is decorated  # noqa: S301 - made here
+    assert pickle.loads(pickle.dumps(memlog.watch_loss(plain))) is plain  # noqa: S301 - made here
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(memlog.watch_loss(lambda x: x))
 
 
 def test_metadata_is_kept() -> None:
