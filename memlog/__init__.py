@@ -28,6 +28,7 @@ from memlog.monitors import (
     MemoryMonitor,
     MemoryTracker,
     monitor_memory,
+    track_iterations,
     track_memory,
     watch_loss,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "finish",
     "init",
     "monitor_memory",
+    "track_iterations",
     "track_memory",
     "watch_loss",
 ]

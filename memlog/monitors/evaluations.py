@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from memlog.console import EvaluationNotice
 from memlog.events import Evaluation, now_us
-from memlog.monitors import _outlet
+from memlog.monitors import _outlet, iterations
 from memlog.monitors._late import LATE
 from memlog.monitors._losses import Reading, Value, read
 from memlog.monitors._meter import Meter
@@ -132,13 +132,17 @@ class _Watch:
             self._numbers = itertools.count()  # another run begins at 0
         index = next(self._numbers)
         number = index if session is None else session.next_evaluation()
+        tracker = iterations.innermost()
+        iteration = None if tracker is None else tracker.evaluated()
         time_us, rss, devices = now_us(), self._meter.rss(), self._meter.devices()
         shown = index < self._verbose
 
         def when_known(value: Value | None) -> None:
             number_or_none = None if value is None else value.value
-            event = Evaluation(time_us, number, number_or_none, rss, devices, error)
+            event = Evaluation(time_us, number, number_or_none, rss, devices, error, iteration)
             text = None if value is None else value.text
+            if tracker is not None:
+                tracker.show(text, quietly=shown)
             if session is not None:
                 session.publish(event)
             if shown:

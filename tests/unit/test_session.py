@@ -273,6 +273,7 @@ def test_the_public_face_is_frozen() -> None:
         "finish",
         "init",
         "monitor_memory",
+        "track_iterations",
         "track_memory",
         "watch_loss",
     ]
