@@ -266,7 +266,8 @@ class ProgressLine:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._last = time.monotonic()
+        self._last = 0.0
+        self._begun = time.monotonic()
 
     def update(self, evaluations: int, iterations: int, loss: str | None) -> None:
         """Shows the counts, where the last time is long enough ago."""
@@ -274,7 +275,10 @@ class ProgressLine:
         if stream is None:
             return
         live = stream.isatty()
-        if now - self._last < (_REWRITTEN_EVERY if live else _WRITTEN_EVERY):
+        due = (
+            self._last + _REWRITTEN_EVERY if live else (self._last or self._begun) + _WRITTEN_EVERY
+        )
+        if now < due:
             return
         self._last = now
         text = progress_line(self._label, evaluations, iterations, loss)

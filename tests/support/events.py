@@ -10,8 +10,8 @@ EventT = TypeVar("EventT")
 
 def runs_in(folder: Path) -> list[RunDirectory]:
     """The runs that were recorded in a working directory, the oldest first."""
-    found = [RunDirectory(path) for path in (folder / "memlog_runs").iterdir() if path.is_dir()]
-    return sorted(found, key=lambda run: run.path.stat().st_ctime)
+    found = [RunDirectory(path) for path in (folder / "memlog_runs").glob("*") if path.is_dir()]
+    return sorted(found, key=RunDirectory.begun)
 
 
 def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:
