@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import mmap
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,9 +44,8 @@ class SimulationCache:
             return held
         if len(self._held) >= self._capacity:
             self._held.popitem(last=False)
-            give_back_freed_memory()
         self.loads += 1
-        loaded = self._held[number] = torch.from_numpy(np.load(self._files[number]))
+        loaded = self._held[number] = load_simulation(self._files[number])
         return loaded
 
     @property
@@ -119,7 +117,13 @@ class GroupedSampler(Sampler[int]):
             yield from windows[shuffled].tolist()
 
 
-def give_back_freed_memory() -> None:
-    """Lets the system have what was freed: glibc keeps it, and the resident set would not fall."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+def load_simulation(file: Path) -> Tensor:
+    """Reads a file into pages of its own, which the system has back as soon as the tensor is gone.
+
+    From the C library's heap it would often not: glibc keeps what was freed for the next allocation.
+    """
+    stored = np.load(file, mmap_mode="r")
+    pages = mmap.mmap(-1, stored.nbytes)
+    frames = np.frombuffer(pages, dtype=stored.dtype).reshape(stored.shape)
+    frames[...] = stored
+    return torch.from_numpy(frames)
