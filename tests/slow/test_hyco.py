@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import pytest
-from support import hyco
+from support import hyco, pages
 from support.events import events_in, runs_in
 
 from memlog.events import Batch, Epoch, Evaluation, Loss, Run
@@ -238,23 +238,16 @@ def test_both_counters_are_shown_while_the_optimiser_runs(folder: Path) -> None:
     assert evaluations > iterations == 20
 
 
-def documented() -> list[tuple[str, list[str]]]:
-    """The commands of docs/hyco.md, and what it says that they print."""
-    page = (hyco.EXAMPLES.parent / "docs" / "hyco.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```console\n\$ (python run\.py .*)\n((?:.*\n)*?)```", page)
-    return [(command, shown.splitlines()) for command, shown in blocks if shown]
-
-
-def masked(lines: list[str]) -> list[str]:
-    """Numbers apart, and how a peak was obtained."""
-    return [re.sub(r"[\d.]+(e-?\d+)?| \((watermark|sampled)\)", "", line) for line in lines]
+def documented() -> list[tuple[str, str]]:
+    """The commands of docs/hyco.md that show what they print, and that."""
+    consoles = [block.code for block in pages.blocks("hyco.md") if block.language == "console"]
+    parted = [code.removeprefix("$ ").partition("\n") for code in consoles]
+    return [(command, shown) for command, _, shown in parted if command.startswith("python run.py")]
 
 
 @pytest.mark.parametrize(("command", "shown"), documented())
-def test_the_documentation_shows_what_is_printed(
-    command: str, shown: list[str], folder: Path
-) -> None:
+def test_the_documentation_shows_what_is_printed(command: str, shown: str, folder: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("the page shows the lines of a machine without a GPU")
-    assert masked(outcome(folder, command).lines) == masked(shown)
+    assert pages.masked("\n".join(outcome(folder, command).lines)) == pages.masked(shown)
