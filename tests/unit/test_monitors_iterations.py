@@ -36,6 +36,7 @@ def solve(minimize: Any = None, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("through_the_module", [True, False])
+@pytest.mark.seed(95, 167)
 def test_scipys_iterations_are_counted_once(
     through_the_module: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
