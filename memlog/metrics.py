@@ -56,6 +56,7 @@ def values(event: Event) -> Iterator[Value]:
     elif isinstance(event, Evaluation):
         yield Value("memory/eval/host/rss_mib", mib(event.rss), "last")
         yield Value("memory/eval/loss", event.value, "last")
+        yield Value("memory/eval/iteration", event.iteration, "last")
         yield from _devices("memory/eval", event.devices)
     elif isinstance(event, Loss):
         yield Value("memlog/loss", event.value, "last")
