@@ -44,7 +44,9 @@ def machine() -> str:
     """The machine and the versions, in a sentence."""
     from importlib.metadata import version
 
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "mlflow", "msgspec"))
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "mlflow", "wandb", "msgspec")
+    )
     return (
         f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}: {_processor()}, {os.cpu_count()} "
         f"cores, {platform.system()} {platform.release()}, Python {platform.python_version()}, "

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SETTLE_TIMEOUT = 300.0
+QUIET = 1.5
+"""Seconds without a further point after which a run of W&B's counts as up to date."""
 
 
 class Step:
@@ -52,15 +54,18 @@ class Bare:
 class Memlog(Bare):
     """memlog, with the loop unchanged."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, *backends: str) -> None:
         import memlog
 
-        self.backend = backend
-        self.session = memlog.init(backend)
+        self.backends = backends
+        self.session = memlog.init(list(backends))
 
     def settle(self) -> None:
-        if self.backend == "local":
-            return
+        for backend in self.backends:
+            if backend != "local":
+                self._settle(backend)
+
+    def _settle(self, backend: str) -> None:
         from memlog.delivery.state import CourierState
         from memlog.journal import RunDirectory
 
@@ -68,13 +73,19 @@ class Memlog(Bare):
         run = RunDirectory(self.session.directory)
         trainer = f"trainer-{os.getpid()}"
         deadline = time.monotonic() + SETTLE_TIMEOUT
+        handed_over, since = 0, time.monotonic()
         while time.monotonic() < deadline:
-            progress = CourierState.load(run, self.backend).files.get(trainer)
+            state = CourierState.load(run, backend)
+            if state.provisional != handed_over:  # W&B's: no position is certain before the end
+                handed_over, since = state.provisional, time.monotonic()
+            if handed_over and time.monotonic() - since >= QUIET:
+                return
+            progress = state.files.get(trainer)
             size = sum(path.stat().st_size for path in run.path.glob("trainer-*"))
             if progress is not None and progress.sent.offset >= size:
                 return
             time.sleep(0.05)
-        raise TimeoutError(f"{self.backend} did not get everything in {SETTLE_TIMEOUT:.0f} s")
+        raise TimeoutError(f"{backend} did not get everything in {SETTLE_TIMEOUT:.0f} s")
 
 
 class MlflowInTheLoop(Bare):
@@ -99,12 +110,42 @@ class MlflowInTheLoop(Bare):
             self.mlflow.flush_async_logging()
 
 
+class WandbInTheLoop(Bare):
+    """``run.log`` of the user's, offline, of the figures that memlog logs on a CPU."""
+
+    def __init__(self) -> None:
+        import wandb
+
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
+        self.run = wandb.init(project="benchmark", mode="offline", settings=quiet)
+
+    def after_step(self, step: int) -> None:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.run.log({"rss_mib": peak, "rss_peak_mib": peak}, step=step)
+
+
+class WandbRidden(WandbInTheLoop):
+    """The same, and memlog rides on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import memlog
+
+        memlog.init("wandb")
+
+
 LOOPS: dict[str, Callable[[], Bare]] = {
     "bare": Bare,
     "memlog, local": lambda: Memlog("local"),
     "memlog, MLflow": lambda: Memlog("mlflow"),
+    "memlog, W&B": lambda: Memlog("wandb"),
+    "memlog, MLflow and W&B": lambda: Memlog("mlflow", "wandb"),
     "mlflow.log_metrics": lambda: MlflowInTheLoop(synchronous=True),
     "mlflow.log_metrics, async": lambda: MlflowInTheLoop(synchronous=False),
+    "wandb.log": WandbInTheLoop,
+    "wandb.log, memlog riding": WandbRidden,
 }
 
 
@@ -114,12 +155,16 @@ class Worker:
     def __init__(self, name: str, batch: int) -> None:
         self.name = name
         self._directory = tempfile.TemporaryDirectory(prefix="memlog-benchmark-")
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMLOG_"))}
+        clean = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("MLFLOW_", "MEMLOG_", "WANDB_"))
+        }
         root = str(Path(__file__).resolve().parents[1])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.loops", name, str(batch)],
             cwd=self._directory.name,
-            env={**clean, "PYTHONPATH": root},
+            env={**clean, "PYTHONPATH": root, "WANDB_MODE": "offline"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

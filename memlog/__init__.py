@@ -9,6 +9,10 @@
     memlog.finish()         # also done at exit
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from memlog._version import __version__
 from memlog.errors import (
     ConfigurationError,
@@ -17,9 +21,11 @@ from memlog.errors import (
     MemlogError,
     MissingExtraError,
     RunNotFoundError,
+    SnapshotError,
     TrackerRejectedError,
     TrackerUnavailableError,
     UnknownBackendError,
+    UnsafeSnapshotError,
     UnwritableDirectoryError,
 )
 from memlog.monitors import (
@@ -28,10 +34,14 @@ from memlog.monitors import (
     MemoryMonitor,
     MemoryTracker,
     monitor_memory,
+    track_iterations,
     track_memory,
     watch_loss,
 )
-from memlog.session import Session, finish, init
+from memlog.session import Session, finish, init, snapshot
+
+if TYPE_CHECKING:
+    from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer
 
 __all__ = [
     "BatchMemoryProfiler",
@@ -39,20 +49,38 @@ __all__ = [
     "DeliveryError",
     "EpochMemoryMonitor",
     "JournalError",
+    "LayerMemoryStats",
     "MemlogError",
+    "MemoryEvent",
     "MemoryMonitor",
+    "MemoryTracer",
     "MemoryTracker",
     "MissingExtraError",
     "RunNotFoundError",
     "Session",
+    "SnapshotError",
     "TrackerRejectedError",
     "TrackerUnavailableError",
     "UnknownBackendError",
+    "UnsafeSnapshotError",
     "UnwritableDirectoryError",
     "__version__",
     "finish",
     "init",
     "monitor_memory",
+    "snapshot",
+    "track_iterations",
     "track_memory",
     "watch_loss",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the layer tracer when it is first asked for: not every training script traces."""
+    if name not in ("LayerMemoryStats", "MemoryEvent", "MemoryTracer"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from memlog import tracer  # noqa: PLC0415 - see the docstring
+
+    found = getattr(tracer, name)
+    globals()[name] = found
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from memlog import forks, ranks
@@ -58,6 +59,8 @@ class BatchRecorder:
         self._begun = False
         self._last: Batch | None = None
         self._cost = _Cost()
+        self.after_step: Callable[[int], object] | None = None
+        """Called with the number of each step that is over. Must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """The clock's optimizer made a step. Never raises."""
@@ -128,6 +131,8 @@ class BatchRecorder:
             self._next = step + 1
             if (step - self._settings.initial_step) % self._settings.every == 0:
                 self._publish(step)
+            if self.after_step is not None:
+                self.after_step(step)
         except Exception as error:  # noqa: BLE001 - memlog's errors end here, not in training
             self._health.fault("recording a step", error)
         ended = time.perf_counter_ns()

@@ -14,9 +14,11 @@
     │   ├── UnopenableFileError             a file that can't be shown, or is damaged
     │   └── ViewerUnavailableError          what shows it is not installed and can't be fetched
     ├── LaunchError                       a command that `memlog run` can't start
-    └── DeliveryError                     what a sink raises
-        ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
-        └── TrackerRejectedError            the tracker understood and said no: trying again is no use
+    ├── DeliveryError                     what a sink raises
+    │   ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
+    │   └── TrackerRejectedError            the tracker understood and said no: trying again is no use
+    └── SnapshotError                     a file is no snapshot of an allocator
+        └── UnsafeSnapshotError             it holds what no snapshot holds, and nothing of it was run
 
 Each message is one line that ends with the remedy; a wrong alert rule has two lines more, which show the
 place. What goes wrong *inside* memlog while training runs
@@ -92,3 +94,11 @@ class TrackerUnavailableError(DeliveryError):
 
 class TrackerRejectedError(DeliveryError):
     """The tracker refused this content; the courier isolates it, counts it and goes on."""
+
+
+class SnapshotError(MemlogError):
+    """A file is no snapshot of an allocator, can't be read, or is too large."""
+
+
+class UnsafeSnapshotError(SnapshotError):
+    """A snapshot holds what no snapshot holds: it may be an attack, and nothing of it was run."""

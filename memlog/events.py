@@ -149,6 +149,9 @@ class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation")
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     """The type of the exception that the call ended with."""
+    iteration: Int | None = None
+    """The optimiser's iteration that it was made for, from 1; 0 is where the optimiser starts from.
+    ``None`` where nobody counts them."""
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
@@ -194,11 +197,11 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
     size: Int
 
 
-class LayerFigures(msgspec.Struct, frozen=True, array_like=True):
+class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     """One layer in one traced step, in bytes."""
 
     path: str
-    """Of the module, as in ``named_modules()``; ``""``: the model itself."""
+    """Of the module, as in ``named_modules()``; the model's own is the name of its class."""
     at_peak: Int
     """Held by it when the whole step was at its peak."""
     peak: Int | None
@@ -206,7 +209,7 @@ class LayerFigures(msgspec.Struct, frozen=True, array_like=True):
     allocated: Int
     """All that it allocated by itself, without the layers inside it."""
     kept: Int
-    """Of that, what was still alive when it returned: in forward, its activations."""
+    """What was still alive when its forward returned, with what its children kept: activations."""
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
@@ -221,16 +224,16 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Highest that was in use during the step."""
     at_peak: dict[str, Int]
     """What was in use then, by category (parameters, gradients, activations, …)."""
-    layers: tuple[LayerFigures, ...]
+    layers: tuple[TracedLayer, ...]
     """Those that held most at the peak, the largest first."""
     unattributed: Int | None
     """Held at the peak by no layer."""
     truncated: bool = False
     """Whether there were more events than room."""
-    artifact: str | None = None
-    """Name of the flame graph."""
     duration_us: Int = 0
     """Of the traced step."""
+    skipped: Int = 0
+    """Steps that were to be traced and could not be, since the run began."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
@@ -337,5 +340,5 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = (
 def field_names() -> dict[str, tuple[str, ...]]:
     """The fields of every event by its tag, in the order in which they are written."""
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
-    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, LayerFigures)
+    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, TracedLayer)
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

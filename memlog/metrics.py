@@ -8,7 +8,7 @@ so a replay yields the same points.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from memlog.events import (
     Alert,
@@ -20,12 +20,10 @@ from memlog.events import (
     Health,
     Loss,
     Sample,
+    Trace,
 )
-from memlog.sink import Axis, Point, Resolution
+from memlog.sink import Axis, Fold, Point, Resolution
 from memlog.units import mib
-
-Fold: TypeAlias = Literal["last", "max", "min"]
-"""How values of one bucket become one: levels keep the last, peaks the largest."""
 
 PositionT = TypeVar("PositionT")
 
@@ -44,7 +42,7 @@ def place(event: Event) -> tuple[Axis, int] | None:
         return "evaluation", event.evaluation
     if isinstance(event, Epoch):
         return "epoch", event.epoch
-    if isinstance(event, (Batch, Loss, Sample, Health, Alert)) and event.step is not None:
+    if isinstance(event, (Batch, Loss, Sample, Health, Alert, Trace)) and event.step is not None:
         return "step", event.step
     return None
 
@@ -58,6 +56,7 @@ def values(event: Event) -> Iterator[Value]:
     elif isinstance(event, Evaluation):
         yield Value("memory/eval/host/rss_mib", mib(event.rss), "last")
         yield Value("memory/eval/loss", event.value, "last")
+        yield Value("memory/eval/iteration", event.iteration, "last")
         yield from _devices("memory/eval", event.devices)
     elif isinstance(event, Loss):
         yield Value("memlog/loss", event.value, "last")
@@ -67,10 +66,22 @@ def values(event: Event) -> Iterator[Value]:
         yield Value("memory/host/cgroup_mib", mib(event.cgroup_used), "max")
     elif isinstance(event, Alert):
         yield Value("memlog/alert", 1.0, "max")
+    elif isinstance(event, Trace):
+        yield from _trace(event)
     elif isinstance(event, Health):
         yield Value("memlog/overhead_ms", event.overhead_ms, "max")
         yield Value("memlog/dropped", sum(event.dropped.values()), "last")
         yield Value("memlog/faults", sum(event.faults.values()), "last")
+
+
+def _trace(event: Trace) -> Iterator[Value]:
+    """The traced step's peak, what it is made of, and the layers that hold most of it."""
+    yield Value("memory/trace/peak_mib", mib(event.peak), "max")
+    for category, size in event.at_peak.items():
+        yield Value(f"memory/trace/{category.replace(' ', '_')}_mib", mib(size), "max")
+    for layer in event.layers:
+        yield Value(f"memory/layers/{layer.path}/at_peak_mib", mib(layer.at_peak), "max")
+        yield Value(f"memory/layers/{layer.path}/peak_mib", mib(layer.peak), "max")
 
 
 def _memory(prefix: str, event: Batch | Epoch) -> Iterator[Value]:
@@ -177,15 +188,16 @@ class _Bucket(Generic[PositionT]):
             if value is None:
                 continue
             held = self._points.get(name)
-            if held is None or _replaces(fold, value, held.value):
-                self._points[name] = Point(name, value, self.axis, index, event.time_us)
+            if held is None or replaces(fold, value, held.value):
+                self._points[name] = Point(name, value, self.axis, index, event.time_us, fold)
         return self
 
     def points(self) -> list[Point]:
         return list(self._points.values())
 
 
-def _replaces(fold: Fold, new: float, held: float) -> bool:
+def replaces(fold: Fold, new: float, held: float) -> bool:
+    """Whether, of two values of a metric that become one, the newer is the one to keep."""
     if fold == "last":
         return True
     return new > held if fold == "max" else new < held

@@ -15,18 +15,20 @@ from memlog.batches import BatchRecorder
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
+from memlog.delivery.rider import Rider
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Run, Status, now_us
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, is_out_of_memory
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
-from memlog.sink import LOCAL, Backend, Sink, find_backends, load_backend
+from memlog.sink import LOCAL, Backend, Sink, find_backends, is_ridden, load_backend
 
 if TYPE_CHECKING:
     from memlog.delivery.backchannel import AlertListener
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
+    from memlog.tracer.periodic import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
 
@@ -46,6 +48,7 @@ class Recording:
         sinks: Sinks that were handed over as objects.
         model: Its size is recorded once.
         on_alert: Gets every alert.
+        on_ride: Called when memlog begins to write to a run of the user's in this process.
 
     Attributes:
         run: The run's folder.
@@ -62,9 +65,11 @@ class Recording:
         sinks: Sequence[Sink],
         model: Any,
         on_alert: AlertCallback | None = None,
+        on_ride: Callable[[], object] = lambda: None,
     ) -> None:
         self._generation = forks.generation
         self._health = health
+        self._settings = settings
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = _backends(settings)
         begun_us = now_us()
@@ -86,7 +91,14 @@ class Recording:
             self._bus.subscribe(self._console)
         listener = self._judge(settings.alerts, on_alert) if settings.alerts else None
         self._helper = self._start_helper(settings, begun_us, listener)
-        self._binder = Binder(backends, self._journal, self._helper.tell, health)
+        self._riders = {
+            name: Rider(self.run, name, health)
+            for name, found in backends.items()
+            if is_ridden(found)
+        }
+        self._binder = Binder(
+            backends, self._journal, self._helper.tell, health, self._riders, on_ride
+        )
         names = _sink_names(sinks, taken=settings.backends)
         self._threads = [self._courier_thread(*pair) for pair in zip(names, sinks, strict=True)]
         self._bus.publish(_run_event(settings, begun_us))
@@ -95,6 +107,7 @@ class Recording:
         )
         self._allocator = AllocatorWatch(self._bus.publish, self._last_step, health)
         self._bus.subscribe(self._allocator)
+        self._tracer = self._begin_tracing(settings, model) if settings.layers else None
         self._autolog = listen(self.batches.optimizer_stepped)
         self._binder.glance()
 
@@ -130,6 +143,22 @@ class Recording:
                 self.batches.begin()
             self._bus.publish(event)
 
+    def _begin_tracing(self, settings: Settings, model: Any) -> PeriodicTracer:
+        from memlog.tracer.periodic import PeriodicTracer  # noqa: PLC0415 - for those who want layers
+
+        tracer = PeriodicTracer(
+            self.run.worst_step, self._bus.publish, self._health, model, settings.budget
+        )
+        self.batches.after_step = tracer.after_step
+        return tracer
+
+    def snapshot(self) -> None:
+        """Traces the step that is now beginning."""
+        if forks.generation == self._generation:
+            if self._tracer is None:
+                self._tracer = self._begin_tracing(self._settings, None)
+            self._tracer.want()
+
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str, name: str | None
     ) -> Path | None:
@@ -163,6 +192,8 @@ class Recording:
         self._reserve = None
         self._autolog.remove()
         self._allocator.stop()
+        if self._tracer is not None:
+            self._tracer.finish()
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
         self.batches.publish_health()
@@ -172,7 +203,8 @@ class Recording:
         self._say_what_was_lost()
         deadline = time.monotonic() + timeout
         outcome = self._helper.finish(timeout, _Waiting(timeout))
-        for thread in self._threads:
+        threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
+        for thread in threads:
             thread.complete()
             if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
                 outcome = "at work" if outcome == "delivered" else outcome

@@ -63,7 +63,9 @@ class Session:
             # Imported here: `import memlog` stays light for those who never begin a session.
             from memlog.recording import Recording  # noqa: PLC0415
 
-            self._live = Recording(settings, self.health, sinks, model, on_alert)
+            self._live = Recording(
+                settings, self.health, sinks, model, on_alert, _finish_first_at_exit
+            )
             self.id, self.directory = self._live.run.id, self._live.run.path
 
     @property
@@ -106,6 +108,14 @@ class Session:
         """Puts an event of the caller's own on the bus. Never raises."""
         if self._live is not None:
             self._live.publish(event)
+
+    def snapshot(self) -> None:
+        """Traces the step that is now beginning, layer by layer, whatever the budget says. Never raises.
+
+        Its figures, and its flame graph where it is the worst so far, follow when the step is over.
+        """
+        if self._live is not None:
+            self._live.snapshot()
 
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str = "file", *, name: str | None = None
@@ -191,6 +201,8 @@ def init(
     config: Mapping[str, Any] | None = None,
     enabled: bool = True,
     initial_step: int = 0,
+    layers: bool = False,
+    budget: float = 0.01,
     finish_timeout: float = 10.0,
 ) -> Session:
     """Begins to record this process's memory; a running session is ended first.
@@ -199,9 +211,9 @@ def init(
     tracker is doing: everything that could wait happens in a helper process.
 
     Args:
-        backend: ``"mlflow"``, ``"local"`` (the journal alone), a `Sink` of your own, or several of
-            these. ``None``: join the runs that you open in any tracker that is installed, and keep the
-            journal in any case.
+        backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal alone), a `Sink` of your own, or
+            several of these. ``None``: join the runs that you open in any tracker that is installed, and
+            keep the journal in any case.
         project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
         name: That run's name.
         model: The model, whose size is recorded with the run's parameters.
@@ -217,6 +229,9 @@ def init(
             differs from its default goes before it.
         enabled: ``False`` installs nothing: every call is then next to free.
         initial_step: Number of the first step, where training resumes.
+        layers: Trace a training step now and then, layer by layer: whose memory it is. The first one is,
+            from ``model``'s first call on (without ``model``: that of the first module that is called).
+        budget: Share of training time that this may cost, 0 to 1.
         finish_timeout: Seconds that `finish` waits, at most, until trackers have everything.
 
     Returns:
@@ -239,6 +254,8 @@ def init(
         "directory": _directory(dir),
         "enabled": enabled,
         "initial_step": initial_step,
+        "layers": layers,
+        "budget": budget,
         "finish_timeout": finish_timeout,
     }
     settings = resolve(_passed(arguments), config)
@@ -263,6 +280,13 @@ def finish(status: Status = "finished") -> None:
     session = _current
     if session is not None:
         session.finish(status)
+
+
+def snapshot() -> None:
+    """Traces the running session's next step; see `Session.snapshot`."""
+    session = _current
+    if session is not None:
+        session.snapshot()
 
 
 def _split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink]]:
@@ -302,6 +326,15 @@ def _finish_at_exit() -> None:
     if session is not None:
         error = _error_at_exit()
         session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
+
+
+def _finish_first_at_exit() -> None:
+    """A tracker whose run memlog rides on ends it at exit: memlog's last values have to come before.
+
+    The handlers run in the opposite order of their registration.
+    """
+    atexit.unregister(_finish_at_exit)
+    atexit.register(_finish_at_exit)
 
 
 def _error_at_exit() -> BaseException | None:

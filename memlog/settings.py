@@ -54,6 +54,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         directory: The folder that holds the runs' folders.
         enabled: ``False`` installs nothing.
         initial_step: Number of the first step (resumed training).
+        layers: Whether a step is traced now and then, layer by layer.
+        budget: Share of training time that tracing may cost, 0 to 1.
         verbose_batches: For how many batches of an epoch a line is printed.
         bind_grace: Seconds after the first step that a named backend waits for a run of the user's
             before it opens one of its own.
@@ -71,6 +73,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     directory: str = str(DEFAULT_DIRECTORY)
     enabled: bool = True
     initial_step: int = 0
+    layers: bool = False
+    budget: float = 0.01
     verbose_batches: int = 0
     bind_grace: float = 5.0
     finish_timeout: float = 10.0
@@ -83,6 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._require("every", self.every >= 1, "a whole number from 1 up")
         self._require("initial_step", self.initial_step >= 0, "0 or more")
         self._require("verbose_batches", self.verbose_batches >= 0, "0 or more")
+        self._require("budget", 0 < self.budget <= 1, "a share of training time, such as 0.01")
         self._require(
             "sample_interval", self.sample_interval >= _SHORTEST_INTERVAL, "at least 0.05 s"
         )

@@ -33,6 +33,8 @@ LOCAL = "local"
 
 Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
 Resolution: TypeAlias = Literal["full", "bucketed"]
+Fold: TypeAlias = Literal["last", "max", "min"]
+"""How several values of one metric become one: levels keep the last, peaks the largest."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -45,6 +47,8 @@ class Point(msgspec.Struct, frozen=True):
     """Where on its axis: the step, evaluation or epoch."""
     time_us: int
     """The event's own Unix time in microseconds, so that a replay yields the same point."""
+    fold: Fold = "last"
+    """How it was, and is to be, summed up with others of its metric."""
 
 
 class TrackerRun(msgspec.Struct, frozen=True):
@@ -75,6 +79,8 @@ class Target(msgspec.Struct, frozen=True):
     name: str | None = None
     begun_us: int | None = None
     """When the run began, Unix time in microseconds: it may be delivered long after."""
+    beside: TrackerRun | None = None
+    """A run of the user's that must not be written to any more: the sink's own run is grouped with it."""
     connection: Connection = Connection()
 
 
@@ -194,6 +200,48 @@ class Backend(Protocol):
 
     def open_store(self, connection: Connection) -> ArtifactStore:
         """Builds what brings files back, in a process of memlog's own."""
+
+
+class Ride(Protocol):
+    """Writes to a run of the user's from the trainer's process, beside the user, whose rows stay as they are.
+
+    Made on the user's thread, called from one thread of memlog's. What is passed on raises as the tracker's
+    client does.
+    """
+
+    run_id: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the user has not ended the run."""
+
+    def row(self) -> object | None:
+        """What changes when the user commits a row; ``None`` where that can't be known."""
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Puts points, one a metric, into the row that the user commits next."""
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Stores facts that hold for the whole run."""
+
+    def log_alert(self, alert: Alert) -> None:
+        """Shows an alert."""
+
+    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:
+        """Stores a file, which stays where it is."""
+
+
+@runtime_checkable
+class RidingBackend(Backend, Protocol):
+    """A backend whose users' runs are ridden."""
+
+    def open_ride(self, run: TrackerRun) -> Ride:
+        """Begins to write to a run that `active_run` has just found. Takes microseconds, loads nothing."""
+
+
+def is_ridden(backend: Backend) -> bool:
+    """Whether a run of the user's is written from the trainer's process; one that does not say is not."""
+    return bool(getattr(backend, "rides", False))
 
 
 def find_backends() -> dict[str, Backend]:

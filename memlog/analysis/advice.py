@@ -71,7 +71,7 @@ def _by_category(trace: Trace | None) -> Iterator[str]:
             f"Activations hold {size}{where}: half the batch needs about half of that; "
             "`torch.utils.checkpoint` computes them again in backward; bfloat16 autocast makes them smaller."
         )
-    if share.get("optimizer_state", 0) >= _LARGE:
+    if share.get("optimizer state", 0) >= _LARGE:
         yield (
             f"The optimizer's state holds {format_bytes(trace.at_peak['optimizer_state'])}: SGD with "
             "momentum needs half of Adam's, 8-bit optimizers a quarter; sharding (FSDP, ZeRO) divides it."

@@ -88,7 +88,7 @@ def summarize(
     # Asked first: a run that ends while it is read has then either been alive or says its end.
     alive = run.is_alive()
     summary = _remembered(run, alive=alive) if remember else _from_journal(run, alive=alive)
-    return _with_states(summary, {state.backend: state for state in states})
+    return _with_states(summary, states)
 
 
 def encode(summary: Summary) -> bytes:
@@ -128,27 +128,33 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
     )
 
 
-def _with_states(summary: Summary, states: Mapping[str, DeliveryState]) -> Summary:
+def _with_states(summary: Summary, states: Iterable[DeliveryState]) -> Summary:
+    """Adds what is remembered; of a backend there may be two, which came after one another."""
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
-    for backend, state in states.items():
-        delivered[backend] = _delivery(delivered.get(backend, _NOTHING_YET), state)
+    told: set[str] = set()
+    for state in states:
+        backend = state.backend
+        so_far = delivered.get(backend, _NOTHING_YET)
+        delivered[backend] = _delivery(so_far, state, alone=backend not in told)
+        told.add(backend)
         dropped.update({f"{backend}: {reason}": n for reason, n in state.dropped.items()})
     health = replace(summary.health, delivered=_sorted(delivered), dropped=_sorted(dropped))
     return replace(summary, health=health)
 
 
-def _delivery(before: Delivery, state: DeliveryState) -> Delivery:
-    """What the journal says of a sink, and what its courier remembers."""
+def _delivery(before: Delivery, state: DeliveryState, *, alone: bool) -> Delivery:
+    """What the journal, or another state too, says of a sink, and what this state does."""
     known = {run.id for run in before.runs}
     joined = [
         TrackedRun(id=run_id, uri=None, own=False) for run_id in state.joined if run_id not in known
     ]
     own = state.own_run
     opened = [] if own is None else [TrackedRun(id=own.run_id, uri=_redacted(own.uri), own=True)]
+    finished = state.stage == "done" and not alone
     return Delivery(
-        points=state.delivered + state.provisional,
-        stage=state.stage,
-        problem=_redacted(state.problem),
+        points=before.points + state.delivered + state.provisional,
+        stage=before.stage if finished else state.stage,
+        problem=before.problem if finished else _redacted(state.problem),
         runs=[*before.runs, *joined, *opened],
     )
 

@@ -24,7 +24,7 @@ from memlog.sink import LOCAL, is_installed, load_backend
     "--backend",
     default="mlflow",
     show_default=True,
-    help="Where the memory is recorded: mlflow, local (memlog's own files only), …",
+    help="Where the memory is recorded: mlflow, wandb (offline), local (memlog's own files only), …",
 )
 def demo(steps: int | None, backend: str) -> None:
     """Trains a small GPT, so that there is something to look at.

@@ -16,7 +16,7 @@ from memlog.cli.addresses import known_address
 from memlog.cli.meter import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line, page, plain, table
-from memlog.delivery.state import read_states
+from memlog.delivery.rides import all_states
 from memlog.errors import (
     ArtifactError,
     ConfigurationError,
@@ -121,7 +121,7 @@ def _sources(name: str, backend_name: str | None, directory: Path | None) -> lis
 
 def _delivered(run: RunDirectory, backend: Backend, name: str) -> list[Source]:
     """The tracker's runs that a run known here was delivered to."""
-    delivery = summarize(run, read_states(run), remember=True).health.delivered.get(name)
+    delivery = summarize(run, all_states(run), remember=True).health.delivered.get(name)
     connection = backend.connection()
     sources = [
         Source(

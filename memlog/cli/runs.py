@@ -16,7 +16,7 @@ from memlog.analysis.document import SCHEMA, Delivery, RunStatus
 from memlog.analysis.folds import ALLOCATED, HOST
 from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import STATUS_STYLES, local_time, page, plain, print_json, sign, table
-from memlog.delivery.state import read_states
+from memlog.delivery.rides import all_states
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
 from memlog.settings import runs_directory
@@ -77,7 +77,7 @@ def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
 
 
 def _line(run: RunDirectory) -> RunLine:
-    summary = summarize(run, read_states(run), remember=True)
+    summary = summarize(run, all_states(run), remember=True)
     return RunLine(
         id=summary.run.id,
         name=summary.run.name,

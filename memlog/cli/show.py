@@ -10,7 +10,7 @@ from memlog.analysis import encode, summarize
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, print_json
 from memlog.cli.summary_page import print_summary
-from memlog.delivery.state import read_states
+from memlog.delivery.rides import all_states
 from memlog.journal import find_run
 from memlog.settings import runs_directory
 
@@ -26,7 +26,7 @@ def show(run: str, directory: Path | None, as_json: bool) -> None:
     of the JSON document.
     """
     found = find_run(runs_directory(directory), run)
-    summary = summarize(found, read_states(found))
+    summary = summarize(found, all_states(found))
     if as_json:
         print_json(encode(summary))
         return

@@ -17,11 +17,19 @@ from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.courier import Courier
 from memlog.delivery.postmortem import explain_afterwards
+from memlog.delivery.rides import ClaimOf, RideState, all_states, claims_of
 from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
 from memlog.errors import ConfigurationError, MemlogError, TrackerUnavailableError
 from memlog.journal import RunDirectory, find_run
 from memlog.settings import runs_directory
-from memlog.sink import LOCAL, Backend, TrackerRun, find_backends, load_backend
+from memlog.sink import (
+    LOCAL,
+    Backend,
+    TrackerRun,
+    find_backends,
+    is_ridden,
+    load_backend,
+)
 
 _RETRY = 1.0
 """Seconds between attempts at a tracker that is in trouble."""
@@ -50,7 +58,7 @@ def sync(run: str, backend: str | None, timeout: float, directory: Path | None) 
     """
     found = find_run(runs_directory(directory), run)
     explain_afterwards(found)
-    summary = summarize(found, read_states(found), remember=True)
+    summary = summarize(found, all_states(found), remember=True)
     failures = []
     for name in _backends(summary, backend):
         try:
@@ -106,6 +114,9 @@ def _sync(
         before = copy.deepcopy(courier.state)
         with Meter(courier):
             _deliver(courier, timeout, complete=complete)
+        ride = RideState.load(run, name)
+        if ride is not None and complete:
+            ride.made_good(run)
     return f"{name}: {_told(before, courier.state)}{_where(courier.state, delivery)}"
 
 
@@ -121,6 +132,7 @@ def _courier(
         name=summary.run.name,
         begun_us=header.begun_us if header else None,
         may_open_own=True,
+        claim=_claims(run, summary, backend, name),
     )
     connection = backend.connection()
     if courier.state.address is not None and not elsewhere:
@@ -135,6 +147,13 @@ def _courier(
             connection = msgspec.structs.replace(connection, uri=uri)
     courier.connect(connection)
     return courier
+
+
+def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
+    """What runs of the user's have that the trainer wrote to itself."""
+    if not is_ridden(backend):
+        return None
+    return claims_of(run, name, complete=summary.status != "running")
 
 
 def _is_done(run: RunDirectory, state: CourierState) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memlog.delivery.messages import Bind, Connect, Message
+from memlog.delivery.messages import Bind, Connect, Message, Ridden
+from memlog.delivery.rider import Rider
 from memlog.health import Health
 from memlog.journal import Binding, JournalWriter
 from memlog.redact import without_credentials
-from memlog.sink import Backend, Connection, TrackerRun
+from memlog.sink import Backend, Connection, RidingBackend, TrackerRun
 
 
 class Binder:
@@ -19,6 +20,8 @@ class Binder:
         journal: Gets a new segment for each run that is found.
         tell: Tells the helper process how to reach it.
         health: Counts what a backend gets wrong.
+        riders: Ride, in this process, on the runs of those backends that can't be told a helper, by name.
+        on_ride: Called, on the publishing thread, whenever a ride begins.
     """
 
     def __init__(
@@ -27,11 +30,15 @@ class Binder:
         journal: JournalWriter,
         tell: Callable[[Message], None],
         health: Health,
+        riders: Mapping[str, Rider] = {},
+        on_ride: Callable[[], object] = lambda: None,
     ) -> None:
         self._backends = backends
         self._journal = journal
         self._tell = tell
         self._health = health
+        self._riders = riders
+        self._on_ride = on_ride
         self._bound: dict[str, str] = {}
         self._connections: dict[str, Connection] = {}
 
@@ -45,7 +52,7 @@ class Binder:
         for name, backend in self._backends.items():
             try:
                 run = backend.active_run()
-                if run is not None and run.run_id != self._bound.get(name):
+                if run is not None and self._is_new(name, run):
                     self._bind(name, run)
                     bound = True
             except Exception as error:  # noqa: BLE001, PERF203 - a tracker's trouble is not the trainer's
@@ -70,9 +77,21 @@ class Binder:
                     self._connections[name] = connection
                     self._tell(Connect(name, connection))
 
+    def _is_new(self, name: str, run: TrackerRun) -> bool:
+        if run.run_id != self._bound.get(name):
+            return True
+        rider = self._riders.get(name)
+        return rider is not None and rider.is_over(run.run_id)
+
     def _bind(self, name: str, run: TrackerRun) -> None:
         self._bound[name] = run.run_id
         self.connect()
-        self._tell(Bind(name, run))
         uri = None if run.uri is None else without_credentials(run.uri)
+        rider, backend = self._riders.get(name), self._backends[name]
+        if rider is not None and isinstance(backend, RidingBackend):
+            rider.begin(backend.open_ride(run))
+            self._on_ride()
+            self._tell(Ridden(name, run.run_id, uri))
+        else:
+            self._tell(Bind(name, run))
         self._journal.bind(name, Binding(run.run_id, uri))

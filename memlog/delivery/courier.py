@@ -10,6 +10,7 @@ import msgspec
 
 from memlog.delivery import outbox
 from memlog.delivery.reading import Reading
+from memlog.delivery.rides import Claim, ClaimOf
 from memlog.delivery.state import CourierState, Progress
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import End
@@ -41,6 +42,7 @@ class Courier:
         begun_us: Likewise: when the run began, Unix time in microseconds.
         may_open_own: Whether events that no run of the user's claims may go to a run of its own; until
             then they wait. Set it when waiting is over.
+        claim: Where the user's runs are ridden, in the trainer's process: what a run of the user's has.
 
     Attributes:
         state: What it remembers; saved in the run's folder.
@@ -56,6 +58,7 @@ class Courier:
         name: str | None = None,
         begun_us: int | None = None,
         may_open_own: bool = False,
+        claim: ClaimOf | None = None,
     ) -> None:
         self.run = run
         self.backend = backend
@@ -63,6 +66,7 @@ class Courier:
         self.state = CourierState.load(run, backend)
         self._connection = Connection()
         self._open_sink = open_sink
+        self._claim = claim
         self._project = project
         self._name = name
         self._begun_us = begun_us
@@ -170,6 +174,8 @@ class Courier:
         if entry.header is not reading.header and not self._turn(file, reading, entry.header):
             return False
         reading.take(entry)
+        if reading.passing:
+            return True
         if len(reading.pending) >= self._sink(reading.target).max_points:
             self._hand_over(file.process, reading)
         return True
@@ -180,13 +186,22 @@ class Courier:
         if binding is None and self.state.own_run is None and not self.may_open_own:
             return False
         target = binding.run_id if binding else None
-        if reading.plan is None or target != reading.target:
+        claim = self._claimed(target)
+        if claim == "riding" or reading.plan is None or target != reading.target:
             reading.finish()
             self._hand_over(file.process, reading)
+            if claim == "riding":
+                return False
             reading.target = target
-            reading.plan = Plan(self._sink(target).resolution, header.initial_step)
+            reading.passing = claim == "whole"
+            resolution = "full" if reading.passing else self._sink(target).resolution
+            reading.plan = Plan(resolution, header.initial_step)
         reading.header = header
         return True
+
+    def _claimed(self, target: str | None) -> Claim | None:
+        """What a run of the user's has that is ridden; ``None``: the courier delivers to it."""
+        return None if target is None or self._claim is None else self._claim(target)
 
     def _binding(self, file: JournalFile, header: Header) -> Binding | None:
         """The user's run that claims a segment's events; ``None``: no run of the user's does.
@@ -212,12 +227,14 @@ class Courier:
     def _sink(self, target: str | None) -> Sink:
         if target in self._sinks:
             return self._sinks[target]
-        joined = None if target is None else TrackerRun(target, self._uris.get(target))
+        users = None if target is None else TrackerRun(target, self._uris.get(target))
+        beside = users if self._claimed(target) else None
         own = None if target is not None else self.state.own_run
         sink = self._open_sink(
             Target(
                 memlog_run=self.run.id,
-                joined=joined,
+                joined=None if beside else users,
+                beside=beside,
                 opened=TrackerRun(own.run_id, own.uri) if own is not None else None,
                 project=self._project,
                 name=self._name,
@@ -232,8 +249,9 @@ class Courier:
         return sink
 
     def _remember(self, target: str | None, opened: TrackerRun) -> None:
-        if target is not None and target not in self.state.joined:
-            self.state.joined = [*self.state.joined, target]
+        # Beside a run of the user's that is not written to any more, the sink has opened another one.
+        if target is not None and opened.run_id not in self.state.joined:
+            self.state.joined = [*self.state.joined, opened.run_id]
         if target is None:
             uri = None if opened.uri is None else without_credentials(opened.uri)
             self.state.own_run = Binding(opened.run_id, uri)

@@ -25,8 +25,10 @@ from memlog.analysis.postmortem import Witness
 from memlog.bus import EventBus
 from memlog.delivery import messages
 from memlog.delivery.courier import Courier
+from memlog.delivery.flamegraph import WorstStep
 from memlog.delivery.loop import CourierThread
 from memlog.delivery.postmortem import explain
+from memlog.delivery.rides import claims_while_riding
 from memlog.delivery.sampler import Sampler, StepFollower
 from memlog.events import Health as HealthEvent
 from memlog.events import now_us
@@ -34,7 +36,7 @@ from memlog.health import Health
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.probes.cgroup import OomKills
 from memlog.redact import without_credentials
-from memlog.sink import LOCAL, Backend, find_backends, load_backend
+from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -84,6 +86,7 @@ class Helper:
         )
         with self._health.contained("reading the alert rules"):
             judge(begin, self._bus, self._health)
+        self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
@@ -100,7 +103,9 @@ class Helper:
             for line in lines.read(TICK):
                 self.hear(line)
             self._sampler.sample_if_due()
+            self._worst_step.look()
             self._allow_own_runs()
+        self._worst_step.look()
         self._explain_a_bad_end()
         self._publish_health()
         self._journal.close()
@@ -147,6 +152,8 @@ class Helper:
             self._courier(message.backend).know(message.run)
             uri = None if message.run.uri is None else without_credentials(message.run.uri)
             self._journal.bind(message.backend, Binding(message.run.run_id, uri))
+        elif isinstance(message, messages.Ridden):
+            self._journal.bind(message.backend, Binding(message.run_id, message.uri))
         elif isinstance(message, messages.Finish):
             self._finished = True
 
@@ -163,9 +170,13 @@ class Helper:
             project=self._settings.project,
             name=self._settings.name,
             begun_us=self._begin.begun_us,
+            claim=claims_while_riding if is_ridden(backend) else None,
         )
-        # The client takes seconds to import: a named backend will need it, another perhaps never.
-        thread = CourierThread(courier, backend.prepare if named else None)
+        # The client takes seconds to import: a named backend will need it, another perhaps never, nor one
+        # whose users' runs are ridden.
+        thread = CourierThread(
+            courier, backend.prepare if named and not is_ridden(backend) else None
+        )
         self._couriers[name] = thread
         thread.start()
 

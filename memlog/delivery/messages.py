@@ -40,11 +40,20 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
     run: TrackerRun
 
 
+class Ridden(msgspec.Struct, frozen=True, tag="ridden"):
+    """The user has a run open that the trainer's own process writes to: events from here on belong to it."""
+
+    backend: str
+    run_id: str
+    uri: str | None
+    """Without user and password."""
+
+
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The run is over and its journal complete: deliver the rest, then end."""
 
 
-Message: TypeAlias = Begin | Connect | Bind | Finish
+Message: TypeAlias = Begin | Connect | Bind | Ridden | Finish
 
 encode = msgspec.json.Encoder().encode
 

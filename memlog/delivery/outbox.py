@@ -74,7 +74,7 @@ def _show_alerts(sink: Sink, told: AlertsTold) -> Counter[str]:
 
 
 def _store(sink: OpenedSink, outgoing: Outgoing, run: RunDirectory) -> Counter[str]:
-    file = _file_of(outgoing.artifact, run)
+    file = file_of(outgoing.artifact, run)
     if file is None:
         return Counter({"artifact_missing": 1})
     try:
@@ -84,7 +84,7 @@ def _store(sink: OpenedSink, outgoing: Outgoing, run: RunDirectory) -> Counter[s
     return Counter()
 
 
-def _file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
+def file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
     """The file, where it is a plain one in the run's own folder: a journal may come from anywhere."""
     path = run.path / artifact.path
     try:

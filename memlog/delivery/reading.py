@@ -24,10 +24,15 @@ class Reading:
         self.target: str | None = None
         """Id of the user's run that events go to; ``None``: the sink's own."""
         self.plan: Plan[Position] | None = None
+        self.passing = False
+        """Whether what is read is passed over: it has reached its run on another road."""
 
     def take(self, entry: Entry) -> None:
         """Feeds the plan; what was delivered before is not delivered again."""
         if self.plan is None:
+            return
+        if self.passing:
+            self.at = entry.end
             return
         points = self.plan.feed(entry.event, entry.start)
         self.at = entry.end

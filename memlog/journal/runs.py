@@ -44,6 +44,11 @@ class RunDirectory:
         """The folder of the files that were kept for the run; made when the first one is."""
         return self.path / "artifacts"
 
+    @property
+    def worst_step(self) -> Path:
+        """The events of the traced step that needed most memory, in place of an earlier one's."""
+        return self.path / "worst-step.msgpack"
+
     def files(self) -> list[JournalFile]:
         """One reader for each process that wrote here, the trainer's first."""
         named = (parse_segment_name(path.name) for path in self.path.iterdir())

@@ -1,0 +1,71 @@
+"""The environment variables that W&B's client reads: carried to the helper, made fit there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from memlog.sink import Connection
+from memlog_wandb.addresses import server_of
+
+BASE_URL = "WANDB_BASE_URL"
+API_KEY = "WANDB_API_KEY"
+DIR = "WANDB_DIR"
+PROGRAM = "WANDB_PROGRAM"
+
+_PREFIX = "WANDB_"
+_NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NETRC"})
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+
+_NEVER = (
+    "WANDB_SERVICE",  # the user's own connection to wandb's process: memlog's must not end with it
+    "WANDB_RUN_ID",  # the user's run, which only the user's process writes to
+    "WANDB_RESUME",
+    "WANDB_SWEEP_ID",  # a sweep counts the runs that belong to it
+    "WANDB_SWEEP_PARAM_PATH",
+    "WANDB_CONFIG_PATHS",
+    "WANDB_RUN_DIR",
+)
+
+_ALWAYS = {
+    # A process that the user never asked for prints nothing, and saves neither code nor patches: they
+    # would be memlog's.
+    "WANDB_SILENT": "true",
+    "WANDB_CONSOLE": "off",
+    "WANDB_DISABLE_CODE": "true",
+}
+
+
+def gathered(settings: Any = None) -> dict[str, str]:
+    """What W&B's client reads of this process's environment, for the helper.
+
+    Args:
+        settings: Those of the user's open run, which go before the environment.
+    """
+    found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
+    for name, attribute in ((BASE_URL, "base_url"), (API_KEY, "api_key")):
+        if value := getattr(settings, attribute, None):
+            found[name] = str(value)
+    # A relative path means this process's folder, which may not be the helper's.
+    found[DIR] = str(Path(found.get(DIR, ".")).absolute())
+    if sys.argv and sys.argv[0]:
+        found.setdefault(PROGRAM, sys.argv[0])  # in the helper, it would be memlog
+    return found
+
+
+def apply(connection: Connection) -> None:
+    """Prepares this process, one of memlog's own, for W&B's client."""
+    os.environ.update(connection.environment)
+    for name in _NEVER:
+        os.environ.pop(name, None)
+    os.environ.update(_ALWAYS)
+    if server := server_of(connection.uri):
+        os.environ[BASE_URL] = server
+
+
+def _is_wanted(name: str) -> bool:
+    if name in _NEVER:
+        return False
+    return name.startswith(_PREFIX) or name in _NAMES or name.lower() in _PROXIES

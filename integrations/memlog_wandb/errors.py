@@ -1,0 +1,68 @@
+"""What wandb raises, told apart into what may pass and what won't: the one place that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wandb.errors import AuthenticationError, UsageError
+
+from memlog.errors import (
+    MemlogError,
+    TrackerRejectedError,
+    TrackerUnavailableError,
+    UnknownRunError,
+)
+from memlog.redact import without_credentials
+
+LOG_IN = "run `wandb login`, set WANDB_API_KEY, or record without a server: WANDB_MODE=offline"
+_MAX_TEXT = 400
+_NO_RUN = "Could not find run"
+_NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
+_REFUSED = ("401", "403", "permission denied", "PERMISSION_ERROR", "user is not logged in")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Runs a block that talks to W&B.
+
+    Raises:
+        TrackerRejectedError: W&B understood and said no.
+        UnknownRunError: it has no such run.
+        TrackerUnavailableError: anything else that went wrong.
+    """
+    try:
+        yield
+    except MemlogError:
+        raise
+    except Exception as error:  # noqa: BLE001 - wandb lets its service's and system errors through
+        # Not chained: the original's own message may hold what must not be told.
+        raise _translation(error) from None
+
+
+def unavailable(text: str) -> TrackerUnavailableError:
+    """The error for a server that can't be reached, or is in trouble."""
+    return TrackerUnavailableError(f"W&B is not available ({_one_line(text)})")
+
+
+def _translation(error: Exception) -> MemlogError:
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, AuthenticationError) or any(word in text for word in _REFUSED):
+        return TrackerUnavailableError(
+            f"W&B does not take the credentials ({_one_line(text)}): {LOG_IN}"
+        )
+    if isinstance(error, UsageError) and any(word in text for word in _NOT_LOGGED_IN):
+        return TrackerUnavailableError(f"you are not logged in to W&B: {LOG_IN}")
+    if _NO_RUN in text:
+        return UnknownRunError(
+            f"{_one_line(text)}: name it as entity/project/id, or set WANDB_ENTITY and WANDB_PROJECT"
+        )
+    if isinstance(error, (UsageError, TypeError, ValueError)):
+        return TrackerRejectedError(f"W&B refused it: {_one_line(text)}")
+    return unavailable(text)
+
+
+def _one_line(text: str) -> str:
+    """``text`` on one line, without credentials."""
+    line = without_credentials(" ".join(text.split()))
+    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

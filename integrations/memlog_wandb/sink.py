@@ -1,0 +1,232 @@
+"""Hands points to one W&B run of memlog's own. Lives in a process of memlog's own."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from memlog.errors import TrackerRejectedError
+from memlog.events import Alert, Artifact, Status
+from memlog.health import Health
+from memlog.sink import Point, Resolution, Target, TrackerRun
+from memlog_wandb import contents
+from memlog_wandb.addresses import address_of, run_path
+from memlog_wandb.errors import translated, unavailable
+from memlog_wandb.probe import probe
+
+INIT_TIMEOUT = 20.0
+"""Seconds for opening a run; wandb itself tries for about twice as long."""
+FINISH_TIMEOUT = 60.0
+"""Seconds for uploading what is left."""
+ARTIFACT_TIMEOUT = 120
+"""Seconds for uploading a file."""
+_PROBE_INTERVAL = 30.0
+"""Seconds between probes while a run is open: wandb buffers and tries again by itself."""
+
+_EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
+
+
+class WandbSink:
+    """A `memlog.sink.Sink` for W&B.
+
+    It writes to runs of memlog's own alone: a run of the user's is ridden, from the trainer's process.
+    wandb uploads in the background, so nothing is safe until the run has finished.
+
+    Args:
+        target: The run to write to.
+        health: Where drops are counted; without one the sink makes its own.
+
+    Attributes:
+        health: Counts ``not_finite``: infinities and NaN, which spoil a chart.
+    """
+
+    durable = False
+    resolution: Resolution = "full"
+    max_points = 1000
+
+    def __init__(self, target: Target, health: Health | None = None) -> None:
+        self.health = Health() if health is None else health
+        self._target = target
+        self._run: _OpenRun | None = None
+        self._broken = False
+        self._settings = wandb.setup().settings  # those that the environment and wandb's files say
+        self._asked = 0.0
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Points left out so far, by reason."""
+        return self.health.dropped
+
+    def probe(self) -> None:
+        """Asks, within about two seconds, whether the server is there. Offline there is nothing to ask.
+
+        Raises:
+            TrackerUnavailableError: it is not.
+        """
+        due = self._run is None or time.monotonic() - self._asked >= _PROBE_INTERVAL
+        if self._settings.mode in ("online", "shared") and due:
+            probe(self._settings.base_url)
+            self._asked = time.monotonic()
+
+    def open(self) -> TrackerRun:
+        """Opens memlog's own run, or goes on with it.
+
+        Raises:
+            TrackerRejectedError: the target is a run of the user's, or W&B refuses it.
+            TrackerUnavailableError: W&B can't be reached, or nobody is logged in.
+        """
+        run = self._opened().run
+        return TrackerRun(str(run.id), uri=address_of(run._settings))  # noqa: SLF001 - settings is a copy that takes a millisecond
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Stores at most `max_points` points: a row for each place on an axis, at its own time.
+
+        Raises:
+            TrackerRejectedError: W&B refuses them.
+            TrackerUnavailableError: wandb's own process is in trouble.
+        """
+        opened = self._opened()
+        kept = [point for point in points if self._is_storable(point)]
+        with translated():
+            opened.definitions.add(kept)
+            for row in _rows(kept):
+                values = {**contents.row_of(row), "_timestamp": row[0].time_us / 1e6}
+                opened.run.log(values)
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Stores parameters in the run's configuration, under ``memlog/``."""
+        with translated():
+            contents.log_parameters(self._opened().run, parameters)
+
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        """Sends those alerts that are new; offline they wait for ``wandb sync``."""
+        with translated():
+            for alert in alerts[first_new:]:
+                contents.log_alert(self._opened().run, alert)
+
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:
+        """Uploads a file and waits for it; offline ``wandb sync`` does, from where the file is."""
+        opened = self._opened()
+        with translated():
+            made = contents.log_artifact(opened.run, artifact, file, self._target.memlog_run)
+            if not opened.run.offline and not opened.run.disabled:
+                made.wait(timeout=ARTIFACT_TIMEOUT)
+
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:  # noqa: ARG002 - W&B knows no other end than now
+        """Finishes the run, which uploads what is left; ``None`` leaves it to be gone on with.
+
+        Raises:
+            TrackerUnavailableError: not everything was uploaded in time; a new sink sends it again.
+        """
+        opened, self._run = self._run, None
+        if opened is not None:
+            self._broken = True  # until it has ended well
+            with translated():
+                opened.finish(0 if status is None else _EXIT_CODES[status])
+            self._broken = False
+        if self._broken:
+            raise unavailable("not everything was uploaded as the run finished")
+
+    def _opened(self) -> _OpenRun:
+        if self._broken:
+            raise unavailable("not everything was uploaded as the run finished")
+        if self._run is None:
+            if self._target.joined is not None:
+                raise TrackerRejectedError(
+                    "a W&B run of the user's is written from the trainer's own process alone: "
+                    "`memlog sync` delivers to a run of memlog's own"
+                )
+            with translated():
+                self._run = _OpenRun(self._target, self._settings)
+        return self._run
+
+    def _is_storable(self, point: Point) -> bool:
+        if not contents.is_storable(point):
+            self.health.drop("not_finite", f"{point.name} is no finite number: not sent to W&B")
+            return False
+        return True
+
+
+class _OpenRun:
+    """A run that is open, and what it has been told of its metrics."""
+
+    _open = 0
+
+    def __init__(self, target: Target, settings: wandb.Settings) -> None:
+        self.run: Any = wandb.init(
+            id=_run_id(target),
+            project=target.project or _project_beside(target),
+            name=target.name,
+            group=None if target.beside is None else run_path(target.beside.run_id).run_id,
+            job_type="memlog",
+            # Offline there is nothing to go on with, and wandb would warn of that.
+            resume="allow" if settings.mode in ("online", "shared") else None,
+            reinit="create_new",  # several of memlog's runs may be open at once
+            settings=_bounded(),
+        )
+        self.definitions = contents.Definitions(self.run)
+        _OpenRun._open += 1
+
+    def finish(self, exit_code: int) -> None:
+        _OpenRun._open -= 1
+        try:
+            self.run.finish(exit_code=exit_code)
+        finally:
+            if _OpenRun._open == 0:
+                wandb.teardown(exit_code)  # `finish` returns before the file is flushed
+
+
+def _bounded() -> wandb.Settings:
+    """Settings that keep wandb quiet and its waiting bounded, as far as its version has them."""
+    wanted: dict[str, Any] = {
+        "console": "off",
+        "silent": True,
+        "init_timeout": INIT_TIMEOUT,
+        "finish_timeout": FINISH_TIMEOUT,
+        "finish_timeout_raises": True,
+        "disable_git": True,
+        "disable_job_creation": True,
+        "save_code": False,
+        "x_disable_stats": True,  # memlog's figures are of the trainer, these would be of the helper
+        "x_save_requirements": False,
+    }
+    known = wandb.Settings.model_fields
+    return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _run_id(target: Target) -> str:
+    """The id of memlog's run for ``target``: always the same, so that it is found again."""
+    if target.opened is not None:
+        return target.opened.run_id
+    if target.beside is None:
+        return f"memlog-{target.memlog_run}"
+    # Ids of W&B's own making are short; a user's may be as long as W&B allows.
+    beside = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
+    return f"memlog-{target.memlog_run}-{beside}"
+
+
+def _project_beside(target: Target) -> str | None:
+    """The project of the user's run, where its address tells it."""
+    if target.beside is None or target.beside.uri is None:
+        return None
+    return run_path(target.beside.uri).project if "/runs/" in target.beside.uri else None
+
+
+def _rows(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Points of one place on an axis, one a metric, in the order in which they come."""
+    row: list[Point] = []
+    names: set[str] = set()
+    for point in points:
+        first = row[0] if row else point
+        if (point.axis, point.index) != (first.axis, first.index) or point.name in names:
+            yield row
+            row, names = [], set()
+        row.append(point)
+        names.add(point.name)
+    if row:
+        yield row

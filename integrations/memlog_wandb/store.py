@@ -1,0 +1,122 @@
+"""Brings memlog's artifacts back from W&B."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from memlog.errors import TrackerRejectedError
+from memlog.sink import Connection, StoredArtifact
+from memlog_wandb.addresses import RunPath, run_path
+from memlog_wandb.contents import METADATA
+from memlog_wandb.errors import translated
+
+_POLL = 0.1
+"""Seconds between looks at how much of a file has arrived."""
+_API_TIMEOUT = 20
+
+
+class WandbStore:
+    """A `memlog.sink.ArtifactStore` for W&B. A run is named by its id, its path, or its address.
+
+    Args:
+        connection: Its environment was applied before wandb was imported. Where its address is that of a
+            run, that run's entity and project go before the environment's.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._environment = connection.environment
+        self._known = run_path(connection.uri) if connection.uri else RunPath(None, None, "")
+        self._api: Any = None
+
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        """The newest version of each file of memlog's that the run has.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            TrackerUnavailableError: W&B can't be reached.
+        """
+        return [stored for stored, _ in self._found(run_id)]
+
+    def fetch(
+        self,
+        run_id: str,
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        """Downloads one file into ``directory``, under its name.
+
+        Raises:
+            TrackerRejectedError: the run does not have it.
+            TrackerUnavailableError: W&B can't be reached.
+        """
+        for stored, version in self._found(run_id):
+            if (stored.name, stored.kind) == (artifact.name, artifact.kind):
+                with translated():
+                    return _download(version, artifact.name, directory, progress)
+        raise TrackerRejectedError(
+            f"the W&B run {run_id} has no artifact {artifact.name!r}: `memlog show` lists what was kept"
+        )
+
+    def _found(self, run_id: str) -> list[tuple[StoredArtifact, Any]]:
+        with translated():
+            if self._api is None:
+                self._api = wandb.Api(timeout=_API_TIMEOUT)
+            run = self._api.run(self._path(run_id))
+            found = {}
+            for version in run.logged_artifacts():  # the oldest first
+                name = version.metadata.get(METADATA)
+                if isinstance(name, str) and Path(name).name == name:
+                    kind = str(version.metadata.get("memlog_kind", version.type))
+                    found[name, kind] = (StoredArtifact(name, kind, version.size), version)
+        return list(found.values())
+
+    def _path(self, run_id: str) -> str:
+        path = run_path(run_id)
+        known = self._known if self._known.run_id == path.run_id else RunPath(None, None, "")
+        environment = {**os.environ, **self._environment}
+        return str(
+            path._replace(
+                entity=path.entity or known.entity or environment.get("WANDB_ENTITY"),
+                project=path.project
+                or known.project
+                or environment.get("WANDB_PROJECT")
+                or "uncategorized",
+            )
+        )
+
+
+def _download(version: Any, name: str, directory: Path, progress: Callable[[int], object]) -> Path:
+    """Downloads in a thread of its own, and tells meanwhile how much has arrived."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            version.download(root=str(directory), path_prefix=name, skip_cache=True)
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="memlog-download", daemon=True)
+    thread.start()
+    told = 0
+    while True:
+        thread.join(_POLL)
+        alive = thread.is_alive()
+        arrived = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        if arrived > told:
+            progress(arrived - told)
+            told = arrived
+        if not alive:
+            break
+    if errors:
+        raise errors[0]
+    file = directory / name
+    if file.resolve().parent != directory.resolve() or not file.is_file():
+        raise TrackerRejectedError(f"the artifact {version.name!r} has no file {name!r}")
+    return file

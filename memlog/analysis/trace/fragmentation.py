@@ -1,0 +1,46 @@
+"""How much of what a caching allocator holds is free and yet of no use to others.
+
+The ratio is the seed document's ``(reserved - allocated) / reserved``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from memlog.analysis.trace.records import Fragmentation
+
+
+def of_statistics(allocated: int, reserved: int | None) -> Fragmentation | None:
+    """From an allocator's totals; ``None`` where nothing is reserved."""
+    if not reserved:
+        return None
+    ratio = max(0.0, (reserved - allocated) / reserved)
+    return Fragmentation(reserved, allocated, None, ratio, "statistics")
+
+
+def of_segments(segments: Iterable[Any], device: int) -> Fragmentation | None:
+    """From a snapshot's segments and their blocks.
+
+    Args:
+        segments: As ``torch.cuda.memory_snapshot()`` gives them.
+        device: The index of the device whose segments count.
+
+    Returns:
+        ``None`` where the device has no segments. ``inactive_split`` counts the free blocks of segments that
+        are partly in use: no other pool and no other process can have them.
+    """
+    reserved = allocated = inactive = 0
+    for segment in segments:
+        if segment.get("device", 0) != device:
+            continue
+        reserved += segment["total_size"]
+        free = sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
+        allocated += sum(
+            block["size"] for block in segment["blocks"] if block["state"] == "active_allocated"
+        )
+        if free < segment["total_size"]:
+            inactive += free
+    if not reserved:
+        return None
+    return Fragmentation(reserved, allocated, inactive, (reserved - allocated) / reserved, "blocks")

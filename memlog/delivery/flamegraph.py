@@ -1,0 +1,63 @@
+"""Making a flame graph of the worst traced step so far, away from the trainer's process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from memlog import exporters
+from memlog.analysis.trace.records import Trace
+from memlog.events import Event
+from memlog.events import Trace as TraceEvent
+from memlog.health import Health
+from memlog.journal import RunDirectory
+from memlog.journal.kept import keep
+
+logger = logging.getLogger("memlog.delivery")
+
+FLAME_GRAPH = "worst-step.speedscope.json.gz"
+KIND = "flamegraph"
+_MAX_BYTES = 256 * 1024**2
+
+
+class WorstStep:
+    """Watches for a worse step, and keeps its flame graph as the run's artifact.
+
+    Args:
+        run: The run.
+        publish: Takes the artifact's event.
+        health: Counts errors.
+    """
+
+    def __init__(
+        self, run: RunDirectory, publish: Callable[[Event], object], health: Health
+    ) -> None:
+        self._run = run
+        self._publish = publish
+        self._health = health
+        self._seen = 0
+
+    def look(self) -> None:
+        """Makes a new graph where there is a worse step than the last time. Never raises."""
+        path = self._run.worst_step
+        try:
+            found = path.stat()
+        except OSError:
+            return  # no step has been traced yet
+        if found.st_mtime_ns != self._seen and found.st_size <= _MAX_BYTES:
+            self._seen = found.st_mtime_ns
+            with self._health.contained("making a flame graph"):
+                self._draw(path)
+
+    def _draw(self, path: Path) -> None:
+        event, trace = msgspec.msgpack.decode(path.read_bytes(), type=tuple[TraceEvent, Trace])
+        step = "in the middle of a step" if event.step is None else f"step {event.step}"
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / FLAME_GRAPH
+            exporters.write_json(exporters.flame_graph(trace), file)
+            self._publish(keep(self._run, file, FLAME_GRAPH, KIND))
+        logger.info("the flame graph of the worst traced step (%s) is kept", step)

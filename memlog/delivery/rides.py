@@ -1,0 +1,110 @@
+"""What is kept of rides on the user's runs, and what it means for couriers.
+
+A run of the user's that can be written only beside the user (W&B's) is ridden in the trainer's process. A
+courier, which lives in another one, passes over what belongs to it; ``memlog sync`` delivers it to a run
+of memlog's own where the ride did not come to a clean end, since a run that the user has finished is never
+written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from memlog.delivery.state import CourierState, Stage, read_states
+from memlog.journal import RunDirectory
+
+Claim: TypeAlias = Literal["riding", "whole", "missing"]
+"""Of a run of the user's: it is, or may still be, ridden; it has everything; it has not."""
+ClaimOf: TypeAlias = Callable[[str], Claim]
+
+_SUFFIX = ".ride"
+
+
+class RideState(msgspec.Struct, kw_only=True):
+    """What the rides of one session on one backend have come to."""
+
+    backend: str
+    stage: Stage = "delivering"
+    problem: str | None = None
+    joined: list[str] = []
+    """Ids of the user's runs that were ridden."""
+    whole: list[str] = []
+    """Those of them that have everything, or whose whole series was delivered beside them since."""
+    delivered: int = 0
+    """Points handed over, before folding."""
+    folded: int = 0
+    """Steps that share a row of the user's with a later one."""
+    dropped: dict[str, int] = {}
+
+    own_run: None = None
+    provisional: int = 0
+
+    def save(self, run: RunDirectory) -> None:
+        """Replaces what was kept before."""
+        path = run.delivery / f"{self.backend}{_SUFFIX}"
+        temporary = path.with_suffix(".ride-tmp")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        temporary.replace(path)
+
+    @staticmethod
+    def load(run: RunDirectory, backend: str) -> RideState | None:
+        """What was kept; ``None`` where there was no ride.
+
+        Of a trainer that died, that what the tracker has is not certain.
+        """
+        try:
+            kept = (run.delivery / f"{backend}{_SUFFIX}").read_bytes()
+            state = msgspec.json.decode(kept, type=RideState)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if state.stage == "delivering" and not run.is_alive():
+            state.stage = "waiting"
+            state.problem = (
+                "the trainer was killed, so what the run has is not certain: "
+                f"`memlog sync {run.id}` brings the whole series, as a run beside it"
+            )
+        return state
+
+    def made_good(self, run: RunDirectory) -> None:
+        """The whole series of every run has been delivered beside it."""
+        self.whole = list(self.joined)
+        self.stage, self.problem = "done", None
+        self.save(run)
+
+
+def read_rides(run: RunDirectory) -> list[RideState]:
+    """What is kept of every backend's rides."""
+    backends = sorted(path.stem for path in run.delivery.glob(f"*{_SUFFIX}"))
+    return [state for name in backends if (state := RideState.load(run, name)) is not None]
+
+
+def all_states(run: RunDirectory) -> list[CourierState | RideState]:
+    """What every courier and every ride of a run remembers."""
+    return [*read_rides(run), *read_states(run)]
+
+
+def claims_while_riding(_run_id: str) -> Claim:
+    """For the helper process, beside which the trainer rides."""
+    return "riding"
+
+
+def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
+    """For ``memlog sync``: whether a run of the user's has everything.
+
+    Args:
+        run: The run.
+        backend: The backend that is ridden.
+        complete: Whether the trainer is gone.
+    """
+    state = RideState.load(run, backend)
+    whole = frozenset(state.whole if state else ())
+
+    def claim(run_id: str) -> Claim:
+        if run_id in whole:
+            return "whole"
+        return "missing" if complete else "riding"
+
+    return claim

@@ -1,0 +1,50 @@
+"""A run's whole series as a file, for a tracker whose rows are too sparse for it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import Any
+
+from memlog.events import Artifact, now_us
+from memlog.journal import Header, RunDirectory
+from memlog.journal.kept import safe_name
+from memlog.metrics import Plan
+from memlog.sink import Point
+
+SERIES_KIND = "series"
+_COLUMNS = ("axis", "index", "time_us", "name", "value")
+
+
+def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]) -> Artifact:
+    """Writes every point of the segments that ``belongs`` picks into the run's ``artifacts`` folder.
+
+    It is a CSV file with the columns axis, index, time_us (Unix time in microseconds), name and value.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    safe = safe_name(name)
+    run.artifacts.mkdir(exist_ok=True)
+    path = run.artifacts / safe
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(_COLUMNS)
+        for journal in run.files():
+            plan: Plan[Any] = Plan("full")
+            header, chosen = None, False
+            for entry in journal.read():
+                if entry.header is not header:
+                    header, before = entry.header, chosen
+                    chosen = belongs(header)
+                    if chosen != before:
+                        _write(rows, plan.flush())
+                if chosen:
+                    _write(rows, plan.feed(entry.event, entry.start))
+            _write(rows, plan.flush())
+    size = path.stat().st_size
+    return Artifact(now_us(), safe, SERIES_KIND, f"{run.artifacts.name}/{safe}", size)
+
+
+def _write(rows: Any, points: list[Point]) -> None:
+    rows.writerows((p.axis, p.index, p.time_us, p.name, repr(p.value)) for p in points)

@@ -1,0 +1,18 @@
+"""Traces in the forms that other programs read; one module a form."""
+
+from memlog.exporters.chrome import chrome_trace, merged, read_profiler_trace
+from memlog.exporters.cuda_snapshot import snapshot
+from memlog.exporters.files import write_json, write_pickle
+from memlog.exporters.speedscope import flame_graph
+from memlog.exporters.timeline import timeline
+
+__all__ = [
+    "chrome_trace",
+    "flame_graph",
+    "merged",
+    "read_profiler_trace",
+    "snapshot",
+    "timeline",
+    "write_json",
+    "write_pickle",
+]

@@ -1,0 +1,151 @@
+"""A trace in Chrome's format, which Perfetto and ``chrome://tracing`` open: layers, and memory as counters.
+
+Format: "Trace Event Format" (Google, 2016). Times are microseconds after ``baseTimeNanoseconds``, a field of
+``torch.profiler``'s, Unix time.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memlog.analysis.trace import stream
+from memlog.analysis.trace.records import Trace
+from memlog.errors import ConfigurationError
+from memlog.exporters.stacks import Stack, ThreadStacks
+
+MAX_PROFILER_TRACE = 1 << 30
+"""Bytes of a profiler's trace, unpacked, that are read."""
+
+PROCESS = "memlog"
+"""The process whose tracks ours are: no number, so that no process of the profiler's has it."""
+
+_MAX_COUNTERS = 100_000
+_NS_PER_US = 1e3
+
+
+def chrome_trace(trace: Trace) -> dict[str, Any]:
+    """The document."""
+    events = [_metadata("process_name", 0, f"memlog: layers and memory ({trace.result.device})")]
+    events += _slices(trace)
+    events += _counters(trace)
+    return {
+        "baseTimeNanoseconds": trace.result.started_us * 1000,
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+    }
+
+
+def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
+    """What ``torch.profiler``'s ``export_chrome_trace`` wrote, compressed or not.
+
+    Raises:
+        ConfigurationError: It is no such file, or larger than `MAX_PROFILER_TRACE`.
+    """
+    found = Path(path)
+    try:
+        with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as file:
+            content = file.read(MAX_PROFILER_TRACE + 1)
+        if len(content) > MAX_PROFILER_TRACE:
+            raise ConfigurationError(f"{found} is larger than 1 GiB; profile fewer steps")
+        document = msgspec.json.decode(content)
+    except (OSError, EOFError, msgspec.DecodeError) as error:
+        raise ConfigurationError(
+            f"{found} can't be read ({error}); give what export_chrome_trace() wrote"
+        ) from None
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        raise ConfigurationError(
+            f"{found} holds no traceEvents; give what export_chrome_trace() wrote"
+        )
+    return document
+
+
+def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
+    """The profiler's document with our events beside its own, on its clock.
+
+    Args:
+        ours: From `chrome_trace`.
+        profilers: From `read_profiler_trace`.
+    """
+    base = profilers.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, (int, float)):
+        base = 0
+    shift = (ours["baseTimeNanoseconds"] - base) / _NS_PER_US
+    moved = [
+        {**event, "ts": event["ts"] + shift} if "ts" in event else event
+        for event in ours["traceEvents"]
+    ]
+    return {**profilers, "traceEvents": [*profilers["traceEvents"], *moved]}
+
+
+def _metadata(name: str, thread: int, value: str) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": PROCESS, "tid": thread, "args": {"name": value}}
+
+
+def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
+    threads: dict[int, tuple[ThreadStacks, list[str]]] = {}
+    last = 0.0
+    for event in stream.decode(trace.events):
+        if event.kind not in (stream.ENTER, stream.EXIT, stream.TURN):
+            continue
+        if event.thread not in threads:
+            threads[event.thread] = ThreadStacks(trace.paths), []
+            yield _metadata("thread_name", event.thread, f"layers, thread {event.thread}")
+        stacks, opened = threads[event.thread]
+        stack = stacks.after(event)
+        last = event.time_ns / _NS_PER_US
+        if stack is not None:
+            yield from _switch(opened, stack, last, event.thread)
+    end = max(last, trace.result.duration_ms * 1000)
+    for number, (_, opened) in threads.items():
+        yield from _switch(opened, (), end, number)
+
+
+def _switch(opened: list[str], stack: Stack, at: float, thread: int) -> Iterator[dict[str, Any]]:
+    common = 0
+    for left, right in zip(opened, stack, strict=False):
+        if left != right:
+            break
+        common += 1
+    place = {"pid": PROCESS, "tid": thread, "ts": at}
+    while len(opened) > common:
+        yield {"ph": "E", "name": opened.pop(), **place}
+    for name in stack[common:]:
+        opened.append(name)
+        yield {"ph": "B", "name": name, "cat": "layer", **place}
+
+
+def _counters(trace: Trace) -> Iterator[dict[str, Any]]:
+    """Live bytes by the phase in which they were allocated; at most `_MAX_COUNTERS` points, evenly."""
+    every = len(trace.events) // stream.EVENT_BYTES // _MAX_COUNTERS + 1
+    live = dict.fromkeys(stream.PHASES, 0)
+    live["before"] = trace.result.before or 0
+    known: dict[int, tuple[str, int]] = {}
+    for index, event in enumerate(stream.decode(trace.events)):
+        if event.kind == stream.ALLOC:
+            phase = stream.PHASES[event.phase]
+            known[event.key] = phase, event.size
+            if event.phase != stream.BEFORE:
+                live[phase] += event.size
+        elif event.kind == stream.FREE and event.key in known:
+            phase, size = known.pop(event.key)
+            live[phase] -= size
+        elif event.kind == stream.READING:
+            live["before"] = event.key
+        else:
+            continue
+        if index % every == 0:
+            at = event.time_ns / _NS_PER_US
+            yield {
+                "ph": "C",
+                "name": "live bytes",
+                "pid": PROCESS,
+                "tid": 0,
+                "ts": at,
+                "args": dict(live),
+            }

@@ -1,0 +1,60 @@
+"""A trace as a snapshot of CUDA's allocator, which https://pytorch.org/memory_viz draws, whatever the device.
+
+Plain types alone: it is read by unpicklers that import nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlog.analysis.trace import stream
+from memlog.analysis.trace.records import Trace
+from memlog.exporters.stacks import path_stack
+
+_FIRST_ADDRESS = 0x7F0000000000
+_ALIGNMENT = 512
+_NS_PER_US = 1000
+
+
+def snapshot(trace: Trace) -> dict[str, Any]:
+    """The document: one device, whose history is the trace's. Addresses are made up, and used once each."""
+    started = trace.result.started_us
+    history: list[dict[str, Any]] = []
+    live: dict[int, dict[str, Any]] = {}
+    address = _FIRST_ADDRESS
+    for event in stream.decode(trace.events):
+        if event.kind == stream.ALLOC:
+            before = event.phase == stream.BEFORE
+            entry = {
+                "action": "alloc",
+                "addr": address,
+                "size": event.size,
+                "stream": 0,
+                "time_us": started + (0 if before else event.time_ns // _NS_PER_US),
+                "frames": _frames(trace, event),
+            }
+            address += -(-event.size // _ALIGNMENT) * _ALIGNMENT
+            live[event.key] = entry
+            history.append(entry)
+        elif event.kind == stream.FREE and event.key in live:
+            freed = live.pop(event.key)
+            at = started + event.time_ns // _NS_PER_US
+            history += [
+                {**freed, "action": action, "time_us": at}
+                for action in ("free_requested", "free_completed")
+            ]
+    # What was there before belongs at the beginning, whenever it was first heard of.
+    history.sort(key=lambda entry: entry["time_us"])
+    return {
+        "segments": [],
+        "device_traces": [history],
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+def _frames(trace: Trace, event: stream.TraceEvent) -> list[dict[str, Any]]:
+    """The layer and those that it lies in, innermost first, as the page shows stacks."""
+    path = path_stack(trace.paths[event.layer], trace.paths)
+    names = (*reversed(path), stream.PHASES[event.phase])
+    return [{"name": name, "filename": "memlog", "line": 0} for name in names]

@@ -1,0 +1,149 @@
+"""Which engine traces which device."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from memlog.analysis.trace.records import EngineName, Exactness
+from memlog.errors import ConfigurationError
+from memlog.health import Health
+from memlog.tracer import mode, statistics
+from memlog.tracer.dispatch import DispatchEngine
+from memlog.tracer.engine import Engine
+from memlog.tracer.history import History
+from memlog.tracer.log import EventLog
+from memlog.tracer.names import ModuleNames
+from memlog.tracer.native import NativeEngine
+from memlog.tracer.sampler import SamplerEngine
+
+EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
+
+ENGINES = ("auto", "native", "dispatch", "sampler")
+
+_COMPILED_ON_CPU = (
+    "the model is compiled: there are no layers inside a compiled graph, and watching its operations would "
+    "make it run uncompiled"
+)
+
+
+class Choice(NamedTuple):
+    """An engine, and the reason for it."""
+
+    engine: EngineName
+    why: str
+    exactness: Exactness
+
+
+def device_of(model: Any, named: str | None) -> torch.device:
+    """The device that is traced.
+
+    Args:
+        model: Whose first parameter or buffer says where, if ``named`` doesn't.
+        named: A device as torch writes it.
+
+    Raises:
+        ConfigurationError: There is no such device.
+    """
+    if named is None:
+        first = None
+        if model is not None:
+            first = next(itertools.chain(model.parameters(), model.buffers()), None)
+        device = first.device if first is not None else torch.device("cpu")
+    else:
+        device = _parsed(named)
+    if device.index is None and device.type in ("cuda", "xpu"):
+        module: Any = getattr(torch, device.type)
+        device = torch.device(device.type, module.current_device())
+    return device
+
+
+def choose(device: torch.device, wanted: EngineChoice, model: Any) -> Choice:
+    """The engine for a device.
+
+    Raises:
+        ConfigurationError: The engine that was asked for can't run there.
+    """
+    if device.type in ("cuda", "xpu"):
+        best, refusal = "native", History(device).refusal()
+    elif device.type == "cpu":
+        best, refusal = "dispatch", _dispatch_refusal(model)
+    else:
+        best, refusal = "sampler", None
+    if wanted in ("native", "dispatch"):
+        if wanted != best:
+            raise ConfigurationError(
+                f"engine={wanted!r} can't trace {device.type}; leave it at 'auto', or use 'sampler'"
+            )
+        if refusal is not None and not (wanted == "dispatch" and refusal == _COMPILED_ON_CPU):
+            raise ConfigurationError(f"engine={wanted!r} can't run: {refusal}; leave it at 'auto'")
+        engine: EngineName = "native" if wanted == "native" else "dispatch"
+        return Choice(engine, "it was asked for", "exact")
+    if wanted == "auto" and refusal is None and best != "sampler":
+        return Choice(
+            "native" if best == "native" else "dispatch", f"the best for {device.type}", "exact"
+        )
+    readable = statistics.reader(device) is not None
+    why = (
+        "it was asked for" if wanted == "sampler" else refusal or f"the only one for {device.type}"
+    )
+    return Choice("sampler", why, "sampled" if readable else "none")
+
+
+def build(
+    choice: Choice,
+    device: torch.device,
+    log: EventLog,
+    names: ModuleNames,
+    health: Health,
+    *,
+    model: Any,
+    readings: bool,
+) -> Engine:
+    """The engine of a choice, not yet started."""
+    if choice.engine == "native":
+        return NativeEngine(log, names, health, model, History(device), readings=readings)
+    if choice.engine == "dispatch":
+        return DispatchEngine(log, names, health, model)
+    return SamplerEngine(log, names, health, device)
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether a part of a model was given to ``torch.compile``."""
+    if model is None:
+        return False
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _dispatch_refusal(model: Any) -> str | None:
+    return _COMPILED_ON_CPU if is_compiled(model) else mode.refusal()
+
+
+def _parsed(named: str) -> torch.device:
+    try:
+        device = torch.device(named)
+    except RuntimeError:
+        raise ConfigurationError(
+            f"device={named!r} is no device of torch's; write 'cpu', 'cuda' or 'cuda:0'"
+        ) from None
+    if device.type in ("cuda", "xpu"):
+        module: Any = getattr(torch, device.type)
+        if not module.is_available():
+            raise ConfigurationError(
+                f"device={named!r}: this machine has no {device.type.upper()} device; "
+                "leave device out to trace where the model is"
+            )
+        if (device.index or 0) >= module.device_count():
+            raise ConfigurationError(
+                f"device={named!r}: this machine has {module.device_count()}; count from 0"
+            )
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigurationError(
+            "device='mps': this machine has none; leave device out to trace where the model is"
+        )
+    return device

@@ -1,0 +1,193 @@
+"""The engine for tensors on the CPU: sees every operation's results, and when their storages go.
+
+What a storage takes is what its operation asked the allocator for, so live bytes are the allocator's own, but
+for what an operation allocates and frees inside itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from memlog.analysis.trace.stream import (
+    BUFFER,
+    GRADIENT,
+    INPUT,
+    OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
+    pack,
+)
+from memlog.health import Health
+from memlog.tracer import mode, private, resizes
+from memlog.tracer.engine import Finding
+from memlog.tracer.hooks import Hooks
+from memlog.tracer.ledger import Ledger
+from memlog.tracer.log import EventLog
+from memlog.tracer.names import ModuleNames
+from memlog.tracer.owners import Owners
+from memlog.tracer.scratch import Scratch
+from memlog.tracer.spans import Place, Spans
+from memlog.tracer.storages import (
+    optimizer_tensors,
+    parameters_of,
+    tensors_in,
+)
+
+_UNSEEN = (
+    "What an operation allocates and frees inside itself is known for convolutions, attention, recurrent "
+    "layers and the like, once each for every shape; of others it is not seen.",
+    "The states of random number generators that checkpointing keeps (5 kB each) are not seen.",
+    "Memory that is not torch's (numpy, the interpreter, the allocator's own fragments) is not seen.",
+    "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
+    "of the model.",
+    "Tensors made on other threads than the one that began the trace are not seen.",
+)
+
+
+class DispatchEngine:
+    """Records one window on the thread that starts it, and on those that run its backward pass.
+
+    Args:
+        log: Where events go.
+        names: Which module is which layer.
+        health: Where errors are counted.
+        model: Whose parameters, buffers and gradients are known from the start; may be ``None``.
+    """
+
+    def __init__(self, log: EventLog, names: ModuleNames, health: Health, model: Any) -> None:
+        self._log = log
+        self._health = health
+        self._hooks = Hooks(self, health)
+        self._mode = mode.ObservingMode(self, health)
+        self._ledger = Ledger(log)
+        self._owners = Owners(names)
+        self._spans = Spans(names, self._say, everywhere=False)
+        self._model = weakref.ref(model) if model is not None else None
+        self._stopped = False
+        self._unmeasured = 0
+
+    def start(self) -> None:
+        """Begins to record on this thread."""
+        self._spans.begin()
+        self._seed()
+        self._hooks.install()
+        resizes.subscribe(self._storage_resized)
+        self._mode.begin()
+
+    def stop(self) -> Finding:
+        """Ends recording. Calling it again only tries to take the mode out."""
+        if not self._stopped:
+            self._stopped = True
+            self._hooks.remove()
+            resizes.unsubscribe(self._storage_resized)
+            with self._health.contained("ending a trace"):
+                self._look_at_gradients()
+            self._spans.close()
+            self._ledger.close()
+        self.leave()
+        dropped = {}
+        if self._unmeasured:
+            dropped["operations whose scratch space could not be measured"] = self._unmeasured
+        reason = "the CPU has no caching allocator, so nothing is reserved"
+        return Finding(unseen=_UNSEEN, fragmentation_reason=reason, dropped=dropped)
+
+    def leave(self) -> bool:
+        """Takes the mode out where it is on top of this thread's stack; ``True`` once it is out."""
+        return self._mode.leave()
+
+    # What the hooks tell.
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins."""
+        place = self._spans.module_begins(module)
+        if place is not None and len(place.stack) == 2 and place.stack[1][1] == private.NO_TASK:  # noqa: PLR2004 - the first module below "outside"
+            for tensor in tensors_in(args):
+                if tensor.grad_fn is None:
+                    self._ledger.classify(tensor, OUTSIDE, INPUT)
+
+    def module_ends(self, module: Any, output: Any) -> None:
+        """It has ended."""
+        del module, output
+        self._spans.module_ends()
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+        if self._spans.place() is None:
+            return
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                self._ledger.classify(parameter.grad, self._owners.of(parameter), GRADIENT)
+        self._look_at_state(optimizer)
+        self._spans.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """It has ended."""
+        if self._spans.place() is not None:
+            self._look_at_state(optimizer)
+            self._spans.optimizer_ends(optimizer)
+
+    # What the dispatch mode tells.
+
+    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
+        """An operation has run whose result may be a storage of its own."""
+        place = self._spans.place(join=True)
+        if place is None:
+            return
+        if kind == mode.DETACHED:
+            self._look_at_detached(out)
+            return
+        layer, phase = self._spans.owner(place)
+        for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
+            if kind != mode.RESIZED:
+                self._ledger.see(tensor, layer, phase, place.number)
+            elif tensor.is_cpu:
+                self._ledger.see_resized(tensor.untyped_storage(), layer, phase, place.number)
+        if inside is not None and inside.peak > inside.kept:
+            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
+        self._unmeasured += kind == mode.MEASURED and inside is None
+        if self._log.full:
+            self._log.fold()
+
+    def _look_at_detached(self, out: Any) -> None:
+        """A gradient that is taken over uncopied is detached, in the node that belongs to its parameter."""
+        if private.backward_task() == private.NO_TASK or private.current_node is None:
+            return
+        parameter = getattr(private.current_node(), "variable", None)
+        if parameter is not None and isinstance(out, Tensor):
+            self._ledger.classify(out, self._owners.of(parameter), GRADIENT)
+
+    def _storage_resized(self, storage: Any) -> None:
+        with self._health.contained("noticing that a storage was resized"):
+            place = self._spans.place()
+            if place is not None and storage.device.type == "cpu":
+                layer, phase = self._spans.owner(place)
+                self._ledger.see_resized(storage, layer, phase, place.number)
+
+    # What is there already.
+
+    def _seed(self) -> None:
+        model = self._model() if self._model is not None else None
+        if model is None:
+            return
+        for parameter, layer in self._owners.adopt(model):
+            self._ledger.classify(parameter, layer, PARAMETER)
+        for buffer, layer in self._owners.buffers(model):
+            self._ledger.classify(buffer, layer, BUFFER)
+        self._look_at_gradients()
+
+    def _look_at_gradients(self) -> None:
+        for parameter, layer in self._owners.parameters():
+            if parameter.grad is not None:
+                self._ledger.classify(parameter.grad, layer, GRADIENT)
+
+    def _look_at_state(self, optimizer: Any) -> None:
+        for parameter, tensor in optimizer_tensors(optimizer):
+            self._ledger.classify(tensor, self._owners.of(parameter), OPTIMIZER_STATE)
+
+    def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
+        self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, place.number))
+        if self._log.full:
+            self._log.fold()

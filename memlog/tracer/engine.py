@@ -1,0 +1,36 @@
+"""What all engines have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from memlog.analysis.trace.records import Fragmentation
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What an engine says beside its events."""
+
+    unseen: tuple[str, ...] = ()
+    """What it can't see, in whole sentences."""
+    fragmentation: Fragmentation | None = None
+    fragmentation_reason: str | None = None
+    dropped: dict[str, int] = {}
+    """What could not be recorded, counted by reason."""
+
+
+class Engine(Protocol):
+    """Records one window into an `EventLog`."""
+
+    def start(self) -> None:
+        """Begins, on this thread."""
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins: said by the hooks, or by who opens a window within one."""
+
+    def stop(self) -> Finding:
+        """Ends, and writes what is still to be written."""
+
+    def leave(self) -> bool:
+        """Takes out what could not be taken out at the end; ``True`` once nothing is left in torch."""

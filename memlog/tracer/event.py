@@ -1,0 +1,46 @@
+"""A trace in a few hundred bytes: what goes over the bus."""
+
+from __future__ import annotations
+
+from memlog.analysis.trace.records import LayerFigures, TraceResult
+from memlog.analysis.trace.stream import OUTSIDE_PATH
+from memlog.events import Trace, TracedLayer, now_us
+
+TOP = 8
+"""Layers that a trace event names."""
+
+
+def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trace:
+    """The event of one traced step.
+
+    Args:
+        result: What the trace came to.
+        step: Which step it was; ``None``: one that was never over.
+        skipped: Windows that could not open so far.
+    """
+    ranked = sorted(result.layers, key=lambda layer: (-layer.at_peak, layer.path))[:TOP]
+    held = sum(share.size for share in result.shares if share.path == OUTSIDE_PATH)
+    return Trace(
+        time_us=now_us(),
+        step=step,
+        engine=result.engine,
+        exact=result.exactness == "exact",
+        peak=result.peak,
+        at_peak=result.categories,
+        layers=tuple(_layer(layer) for layer in ranked),
+        unattributed=held if result.shares else None,
+        truncated=result.truncated,
+        duration_us=round(result.duration_ms * 1000),
+        skipped=skipped,
+    )
+
+
+def _layer(layer: LayerFigures) -> TracedLayer:
+    forward = layer.phase("forward")
+    return TracedLayer(
+        path=layer.path,
+        at_peak=layer.at_peak,
+        peak=layer.peak,
+        allocated=layer.allocated,
+        kept=forward.kept if forward is not None else 0,
+    )

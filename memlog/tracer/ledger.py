@@ -1,0 +1,128 @@
+"""The storages that are live in a window on the CPU, and when they go."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from memlog.analysis.trace.stream import (
+    ALLOC,
+    BEFORE,
+    BUFFER,
+    CLASSIFY,
+    FREE,
+    PARAMETER,
+    TEMPORARY,
+    UNDECIDED,
+    pack,
+)
+from memlog.tracer.log import EventLog
+from memlog.tracer.storages import plain_tensors
+
+
+class _Known(weakref.ref[Any]):
+    """Knows a live storage, and, without a closure of its own, what to say when it goes."""
+
+    __slots__ = ("category", "pointer", "serial", "size")
+
+    pointer: int
+    serial: int
+    size: int
+    category: int
+
+
+class Ledger:
+    """Says ALLOC, FREE and CLASSIFY, once each.
+
+    Args:
+        log: Where they go.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._known: dict[int, _Known] = {}
+        self._serial = 0
+        self._gone = self._finalizer()
+        self._closed = False
+
+    def close(self) -> None:
+        """Nothing is said any more."""
+        self._closed = True
+        for known in list(self._known.values()):
+            known.serial = -1
+        self._known.clear()
+
+    def see(self, tensor: Tensor, layer: int, phase: int, thread: int) -> None:
+        """An operation has returned a tensor, whose storage may be new."""
+        for plain in plain_tensors(tensor):
+            if plain.is_cpu:
+                storage = plain.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._hold(storage, layer, phase, UNDECIDED, thread)
+
+    def passing(self, size: int, layer: int, phase: int, thread: int) -> None:
+        """An operation took ``size`` bytes beside its results before it returned."""
+        if not self._closed:
+            self._serial = serial = self._serial + 1
+            now = self._log.now()
+            self._log.append(
+                pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
+                + pack(serial, 0, now, 0, FREE, 0, 0, thread)
+            )
+
+    def see_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
+        """A storage may have another size than before."""
+        known = self._known.get(storage._cdata)
+        category = UNDECIDED
+        if known is not None:
+            if known.size == storage.nbytes():
+                return
+            category = known.category
+            del self._known[known.pointer]
+            serial, known.serial = known.serial, -1
+            self._log.append(pack(serial, 0, self._log.now(), 0, FREE, 0, 0, thread))
+        self._hold(storage, layer, phase, category, thread)
+
+    def classify(self, tensor: Tensor, layer: int, category: int) -> None:
+        """Says what a storage is for; one that nobody has seen yet was there before.
+
+        What was once known as a parameter or buffer stays one.
+        """
+        for plain in plain_tensors(tensor):
+            if not plain.is_cpu:
+                continue
+            storage = plain.untyped_storage()
+            known = self._known.get(storage._cdata)
+            if known is None:
+                self._hold(storage, layer, BEFORE, category, 0)
+            elif known.category != category and known.category not in (PARAMETER, BUFFER):
+                known.category = category
+                now = self._log.now()
+                self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
+
+    def _hold(self, storage: Any, layer: int, phase: int, category: int, thread: int) -> None:
+        size = storage.nbytes()
+        if not size or self._closed:
+            return
+        known = _Known(storage, self._gone)
+        self._serial = serial = self._serial + 1
+        known.pointer = pointer = storage._cdata
+        known.serial, known.size, known.category = serial, size, category
+        self._known[pointer] = known
+        now = self._log.now()
+        self._log.append(pack(serial, size, now, layer, ALLOC, phase, category, thread))
+
+    def _finalizer(self) -> Callable[[_Known], None]:
+        """What runs when a storage goes, maybe in the middle of our own code: one append and no lock."""
+        append, now, storages = self._log.append, self._log.now, self._known
+
+        def gone(known: _Known) -> None:
+            if known.serial >= 0:
+                if storages.get(known.pointer) is known:
+                    del storages[known.pointer]
+                append(pack(known.serial, 0, now(), 0, FREE, 0, 0, 0))
+
+        return gone

@@ -1,0 +1,84 @@
+"""Where an engine writes its events: bounded, and safe to append to from a finalizer."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from memlog.analysis.trace import stream
+from memlog.analysis.trace.accountant import Accountant
+
+_FOLD_AT_ONCE = 8192
+"""Events that are gathered before they are folded into the totals, once no more are kept."""
+
+
+class EventLog:
+    """Keeps the first events one by one and folds the rest into totals.
+
+    Args:
+        max_events: How many are kept.
+        books: What they are folded into.
+
+    Attributes:
+        append: Takes packed events, any number at once: one atomic call, from any thread.
+        events: How many have been folded so far.
+    """
+
+    def __init__(self, max_events: int, books: Accountant) -> None:
+        self.books = books
+        self.events = 0
+        self._max_kept = max_events
+        self._kept: list[bytes] = []
+        self._kept_events = 0
+        self._waiting = bytearray()
+        self._limit = max_events * stream.EVENT_BYTES
+        self._folding = threading.Lock()
+        self._began_ns = time.perf_counter_ns()
+        self.append = self._waiting.extend
+
+    def now(self) -> int:
+        """Nanoseconds since the log began."""
+        return time.perf_counter_ns() - self._began_ns
+
+    @property
+    def full(self) -> bool:
+        """Whether `fold` should be called, by somebody who is no finalizer."""
+        return len(self._waiting) >= self._limit
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that the events take."""
+        return len(self._waiting) + sum(map(len, self._kept))
+
+    def fold(self) -> None:
+        """Moves what has been appended so far into the totals. Never waits for another thread's."""
+        if not self._folding.acquire(blocking=False):
+            return
+        try:
+            # Copying and cutting off are atomic each, and what finalizers append meanwhile stays behind.
+            piece = bytes(self._waiting)
+            del self._waiting[: len(piece)]
+            self.books.fold(piece)
+            self._keep(piece)
+            if self._kept_events >= self._max_kept:
+                self._limit = _FOLD_AT_ONCE * stream.EVENT_BYTES
+        finally:
+            self._folding.release()
+
+    def close(self) -> tuple[bytes, int]:
+        """Folds the rest and ends the books.
+
+        Returns:
+            The kept events, and how many they are.
+        """
+        self.fold()
+        self.books.finish()
+        return b"".join(self._kept), self._kept_events
+
+    def _keep(self, piece: bytes) -> None:
+        count = len(piece) // stream.EVENT_BYTES
+        self.events += count
+        fits = min(count, self._max_kept - self._kept_events)
+        if fits > 0:
+            self._kept.append(piece[: fits * stream.EVENT_BYTES])
+            self._kept_events += fits

@@ -1,0 +1,170 @@
+"""The dispatch mode: shows somebody the results of operations that may have allocated."""
+
+# PyTorch leaves TorchDispatchMode's methods without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final, Protocol
+
+import torch
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlog.health import Health
+from memlog.tracer import private, scratch
+from memlog.tracer.scratch import Scratch
+from memlog.tracer.storages import is_wrapper
+
+NOTHING: Final = 0
+NEW: Final = 1
+"""The result has a storage of its own."""
+RESIZED: Final = 2
+"""The result is an argument, whose storage may have another size now."""
+DETACHED: Final = 3
+"""The result is a view, which in the backward pass may be a gradient that is taken over uncopied."""
+MEASURED: Final = 4
+"""As `NEW`, and the operation is one of those that take more inside themselves."""
+
+
+class Observer(Protocol):
+    """Who is shown them."""
+
+    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
+        """An operation has returned ``out``; ``inside`` says what it took meanwhile, if that was more."""
+
+
+class ObservingMode(TorchDispatchMode):
+    """Lets every operation pass.
+
+    Args:
+        observer: Who is shown results. Its errors are counted and reach nobody.
+        health: Where they are counted.
+    """
+
+    def __init__(self, observer: Observer, health: Health) -> None:
+        super().__init__()
+        self._observer: Observer | None = observer
+        self._health = health
+        self._kinds: dict[Any, int] = {}
+        self._inside = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps __torch_dispatch__ so that nothing in it gets compiled, which costs a
+        # microsecond an operation; nothing here calls what could be compiled.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiled function stays compiled under this mode, in a torch that asks."""
+        return True
+
+    def begin(self) -> None:
+        """Puts the mode on top of this thread's stack."""
+        _flags.acquire()
+        self.__enter__()
+        self._inside = True
+
+    def leave(self) -> bool:
+        """Leaves if it is on top; lets everything pass until then.
+
+        A mode that is taken out from below another would leave that other one active for good: each pops
+        whatever is on top.
+
+        Returns:
+            Whether it is out.
+        """
+        self._observer = None
+        if self._inside:
+            stack = private.mode_stack()
+            if stack and stack[-1] is self:
+                self._inside = False
+                self.__exit__(None, None, None)
+                _flags.release()
+            elif not any(mode is self for mode in stack):
+                self._inside = False  # another's exit took it out
+                _flags.release()
+        return not self._inside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        observer = self._observer
+        if types and observer is not None and any(map(is_wrapper, types)):
+            return NotImplemented  # what wraps tensors comes back with the operations on those
+        if observer is None:
+            return func(*args, **(kwargs or {}))
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = kind_of(func)
+        inside = None
+        if kind == MEASURED:
+            out, inside = scratch.run(func, args, kwargs or {})
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        if kind:
+            try:
+                observer.operation(kind, out, inside)
+            except Exception as error:  # noqa: BLE001 - training goes on
+                self._health.fault("recording an operation", error)
+        return out
+
+
+class _Flags:
+    """Puts right what torch mixes up where modes of several threads overlap.
+
+    It keeps "some mode is active" in variables of the whole process, which each mode sets back to what they
+    were when it began. If the first to begin is the first to end, they stay set for good, and the compiler,
+    which looks at them, compiles nothing any more.
+    """
+
+    _NAMES = (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._before: dict[str, Any] = {}
+
+    def acquire(self) -> None:
+        """A mode of ours begins."""
+        with self._lock:
+            if self._active == 0:
+                values = vars(_python_dispatch)
+                self._before = {name: values[name] for name in self._NAMES if name in values}
+            self._active += 1
+
+    def release(self) -> None:
+        """One has ended; with the last, all is as it was before the first."""
+        with self._lock:
+            self._active -= 1
+            if self._active == 0:
+                for name, value in self._before.items():
+                    setattr(_python_dispatch, name, value)
+
+
+_flags = _Flags()
+
+
+def kind_of(func: Any) -> int:
+    """What an operation's result may be, by its schema."""
+    schema = func._schema
+    if schema.name == "aten::detach":
+        return DETACHED
+    if schema.name == "aten::lift_fresh":
+        return NEW  # a tensor made of Python numbers: a view by its schema, and yet nobody saw it before
+    if any(one.alias_info is None for one in schema.returns):
+        return MEASURED if scratch.may_need(func) else NEW
+    may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
+    if may_resize or any(argument.is_out for argument in schema.arguments):
+        return RESIZED
+    return NOTHING
+
+
+def refusal() -> str | None:
+    """Why this torch can't serve; ``None`` where it can."""
+    lacking = private.missing(private.DISPATCH_NEEDS)
+    return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None

@@ -1,0 +1,153 @@
+"""Which module is which layer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from memlog.analysis.trace.stream import OUTSIDE, OUTSIDE_PATH
+
+MAX_NAMES = 10_000
+"""Layers at most; what belongs to others is counted with what surrounds it."""
+
+_COMPILED = "_orig_mod"
+"""What ``torch.compile`` puts between a module and its own name."""
+
+
+class ModuleNames:
+    """Gives layers numbers and paths.
+
+    A path is what ``named_modules`` says; the model's own is the name of its class, and so is, in
+    parentheses, that of a module that the model does not own, such as a loss.
+
+    Args:
+        model: The model; ``None``: the first module that is called is taken for it.
+
+    Attributes:
+        paths: By number. The first is "outside all modules", the second the model.
+        omitted: Modules past `MAX_NAMES`.
+    """
+
+    def __init__(self, model: Any = None) -> None:
+        self.paths = [OUTSIDE_PATH]
+        self.omitted = 0
+        self._numbers = {OUTSIDE_PATH: OUTSIDE}
+        # By identity: hashing a module may be the user's own code. Each entry knows its module, since an
+        # identity is used again once a module is gone.
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
+        self._model = weakref.ref(model) if model is not None else None
+        if model is not None:
+            self._adopt(model, _kind(model), "")
+
+    def layer_of(self, module: Any, surrounding: int) -> int:
+        """The number of a module that is called.
+
+        Args:
+            module: Known or not.
+            surrounding: The layer that calls it. A module that stands at several places of the model is
+                taken for the one nearest to it.
+        """
+        entry = self._known.get(id(module))
+        if entry is None or entry[0]() is not module:
+            return self._discover(module, surrounding)
+        numbers = entry[1]
+        if len(numbers) == 1:
+            return numbers[0]
+        around = self.paths[surrounding].split(".")
+        return max(numbers, key=lambda number: _shared_start(self.paths[number].split("."), around))
+
+    def knows(self, module: Any) -> bool:
+        """Whether a module has a number already."""
+        entry = self._known.get(id(module))
+        return entry is not None and entry[0]() is module
+
+    def number(self, path: str) -> int:
+        """The number of a path, a new one where it has none; that of "outside" past the limit."""
+        number = self._numbers.get(path)
+        if number is None:
+            if len(self.paths) >= MAX_NAMES:
+                self.omitted += 1
+                return OUTSIDE
+            number = self._numbers[path] = len(self.paths)
+            self.paths.append(path)
+        return number
+
+    def owner_of(self, name: str) -> int:
+        """The number of the module that owns a parameter or buffer of the model.
+
+        Args:
+            name: As ``named_parameters`` gives it.
+        """
+        path = _plain(name.rpartition(".")[0])
+        return self._numbers.get(path, 1) if path else min(1, len(self.paths) - 1)
+
+    def _discover(self, module: Any, surrounding: int) -> int:
+        kind = _kind(module)
+        if surrounding != OUTSIDE:
+            path = f"{self.paths[surrounding]}.({kind})"
+            self._remember(module, path)
+        elif len(self.paths) == 1:
+            path = kind
+            self._adopt(module, kind, "")
+        else:
+            path = f"({kind})"
+            self._adopt(module, path, f"{path}.")
+        return self.number(path)
+
+    def _adopt(self, root: Any, path: str, prefix: str) -> None:
+        self._remember(root, path)
+        for name, module in _named_modules(root):
+            if not _plain(name):
+                self._remember(
+                    module, path
+                )  # the module inside torch.compile's wrapper is the same layer
+            else:
+                self._remember(module, prefix + _plain(name))
+
+    def _remember(self, module: Any, path: str) -> None:
+        number = self.number(path)
+        known = self._known.get(id(module))
+        others = known[1] if known is not None and known[0]() is module else ()
+        if number not in others and len(self._known) <= 2 * MAX_NAMES:
+            self._known[id(module)] = (weakref.ref(module), (*others, number))
+
+
+def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
+    """Every place of every module below ``root``, in the order of ``named_modules``.
+
+    That function can either leave out the second place of a shared module, or not end where a module
+    holds what holds it.
+    """
+    waiting: list[tuple[str, Any, tuple[int, ...]]] = [("", root, ())]
+    count = 0
+    while waiting and count <= MAX_NAMES:
+        name, module, above = waiting.pop()
+        if name:
+            count += 1
+            yield name, module
+        inner = [
+            (f"{name}.{key}" if name else key, child, (*above, id(module)))
+            for key, child in module._modules.items()
+            if child is not None and id(child) not in above
+        ]
+        waiting += reversed(inner)
+
+
+def _kind(module: Any) -> str:
+    return type(getattr(module, _COMPILED, module)).__name__
+
+
+def _plain(name: str) -> str:
+    if _COMPILED not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def _shared_start(one: list[str], other: list[str]) -> int:
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -1,0 +1,214 @@
+"""The engine for CUDA and XPU: the device allocator's own history, joined with the layers afterwards."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlog.analysis.trace.native import Join, Mark, Seed, label
+from memlog.analysis.trace.stream import (
+    BACKWARD,
+    BUFFER,
+    CLASSIFY,
+    GRADIENT,
+    OPTIMIZER_STATE,
+    PARAMETER,
+)
+from memlog.health import Health
+from memlog.tracer import statistics
+from memlog.tracer.backward import BackwardMarks
+from memlog.tracer.engine import Finding
+from memlog.tracer.history import History
+from memlog.tracer.hooks import Hooks
+from memlog.tracer.log import EventLog
+from memlog.tracer.names import ModuleNames
+from memlog.tracer.owners import Owners
+from memlog.tracer.spans import Place, Spans
+from memlog.tracer.storages import optimizer_tensors, parameters_of, plain_tensors
+
+_UNSEEN = (
+    "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
+    "not seen.",
+    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts with "
+    "the module that calls it.",
+    "A block that the allocator could not split counts with what was asked for, rounded up to 512 bytes, not "
+    "with its whole size.",
+)
+
+
+class NativeEngine:
+    """Records one window of one device; every thread that calls the model's modules takes part.
+
+    Args:
+        log: Where events go.
+        names: Which module is which layer.
+        health: Where errors are counted.
+        model: Whose tensors are known from the start; may be ``None``.
+        history: The device allocator's.
+        readings: Whether its statistics are read at every change, for the fragmentation of each layer.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        names: ModuleNames,
+        health: Health,
+        model: Any,
+        history: History,
+        *,
+        readings: bool,
+    ) -> None:
+        self._log = log
+        self._names = names
+        self._health = health
+        self._model = weakref.ref(model) if model is not None else None
+        self._history = history
+        self._device = history.device
+        self._hooks = Hooks(self, health)
+        self._spans = Spans(names, self._say, everywhere=True)
+        self._backward = BackwardMarks(self._backward_reaches, health)
+        self._owners = Owners(names)
+        self._read = statistics.reader(self._device)
+        self._read_always = readings
+        self._marks: list[Mark] = []
+        self._seeds: list[Seed] = []
+        self._opening: int | None = None
+        self._started_us = 0
+        self._stopped = False
+        self._finding = Finding()
+
+    def start(self) -> None:
+        """Begins."""
+        self._spans.begin()
+        self._history.start()
+        self._started_us = time.time_ns() // 1000
+        if self._read is not None:
+            self._opening = self._read()[0]
+        self._seed()
+        self._hooks.install()
+
+    def stop(self) -> Finding:
+        """Ends, reads the history and writes the events. Calling it again is harmless."""
+        if self._stopped:
+            return self._finding
+        self._stopped = True
+        self._hooks.remove()
+        self._spans.close()
+        self._backward.close()
+        snapshot = self._history.stop()
+        entries = self._history.entries(snapshot, self._started_us)
+        join = Join(
+            self._marks,
+            self._seeds,
+            opening=self._opening,
+            started_us=self._started_us,
+            by_time=not self._history.takes_notes,
+        )
+        for event in join.events(entries):
+            self._log.append(event)
+            if self._log.full:
+                self._log.fold()
+        self._marks = []
+        self._finding = self._found(snapshot, len(entries), join)
+        return self._finding
+
+    def leave(self) -> bool:
+        """Nothing stays behind."""
+        return self._stopped
+
+    # What the hooks tell.
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins."""
+        place = self._spans.place()
+        surrounding = place.stack[-1][0] if place is not None else 0
+        if self._spans.module_begins(module) is not None:
+            self._backward.module_begins(args, surrounding)
+
+    def module_ends(self, module: Any, output: Any) -> None:
+        """It has ended."""
+        del module
+        layer = self._spans.module_ends()
+        if layer is not None:
+            self._backward.module_ends(output, layer)
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                self._classify(parameter.grad, self._owners.of(parameter), GRADIENT)
+        self._look_at_state(optimizer)
+        self._spans.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """It has ended."""
+        self._look_at_state(optimizer)
+        self._spans.optimizer_ends(optimizer)
+
+    def _backward_reaches(self, layer: int) -> None:
+        place = self._spans.place(join=True)
+        if place is not None:
+            self._spans.turn(place, layer, BACKWARD)
+
+    def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
+        reading = None
+        if self._read_always and self._read is not None:
+            allocated, reserved = self._read()
+            reading = (allocated, reserved or 0)
+        owner = self._spans.resting(place)
+        mark = Mark(self._log.now(), kind, layer, phase, place.number, owner=owner, reading=reading)
+        self._marks.append(mark)
+        # Another thread may have appended meanwhile: then this thread's note names its mark, for a moment.
+        self._history.note(label(len(self._marks) - 1))
+
+    # What tensors are for.
+
+    def _seed(self) -> None:
+        model = self._model() if self._model is not None else None
+        if model is None:
+            return
+        known = [(tensor, layer, PARAMETER) for tensor, layer in self._owners.adopt(model)]
+        known += [(tensor, layer, BUFFER) for tensor, layer in self._owners.buffers(model)]
+        known += [
+            (parameter.grad, layer, GRADIENT)
+            for parameter, layer in self._owners.parameters()
+            if parameter.grad is not None
+        ]
+        for tensor, layer, category in known:
+            for address, size in self._blocks(tensor):
+                self._seeds.append(Seed(address, size, layer, category))
+
+    def _look_at_state(self, optimizer: Any) -> None:
+        for parameter, tensor in optimizer_tensors(optimizer):
+            self._classify(tensor, self._owners.of(parameter), OPTIMIZER_STATE)
+
+    def _classify(self, tensor: Tensor, layer: int, category: int) -> None:
+        now = self._log.now()
+        for address, _ in self._blocks(tensor):
+            self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
+
+    def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
+        return [
+            (storage.data_ptr(), storage.nbytes())
+            for storage in (plain.untyped_storage() for plain in plain_tensors(tensor))
+            if storage.device == self._device and storage.nbytes()
+        ]
+
+    def _found(self, snapshot: Any, entries: int, join: Join) -> Finding:
+        found, reason = statistics.fragmentation(self._device, snapshot)
+        dropped: dict[str, int] = {}
+        if self._history.may_have_dropped(entries):
+            dropped["history ring was full: the window's first events are missing"] = 1
+        if join.unattributed:
+            dropped["backward allocations without a layer"] = join.unattributed
+        unseen: tuple[str, ...] = _UNSEEN
+        if not self._history.takes_notes:
+            unseen += (
+                f"torch {torch.__version__} attaches no notes to this device's history: layers are found by "
+                "time, and what lies within a microsecond of a change may go to the wrong one.",
+            )
+        return Finding(unseen, found, reason, dropped)

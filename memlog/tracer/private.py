@@ -1,0 +1,85 @@
+"""The private parts of torch that the engines use, each looked up before it is used.
+
+torch promises nothing about them. Where one is missing the engine that needs it does not run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+NO_TASK = -1
+"""What `graph_task` says outside the backward pass."""
+
+_NO_SEQUENCE = 2**62
+"""Nodes that no forward operation made (they accumulate gradients) have numbers far above any other's."""
+
+
+def _find(path: str) -> Callable[..., Any] | None:
+    found: Any = torch
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if callable(found) else None
+
+
+graph_task = _find("_C._current_graph_task_id")
+"""The number of the backward pass that this thread is in."""
+current_node = _find("_C._current_autograd_node")
+"""The operation of the backward pass that this thread is at."""
+next_sequence_number = _find("autograd._get_sequence_nr")
+"""The number that this thread's next differentiable operation will get."""
+
+DISPATCH_NEEDS = {
+    "torch._C._current_graph_task_id": graph_task,
+    "torch._C._current_autograd_node": current_node,
+    "torch.autograd._get_sequence_nr": next_sequence_number,
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": getattr(
+        _python_dispatch, "_get_current_dispatch_mode_stack", None
+    ),
+}
+
+
+def missing(needs: dict[str, Any]) -> list[str]:
+    """Which of the private calls this torch lacks."""
+    return sorted(name for name, found in needs.items() if found is None)
+
+
+def mode_stack() -> list[Any]:
+    """This thread's dispatch modes, the outermost first."""
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def backward_task() -> int:
+    """The number of the backward pass that this thread is in, or `NO_TASK`."""
+    return NO_TASK if graph_task is None else int(graph_task())
+
+
+def sequence_number(node: Any) -> int | None:
+    """The number of an operation of the backward pass; ``None`` for one that no forward operation made."""
+    number = int(node._sequence_nr())
+    return number if 0 <= number < _NO_SEQUENCE else None
+
+
+def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:
+    """What begins and ends torch's old profiler, which reports allocations; ``None`` where it is no more."""
+    begin = _find("_C._autograd._enable_profiler_legacy")
+    end = _find("_C._autograd._disable_profiler_legacy")
+    configuration = _profiler_configuration()
+    if begin is None or end is None or configuration is None:
+        return None, None
+    return functools.partial(begin, configuration), end
+
+
+@functools.cache
+def _profiler_configuration() -> Any:
+    configuration: Any = _find("autograd.ProfilerConfig")
+    states: Any = _find("autograd.ProfilerState")
+    try:
+        experimental = torch._C._profiler._ExperimentalConfig()
+        return configuration(states.CPU, False, True, False, False, False, experimental)
+    except (AttributeError, TypeError):
+        return None  # they take something else in this torch

@@ -1,0 +1,116 @@
+"""The engine that works everywhere: reads the allocator's statistics as modules begin and end.
+
+A peak between two readings is missed. On the CPU there is nothing to read (the resident set does not move
+with layers), so there it only counts calls and measures times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memlog.analysis.trace.stream import BACKWARD, READING, pack
+from memlog.health import Health
+from memlog.tracer import statistics
+from memlog.tracer.backward import BackwardMarks
+from memlog.tracer.engine import Finding
+from memlog.tracer.hooks import Hooks
+from memlog.tracer.log import EventLog
+from memlog.tracer.names import ModuleNames
+from memlog.tracer.spans import Place, Spans
+
+
+class SamplerEngine:
+    """Records one window; every thread that calls the model's modules takes part.
+
+    Args:
+        log: Where events go.
+        names: Which module is which layer.
+        health: Where errors are counted.
+        device: Whose statistics are read.
+    """
+
+    def __init__(
+        self, log: EventLog, names: ModuleNames, health: Health, device: torch.device
+    ) -> None:
+        self._log = log
+        self._device = device
+        self._read = statistics.reader(device)
+        self._hooks = Hooks(self, health)
+        self._spans = Spans(names, self._say, everywhere=True)
+        self._backward = BackwardMarks(self._backward_reaches, health)
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begins."""
+        self._spans.begin()
+        self._sample(0, 1, 0)
+        self._hooks.install()
+
+    def stop(self) -> Finding:
+        """Ends. Calling it again is harmless."""
+        if not self._stopped:
+            self._stopped = True
+            self._hooks.remove()
+            self._spans.close()
+            self._backward.close()
+            self._sample(0, 1, 0)
+        found, reason = statistics.fragmentation(self._device)
+        return Finding(self._unseen(), found, reason)
+
+    def leave(self) -> bool:
+        """Nothing stays behind."""
+        return self._stopped
+
+    # What the hooks tell.
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins."""
+        place = self._spans.place()
+        surrounding = place.stack[-1][0] if place is not None else 0
+        if self._spans.module_begins(module) is not None:
+            self._backward.module_begins(args, surrounding)
+
+    def module_ends(self, module: Any, output: Any) -> None:
+        """It has ended."""
+        del module
+        layer = self._spans.module_ends()
+        if layer is not None:
+            self._backward.module_ends(output, layer)
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+        self._spans.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """It has ended."""
+        self._spans.optimizer_ends(optimizer)
+
+    def _backward_reaches(self, layer: int) -> None:
+        place = self._spans.place(join=True)
+        if place is not None:
+            self._spans.turn(place, layer, BACKWARD)
+
+    def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
+        self._sample(layer, phase, place.number)
+        self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, place.number))
+        if self._log.full:
+            self._log.fold()
+
+    def _sample(self, layer: int, phase: int, thread: int) -> None:
+        if self._read is not None:
+            allocated, reserved = self._read()
+            now = self._log.now()
+            self._log.append(pack(allocated, reserved or 0, now, layer, READING, phase, 0, thread))
+
+    def _unseen(self) -> tuple[str, ...]:
+        if self._read is None:
+            return (
+                "On the CPU this engine sees no bytes at all: the resident set does not move with layers.",
+            )
+        return (
+            "Peaks between two readings, made as modules begin and end, are not seen: each peak is a lower "
+            "bound.",
+            "What memory is for (its category) and what a layer allocated itself are not seen.",
+        )

@@ -1,0 +1,193 @@
+"""Where each thread is: which module, which phase."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from memlog.analysis.trace.stream import (
+    BACKWARD,
+    ENTER,
+    EXIT,
+    FORWARD,
+    OPTIMIZER,
+    OUTSIDE,
+    RECOMPUTE,
+    TURN,
+)
+from memlog.tracer import private
+from memlog.tracer.names import ModuleNames
+from memlog.tracer.sequence import SequenceMap
+
+_MAX_THREADS = 256
+"""Their number is one byte of an event."""
+
+
+class Place:
+    """Where one thread is.
+
+    Attributes:
+        number: Of the thread; 0 is the one that began the window.
+        stack: The modules at work, each with the backward pass that it began in; the first entry stands for
+            "outside all modules".
+        optimizing: The optimizer whose step runs, by identity.
+        turn: Layer and phase of what happens outside ``forward``.
+    """
+
+    __slots__ = ("last_backward", "number", "optimizing", "stack", "turn")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.stack: list[tuple[int, int]] = [(OUTSIDE, private.NO_TASK)]
+        self.optimizing: int | None = None
+        self.turn = (OUTSIDE, FORWARD)
+        self.last_backward = OUTSIDE
+
+
+class Spans:
+    """Follows modules, backward passes and optimizers on the threads that take part in a window.
+
+    Args:
+        names: Which module is which layer.
+        say: Called with kind, layer, phase and place at each change.
+        everywhere: Whether threads that call the model's modules join the window; else only the one that
+            began it and those that run its backward pass take part.
+    """
+
+    def __init__(
+        self,
+        names: ModuleNames,
+        say: Callable[[int, int, int, Place], None],
+        *,
+        everywhere: bool,
+    ) -> None:
+        self._names = names
+        self._say = say
+        self._everywhere = everywhere
+        self._places: dict[int, Place] = {}
+        self._sequence = SequenceMap()
+        self.closed = False
+
+    def begin(self) -> None:
+        """The window begins, on this thread."""
+        self._places[threading.get_ident()] = Place(0)
+        self._mark(OUTSIDE)
+
+    def close(self) -> None:
+        """The window is over: the stretches that are still open end here."""
+        if not self.closed:
+            for place in list(self._places.values()):
+                self.turn(place, OUTSIDE, FORWARD)
+            self.closed = True
+
+    def place(self, *, join: bool = False) -> Place | None:
+        """This thread's place; ``None`` where it has no part in the window.
+
+        Args:
+            join: Whether it gets one now.
+        """
+        if self.closed:
+            return None
+        identity = threading.get_ident()
+        place = self._places.get(identity)
+        if place is None and join and len(self._places) < _MAX_THREADS:
+            place = self._places[identity] = Place(len(self._places))
+        return place
+
+    def module_begins(self, module: Any) -> Place | None:
+        """A module's ``forward`` begins.
+
+        Returns:
+            The place that it began at; ``None`` where this thread has no part in the window.
+        """
+        place = self.place(join=self._everywhere and self._names.knows(module))
+        if place is None:
+            return None
+        task = private.backward_task()
+        if task == private.NO_TASK and place.turn[1] == BACKWARD:
+            self.turn(place, OUTSIDE, FORWARD)
+        layer = self._names.layer_of(module, place.stack[-1][0])
+        place.stack.append((layer, task))
+        if place.number == 0:
+            self._mark(layer)
+        self._say(ENTER, layer, FORWARD if task == private.NO_TASK else RECOMPUTE, place)
+        return place
+
+    def module_ends(self) -> int | None:
+        """A module's ``forward`` has ended.
+
+        Returns:
+            Its layer; ``None`` where its beginning was not seen.
+        """
+        place = self.place()
+        if place is None or len(place.stack) == 1:
+            return None
+        layer, task = place.stack.pop()
+        if place.number == 0:
+            self._mark(place.stack[-1][0])
+        self._say(EXIT, layer, FORWARD if task == private.NO_TASK else RECOMPUTE, place)
+        return layer
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins; of nested ones the outermost counts."""
+        place = self.place()
+        if place is not None and place.optimizing is None:
+            place.optimizing = id(optimizer)
+            if len(place.stack) == 1:
+                self.turn(place, OUTSIDE, OPTIMIZER)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """An optimizer's step has ended."""
+        place = self.place()
+        if place is not None and place.optimizing == id(optimizer):
+            place.optimizing = None
+            self.turn(place, OUTSIDE, FORWARD)
+
+    def turn(self, place: Place, layer: int, phase: int) -> None:
+        """What happens outside ``forward`` belongs to ``layer`` and ``phase`` from now on."""
+        if place.turn != (layer, phase):
+            place.turn = (layer, phase)
+            self._say(TURN, layer, phase, place)
+
+    def owner(self, place: Place) -> tuple[int, int]:
+        """Layer and phase of what this thread does now."""
+        layer, began_in = place.stack[-1]
+        task = private.backward_task()
+        if task == private.NO_TASK:
+            if place.optimizing is not None and len(place.stack) == 1:
+                self.turn(place, OUTSIDE, OPTIMIZER)
+                return OUTSIDE, OPTIMIZER
+            if place.turn[1] == BACKWARD:
+                self.turn(place, OUTSIDE, FORWARD)
+            return layer, FORWARD
+        # A module that began in this very backward pass runs its forward again. (One that began
+        # elsewhere calls backward() inside its own forward.)
+        if began_in == task:
+            return layer, RECOMPUTE
+        layer = self._backward_layer(place)
+        self.turn(place, layer, BACKWARD)
+        return layer, BACKWARD
+
+    def _backward_layer(self, place: Place) -> int:
+        """Whose forward made the operation whose gradient is computed now.
+
+        Nodes that accumulate gradients have no number; they follow what made the gradient.
+        """
+        node = private.current_node() if private.current_node is not None else None
+        number = private.sequence_number(node) if node is not None else None
+        if number is not None:
+            layer = self._sequence.layer_of(number)
+            place.last_backward = OUTSIDE if layer is None else layer
+        return place.last_backward
+
+    def _mark(self, layer: int) -> None:
+        if private.next_sequence_number is not None:
+            self._sequence.mark(int(private.next_sequence_number()), layer)
+
+    def resting(self, place: Place) -> tuple[int, int]:
+        """Layer and phase that a thread's work belongs to until the next change."""
+        if len(place.stack) == 1:
+            return place.turn
+        layer, began_in = place.stack[-1]
+        return layer, FORWARD if began_in == private.NO_TASK else RECOMPUTE

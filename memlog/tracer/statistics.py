@@ -1,0 +1,68 @@
+"""What an allocator says of itself, as cheaply as it can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from memlog.analysis.trace.records import Fragmentation
+
+Reading: TypeAlias = tuple[int, int | None]
+"""Bytes allocated, and reserved where somebody can tell."""
+
+
+def reader(device: torch.device) -> Callable[[], Reading] | None:
+    """What reads a device's statistics; ``None`` for the CPU, whose resident set says nothing of a layer."""
+    if device.type in ("cuda", "xpu"):
+        return _caching_reader(device)
+    if device.type == "mps":
+        return _mps_reading
+    return None
+
+
+def fragmentation(
+    device: torch.device, snapshot: Any = None
+) -> tuple[Fragmentation | None, str | None]:
+    """How fragmented a device is now, and the reason where nobody can tell.
+
+    Args:
+        device: Which.
+        snapshot: Of its allocator, whose blocks are then looked at.
+    """
+    read = reader(device)
+    if read is None:
+        return None, "the CPU has no caching allocator, so nothing is reserved"
+    from memlog.analysis.trace.fragmentation import of_segments, of_statistics  # noqa: PLC0415 - not on the CPU
+
+    if snapshot is not None:
+        found = of_segments(snapshot.get("segments", ()), device.index or 0)
+        if found is not None:
+            return found, None
+    allocated, reserved = read()
+    found = of_statistics(allocated, reserved)
+    return found, None if found else f"{device.type} does not say what it has reserved"
+
+
+def _caching_reader(device: torch.device) -> Callable[[], Reading]:
+    index = device.index or 0
+    raw = getattr(torch._C, f"_{device.type}_memoryStats", None)
+    if raw is not None:
+
+        def quick() -> Reading:
+            values = raw(index)
+            allocated = int(values["allocated_bytes"]["all"]["current"])
+            return allocated, int(values["reserved_bytes"]["all"]["current"])
+
+        return quick
+    module: Any = getattr(torch, device.type)
+
+    def public() -> Reading:
+        return int(module.memory_allocated(index)), int(module.memory_reserved(index))
+
+    return public
+
+
+def _mps_reading() -> Reading:
+    return int(torch.mps.current_allocated_memory()), int(torch.mps.driver_allocated_memory())

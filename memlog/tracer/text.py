@@ -1,0 +1,81 @@
+"""A trace's result for a person at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memlog.analysis.trace.records import TraceResult
+from memlog.units import format_bytes
+
+_TOP = 12
+_PATH_WIDTH = 40
+
+
+def summary_text(result: TraceResult) -> str:
+    """Peak, composition and the layers that hold most, in lines of at most about 100 characters."""
+    return "\n".join([*_head(result), *_categories(result), *_layers(result), *_foot(result)])
+
+
+def _head(result: TraceResult) -> Iterator[str]:
+    yield (
+        f"Memory trace on {result.device}: {result.duration_ms:.1f} ms, {result.events:,} events, "
+        f"engine {result.engine} ({result.why}), {result.exactness}"
+    )
+    if result.peak is not None:
+        yield (
+            f"Peak {format_bytes(result.peak)} at {result.peak_ms:.1f} ms; "
+            f"{format_bytes(result.before)} at the start, {format_bytes(result.end)} at the end"
+        )
+
+
+def _categories(result: TraceResult) -> Iterator[str]:
+    if result.categories:
+        yield "At the peak: " + ", ".join(
+            f"{name} {format_bytes(size)}" for name, size in result.categories.items()
+        )
+
+
+def _layers(result: TraceResult) -> Iterator[str]:
+    ranked = sorted(result.layers, key=lambda one: (-one.at_peak, -(one.peak or 0), one.path))
+    yield ""
+    yield (
+        f"{'layer':<{_PATH_WIDTH}} {'at peak':>10} {'allocated':>10} {'peak':>10} {'kept fwd':>10} {'ms':>8}"
+    )
+    for layer in ranked[:_TOP]:
+        path = layer.path
+        if len(path) > _PATH_WIDTH:
+            path = "…" + path[1 - _PATH_WIDTH :]
+        forward = layer.phase("forward")
+        kept = format_bytes(forward.kept if forward else None)
+        yield (
+            f"{path:<{_PATH_WIDTH}} {format_bytes(layer.at_peak):>10} {format_bytes(layer.allocated):>10} "
+            f"{format_bytes(layer.peak):>10} {kept:>10} {layer.time_ms:>8.1f}"
+        )
+    if len(ranked) > _TOP:
+        yield f"… and {len(ranked) - _TOP} more"
+
+
+def _foot(result: TraceResult) -> Iterator[str]:
+    yield ""
+    if result.attributed is not None:
+        nowhere = ", ".join(
+            f"{format_bytes(size)} in {phase}"
+            for phase, size in result.unattributed.items()
+            if size
+        )
+        yield (
+            f"{result.attributed:.1%} of the bytes of forward and backward belong to a module"
+            + (f"; to none: {nowhere}" if nowhere else "")
+        )
+    if result.fragmentation is not None:
+        reserved = format_bytes(result.fragmentation.reserved)
+        yield f"Fragmentation {result.fragmentation.ratio:.1%} of {reserved}"
+    elif result.fragmentation_reason:
+        yield f"Fragmentation unknown: {result.fragmentation_reason}"
+    if result.truncated:
+        yield (
+            f"Truncated: {result.kept_events:,} of {result.events:,} events are kept one by one; "
+            "totals and peaks are of all"
+        )
+    for reason, count in result.dropped.items():
+        yield f"Missing: {reason} ({count:,})"

@@ -1,0 +1,159 @@
+"""One traced window, from outside: what the `MemoryTracer` and whoever schedules windows stand on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+
+from memlog.analysis.trace.accountant import Accountant
+from memlog.analysis.trace.records import Trace
+from memlog.analysis.trace.report import TraceFacts, build
+from memlog.health import Health
+from memlog.tracer import choose, private
+from memlog.tracer.choose import EngineChoice
+from memlog.tracer.log import EventLog
+from memlog.tracer.names import ModuleNames
+
+DEFAULT_MAX_EVENTS = 100_000
+
+
+def may_open() -> bool:
+    """Whether a window that no ``with`` of the user's encloses may open on this thread.
+
+    A dispatch mode that is put in and taken out in hooks does not nest with the user's own, so such a window
+    opens only where there is none; nor inside a graph that is being compiled or a backward pass.
+    """
+    if torch.compiler.is_compiling() or private.backward_task() != private.NO_TASK:
+        return False
+    if private.missing(private.DISPATCH_NEEDS):
+        return True  # the sampler will run, which has no mode
+    return not private.mode_stack()
+
+
+class Window:
+    """Traces from `start` to `stop`, which may stand in hooks.
+
+    Args:
+        model: A ``torch.nn.Module``; ``None``: the first module that is called is taken for it.
+        device: As torch writes it; ``None``: where the model is.
+        engine: ``"auto"``, or the name of an engine.
+        max_events: Events that are kept one by one.
+        readings: Whether the allocator's statistics are read at every change of layer (on a GPU).
+        health: Where errors inside the tracer are counted.
+
+    Attributes:
+        torch_device: The device that is traced.
+        choice: The engine that runs, and why.
+
+    Raises:
+        ConfigurationError: There is no such device, or the engine can't trace it.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        device: str | None = None,
+        engine: EngineChoice = "auto",
+        max_events: int = DEFAULT_MAX_EVENTS,
+        readings: bool = True,
+        health: Health | None = None,
+    ) -> None:
+        self.health = health if health is not None else Health()
+        self.torch_device = choose.device_of(model, device)
+        self.choice = choose.choose(self.torch_device, engine, model)
+        self._compiled = choose.is_compiled(model)
+        self._names = ModuleNames(model)
+        self._books = Accountant(by_readings=self.choice.engine == "sampler")
+        self._log = EventLog(max_events, self._books)
+        self._engine = choose.build(
+            self.choice,
+            self.torch_device,
+            self._log,
+            self._names,
+            self.health,
+            model=model,
+            readings=readings,
+        )
+        self._thread: int | None = None
+        self._started_us = 0
+        self._trace: Trace | None = None
+
+    @property
+    def event_bytes(self) -> int:
+        """Bytes of memory that the events take now."""
+        return self._log.size
+
+    def start(self) -> None:
+        """Opens the window, on this thread."""
+        self._thread = threading.get_ident()
+        self._started_us = time.time_ns() // 1000
+        try:
+            self._engine.start()
+        except BaseException:
+            self._engine.stop()
+            raise
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """The window was opened in a hook that torch called as this module's ``forward`` began.
+
+        The hooks that `start` put in are not called for it: torch has made its list already.
+        """
+        with self.health.contained("noticing that a module begins"):
+            self._engine.module_begins(module, args)
+
+    def stop(self) -> Trace:
+        """Closes the window and analyses it. Calling it again gives the same trace.
+
+        To be called on the thread that opened it. Every hook is out afterwards; whether the dispatch mode is,
+        `leave` tells.
+        """
+        if self._trace is None:
+            duration_ns = self._log.now()
+            finding = self._engine.stop()
+            events, kept = self._log.close()
+            facts = TraceFacts(
+                engine=self.choice.engine,
+                why=self.choice.why,
+                device=str(self.torch_device),
+                exactness=self.choice.exactness,
+                started_us=self._started_us,
+                duration_ns=duration_ns,
+                events=self._log.events,
+                kept_events=kept,
+                dropped=self._dropped(finding.dropped),
+                unseen=self._unseen(finding.unseen),
+                fragmentation=finding.fragmentation,
+                fragmentation_reason=finding.fragmentation_reason,
+            )
+            paths = tuple(self._names.paths)
+            self._trace = Trace(build(self._books, paths, facts), paths, events)
+        return self._trace
+
+    def leave(self) -> bool:
+        """Takes out what `stop` could not, because another's dispatch mode lay on top of ours.
+
+        Until then ours lets everything pass.
+
+        Returns:
+            Whether nothing of the window is left in torch.
+        """
+        return self._engine.leave()
+
+    def _dropped(self, dropped: dict[str, int]) -> dict[str, int]:
+        counts = dict(dropped)
+        if self._names.omitted:
+            counts["modules past the limit of names"] = self._names.omitted
+        if self._books.unmatched_frees:
+            counts["frees of what was not seen allocated"] = self._books.unmatched_frees
+        if self.health.faults:
+            counts["errors inside the tracer"] = sum(self.health.faults.values())
+        return counts
+
+    def _unseen(self, unseen: tuple[str, ...]) -> tuple[str, ...]:
+        if self._compiled:
+            unseen = ("The model is compiled: there are no layers inside it.", *unseen)
+        return unseen

@@ -1,0 +1,49 @@
+"""The tracer's example, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import speedscope
+
+pytestmark = pytest.mark.integration
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "memory_tracer_demo.py"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_all_five_demos_run(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("basic", "fragmentation", "transformer", "flame", "overhead"):
+        assert f"== {name} on c" in done.stdout
+    assert "Peak " in done.stdout
+    assert "layers.3: " in done.stdout
+    assert "Overhead: " in done.stdout
+    speedscope.check(json.loads((tmp_path / "memory_profile.speedscope.json").read_bytes()))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "memory_profile.speedscope.json",
+        "memory_snapshot.pickle",
+        "memory_timeline.json",
+        "memory_trace.json.gz",
+    }
+
+
+def test_a_demo_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done = run(tmp_path, "flames")
+    assert done.returncode == 2
+    assert "there is no demo 'flames'" in done.stderr

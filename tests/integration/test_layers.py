@@ -1,0 +1,204 @@
+"""A session that traces a step now and then, by itself."""
+
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import memlog
+from memlog.events import Artifact, Batch, Event, Trace
+from memlog.journal import RunDirectory
+from memlog.metrics import values
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    yield tmp_path
+    memlog.finish()
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
+        self.head = torch.nn.Linear(256, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.encoder(x))
+        return out
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.model = Model()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+
+    def step(self, batch: int = 512) -> None:
+        self.model(torch.ones(batch, 64)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def events(session: memlog.Session) -> list[Event]:
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    return [entry.event for file in run.files() for entry in file.read()]
+
+
+def traces(session: memlog.Session) -> list[Trace]:
+    return [event for event in events(session) if isinstance(event, Trace)]
+
+
+def test_the_first_step_is_traced_and_its_flame_graph_kept() -> None:
+    loop = Loop()
+    session = memlog.init("local", model=loop.model, layers=True)
+    for _ in range(5):
+        loop.step()
+    memlog.finish()
+    (trace,) = traces(session)
+    assert (trace.step, trace.engine, trace.exact) == (0, "dispatch", True)
+    activations = 512 * 256 * 4
+    assert trace.at_peak["activations"] >= activations
+    assert sum(trace.at_peak.values()) == trace.peak
+    encoder = next(layer for layer in trace.layers if layer.path.startswith("encoder"))
+    assert encoder.peak is not None
+    names = {value.name for value in values(trace)}
+    assert {"memory/trace/peak_mib", "memory/trace/activations_mib"} <= names
+    assert "memory/layers/encoder.0/peak_mib" in names
+    (artifact,) = [event for event in events(session) if isinstance(event, Artifact)]
+    assert artifact.kind == "flamegraph"
+    assert session.directory is not None
+    graph = json.loads(gzip.decompress((session.directory / artifact.path).read_bytes()))
+    assert graph["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    assert any("encoder.0" in frame["name"] for frame in graph["shared"]["frames"])
+    steps = [event.step for event in events(session) if isinstance(event, Batch)]
+    assert steps == list(range(5))
+
+
+def test_nothing_is_left_in_torch() -> None:
+    from torch.nn.modules import module
+
+    hooks = [
+        getattr(module, name)
+        for name in dir(module)
+        if name.startswith("_global_") and "hook" in name
+    ]
+    before = [len(found) for found in hooks if hasattr(found, "__len__")]
+    loop = Loop()
+    memlog.init("local", layers=True)
+    loop.step()
+    loop.step()
+    memlog.finish()
+    assert [len(found) for found in hooks if hasattr(found, "__len__")] == before
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_worse_step_takes_the_place_of_the_graph() -> None:
+    loop = Loop()
+    session = memlog.init("local", layers=True, config={"memlog": {"sample_interval": 0.05}})
+    loop.step()
+    deadline = time.monotonic() + 60
+    while not any(isinstance(event, Artifact) for event in events(session)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for batch in (8, 4096):
+        session.snapshot()
+        loop.step(batch)
+    memlog.finish()
+    first, smaller, larger = traces(session)
+    assert (smaller.step, larger.step) == (1, 2)
+    assert smaller.peak is not None
+    assert first.peak is not None
+    assert larger.peak is not None
+    assert smaller.peak < first.peak < larger.peak
+    kept = [event for event in events(session) if isinstance(event, Artifact)]
+    assert len(kept) == 2
+    assert kept[0].name == kept[1].name
+
+
+def test_without_layers_a_snapshot_traces_one_step() -> None:
+    loop = Loop()
+    session = memlog.init("local")
+    loop.step()
+    memlog.snapshot()
+    loop.step()
+    loop.step()
+    memlog.finish()
+    assert [trace.step for trace in traces(session)] == [1]
+
+
+def test_evaluation_is_not_taken_for_training() -> None:
+    loop = Loop()
+    session = memlog.init("local", layers=True)
+    with torch.no_grad():
+        loop.model(torch.ones(2, 64))
+    assert torch._C._len_torch_dispatch_stack() == 0
+    loop.step()
+    memlog.finish()
+    assert [trace.step for trace in traces(session)] == [0]
+
+
+class Users(TorchDispatchMode):
+    """A mode of the user's own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_window_stays_shut_where_the_user_has_a_mode() -> None:
+    loop = Loop()
+    session = memlog.init("local", layers=True)
+    with Users() as mode:
+        loop.step()
+        assert torch.utils._python_dispatch._get_current_dispatch_mode() is mode
+    loop.step()
+    loop.step()
+    memlog.finish()
+    (trace,) = traces(session)
+    assert trace.step is not None
+    assert trace.step >= 1
+    assert trace.skipped >= 1
+
+
+def test_a_step_that_fails_midway_is_told_of() -> None:
+    loop = Loop()
+
+    def train() -> None:
+        loop.model(torch.ones(512, 64)).sum()
+        raise ValueError("my own")
+
+    session = memlog.init("local", layers=True)
+    with pytest.raises(ValueError, match="my own"), session:
+        train()
+    (trace,) = traces(session)
+    assert trace.step is None
+    assert trace.at_peak["activations"] > 0
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_a_compiled_model_is_compiled_as_without(layers: bool) -> None:
+    """No graph break, and no graph more: a window never opens in compiled code."""
+    from torch._dynamo.testing import CompileCounter
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    counter = CompileCounter()
+    loop = Loop()
+    loop.model.compile(backend=counter)
+    memlog.init("local", layers=layers)
+    for _ in range(4):
+        loop.step()
+    memlog.finish()
+    assert counter.frame_count == 1
+    assert not counters["graph_break"]

@@ -1,0 +1,107 @@
+"""Compiled models under a trace: no graph more, no graph break more, no warning, and an honest result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from support.models import mlp
+from torch import nn
+
+from memlog import MemoryTracer
+
+pytestmark = [
+    pytest.mark.integration,
+    # Dynamo looks at the gradients of what a compiled function is given, and hides the warning elsewhere.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
+BATCH = torch.ones(4, 64)
+
+RECOMPILES = torch.__version__.startswith("2.6.")
+"""That compiler guards on global module hooks even of a graph that was compiled without them."""
+
+
+class Graphs:
+    """A backend that counts what it is given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, module: Any, _inputs: Any) -> Any:
+        self.count += 1
+        return module.forward
+
+
+@pytest.fixture
+def graphs() -> Iterator[Graphs]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield Graphs()
+    torch._dynamo.reset()
+
+
+def train(model: Any, times: int = 2) -> None:
+    for _ in range(times):
+        model(BATCH).sum().backward()
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["compiled before", "compiled while traced"])
+def test_tracing_adds_no_graph_and_no_graph_break(graphs: Graphs, warm: bool) -> None:
+    model: Any = torch.compile(mlp(), backend=graphs)
+    tracer = MemoryTracer()
+    if warm:
+        train(model)
+    with tracer.trace(model):
+        train(model)
+
+    assert graphs.count == (2 if RECOMPILES and warm else 1)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    result = tracer.result
+    assert result.engine == "sampler"
+    assert "no layers inside" in result.why
+    assert any("no layers inside" in sentence for sentence in result.unseen)
+    assert [layer.path for layer in result.layers if layer.phases] == ["Sequential"]
+    assert not tracer.health.faults
+    if warm:
+        before = graphs.count
+        train(model)
+        assert graphs.count == before
+
+
+def test_a_module_compiled_in_place_is_noticed(graphs: Graphs) -> None:
+    class Own(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.sin().cos()
+
+    model = nn.Sequential(nn.Linear(64, 64), Own())
+    model[1].compile(backend=graphs)
+    tracer = MemoryTracer()
+    train(model)
+    with tracer.trace(model):
+        train(model)
+    assert (tracer.result.engine, graphs.count) == ("sampler", 1)
+    assert "0" in tracer.get_layer_stats()
+
+
+def test_a_compiled_function_stays_compiled_under_the_dispatch_engine(graphs: Graphs) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.function = torch.compile(lambda x: x.sin().cos(), backend=graphs)
+
+        def forward(self, x: Any) -> Any:
+            return self.function(self.linear(x))
+
+    model, tracer = Model(), MemoryTracer()
+    train(model)
+    with tracer.trace(model):
+        train(model)
+    train(model)
+    assert tracer.result.engine == "dispatch"
+    assert graphs.count == 1
+    assert not torch._dynamo.utils.counters["graph_break"]

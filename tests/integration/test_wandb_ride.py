@@ -1,0 +1,285 @@
+"""Riding on a W&B run of the user's: the user's rows stay, and memlog's values are the plan's."""
+
+from pathlib import Path
+
+import pytest
+from support import child
+from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
+
+from memlog.analysis import summarize
+from memlog.delivery.rides import RideState, all_states
+from memlog.journal import RunDirectory, find_run
+from memlog.metrics import Plan
+from memlog.sink import Point
+
+pytestmark = pytest.mark.integration
+
+PREAMBLE = """
+    import sys
+    import time
+
+    import wandb
+
+    def start(**arguments):
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
+        return wandb.init(project="p", mode="offline", settings=quiet, **arguments)
+
+    if "--memlog" in sys.argv:
+        import memlog
+        session = memlog.init("wandb", finish_timeout=60)
+        step = session.step
+    else:
+        step = lambda: None
+
+    def steps(count, first=0):
+        for number in range(first, first + count):
+            step()
+            time.sleep(0.002)
+            yield number
+"""
+
+USERS = {
+    "with step=": """
+    run = start()
+    for s in steps(150):
+        run.log({"loss": 1 / (s + 1)}, step=s)
+    """,
+    "with sparse step=, twice a step": """
+    run = start()
+    for s in steps(200):
+        if s % 10 == 0:
+            run.log({"loss": 1 / (s + 1)}, step=s)
+            run.log({"accuracy": s}, step=s)
+    """,
+    "without a step": """
+    run = start()
+    for s in steps(150):
+        wandb.log({"loss": 1 / (s + 1)})
+    """,
+    "with commit=False": """
+    run = start()
+    for s in steps(150):
+        run.log({"loss": 1 / (s + 1)}, commit=False)
+        if s % 3 == 2:
+            run.log({"accuracy": s})
+    """,
+    "with a glob of their own": """
+    run = start()
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    for s in steps(150):
+        if s % 5 == 0:
+            wandb.log({"train/loss": 1 / (s + 1), "trainer/global_step": s})
+    """,
+    "resumed at a step": """
+    run = start()
+    for s in steps(100, first=1000):
+        run.log({"loss": 1 / s}, step=s)
+    """,
+}
+
+
+def recorded(directory: Path) -> RunDirectory:
+    return find_run(directory / "memlog_runs", "latest")
+
+
+def full_plan(run: RunDirectory) -> list[Point]:
+    points: list[Point] = []
+    for file in run.files():
+        plan: Plan[int] = Plan("full")
+        for at, entry in enumerate(file.read()):
+            points += plan.feed(entry.event, at)
+        points += plan.flush()
+    return points
+
+
+def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
+    """Each value lies in the plan where its row says; no peak is lost; the last level is the last."""
+    points = full_plan(run)
+    names = {point.name for point in points}
+    for name in names:
+        mine = [point for point in points if point.name == name]
+        rows = [row for row in held.memlogs_rows() if name in row]
+        before = -1
+        for row in rows:
+            upto = row["memlog/step"]
+            window = [point.value for point in mine if before <= point.index <= upto]
+            assert row[name] in window, (name, row)
+            before = min(point.index for point in mine if point.value == row[name])
+        last = max(mine, key=lambda point: (point.index, point.time_us))
+        if mine[0].fold == "max":
+            assert max(row[name] for row in rows) == max(point.value for point in mine), name
+        else:
+            assert rows[-1][name] == last.value, name
+    assert names
+
+
+@pytest.mark.parametrize("how", USERS)
+def test_the_users_rows_are_those_without_memlog(tmp_path: Path, how: str) -> None:
+    plain, ridden = tmp_path / "plain", tmp_path / "ridden"
+    for folder, arguments in ((plain, []), (ridden, ["--memlog"])):
+        folder.mkdir()
+        child.run(PREAMBLE + USERS[how], folder, *arguments)
+    without, beside = read_only_run(plain), read_only_run(ridden)
+    assert without.users_rows()
+    assert beside.users_rows() == without.users_rows()
+    assert len(beside.rows) - len(without.rows) in (0, 1, 2)  # before or after the user's
+    assert beside.memlogs_rows()
+    assert_values_are_the_plans(beside, recorded(ridden))
+    assert beside.metrics["memory/host/rss_peak_mib"] == {
+        "step_metric": "memlog/step",
+        "summary": ["max"],
+    }
+    assert beside.config["memlog/python"]
+
+
+def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
+    tmp_path: Path,
+) -> None:
+    """An unwrapped script: memlog's handler at exit runs before wandb's, though it was registered first."""
+    process = child.start(PREAMBLE + USERS["with sparse step=, twice a step"], tmp_path, "--memlog")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert errors.count("share a row of run") == 1
+    held, run = read_only_run(tmp_path), recorded(tmp_path)
+    assert held.rows[-1]["memlog/step"] == 199
+    (artifact,) = held.artifacts
+    assert artifact["type"] == "series"
+    (file,) = artifact["files"].values()
+    lines = Path(file).read_text().splitlines()
+    assert lines[0] == "axis,index,time_us,name,value"
+    told = sorted(tuple(line.split(",")) for line in lines[1:])
+    assert told == sorted(
+        (p.axis, str(p.index), str(p.time_us), p.name, repr(p.value)) for p in full_plan(run)
+    )
+    (delivery,) = summarize(run, all_states(run)).health.delivered.values()
+    assert (delivery.stage, delivery.problem) == ("done", None)
+    assert [(tracked.id, tracked.own) for tracked in delivery.runs] == [(held.run_id, False)]
+
+
+def test_a_run_that_the_user_has_finished_is_made_good_beside_it(tmp_path: Path) -> None:
+    process = child.start(
+        PREAMBLE
+        + """
+    run = start()
+    for s in steps(100):
+        if s % 50 == 0:
+            run.log({"loss": s}, step=s)
+    run.finish()
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "memlog sync" in errors
+    users = read_only_run(tmp_path)
+    assert [row["loss"] for row in users.users_rows()] == [0, 50]
+    assert "as a run beside it" in child.memlog("show", "latest", directory=tmp_path)
+    before = find_runs(tmp_path)[0].read_bytes()
+    told = sync_offline(tmp_path)
+    assert "points delivered" in told
+    first, second = find_runs(tmp_path)
+    assert first.read_bytes() == before
+    made = read_run(second)
+    assert (made.group, made.job_type) == (users.run_id, "memlog")
+    assert made.exit_code == 0
+    assert_every_step_is_there(made, recorded(tmp_path))
+    assert "✓" in child.memlog("show", "latest", directory=tmp_path) or "done" in child.memlog(
+        "show", "latest", directory=tmp_path
+    )
+    assert "nothing" in sync_offline(tmp_path)
+    assert len(find_runs(tmp_path)) == 2
+
+
+def assert_every_step_is_there(made: WandbFile, run: RunDirectory) -> None:
+    wanted = [(p.name, p.index, p.value) for p in full_plan(run)]
+    got = [
+        (name, row[f"memlog/{axis}"], value)
+        for row in made.memlogs_rows()
+        for axis in ("step", "evaluation", "epoch")
+        if f"memlog/{axis}" in row
+        for name, value in row.items()
+        if name != f"memlog/{axis}"
+    ]
+    assert sorted(got) == sorted(wanted)
+
+
+def sync_offline(directory: Path, **environment: str) -> str:
+    import os
+
+    os.environ["WANDB_MODE"] = "offline"
+    try:
+        return child.memlog("sync", "latest", directory=directory)
+    finally:
+        del os.environ["WANDB_MODE"]
+
+
+def test_a_trainer_that_is_killed_leaves_what_sync_makes_good(tmp_path: Path) -> None:
+    process = child.start(
+        PREAMBLE
+        + """
+    import os
+    run = start()
+    for s in steps(300):
+        run.log({"loss": s}, step=s)
+    os.kill(os.getpid(), 9)
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    process.communicate(timeout=120)
+    assert "whole series" in child.memlog("show", "latest", directory=tmp_path)
+    sync_offline(tmp_path)
+    made = read_run(find_runs(tmp_path)[-1])
+    assert made.job_type == "memlog"
+    assert made.exit_code == 255
+    assert_every_step_is_there(made, recorded(tmp_path))
+
+
+def test_two_runs_one_after_the_other_keep_apart(tmp_path: Path) -> None:
+    child.run(
+        PREAMBLE
+        + """
+    for fold in range(2):
+        with start(name=f"fold-{fold}") as run:
+            for s in steps(100):
+                run.log({"loss": s + fold}, step=s)
+            time.sleep(1)   # so that what waits is ridden
+            run.log({"end": 1}, step=100)
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    first, second = (read_run(path) for path in find_runs(tmp_path))
+    for fold, held in enumerate((first, second)):
+        assert [row["loss"] for row in held.users_rows()[:100]] == [s + fold for s in range(100)]
+        mine = [row["memlog/step"] for row in held.memlogs_rows() if "memlog/step" in row]
+        assert mine == sorted(mine)
+        assert fold * 100 <= mine[0] <= mine[-1] <= fold * 100 + 99
+    state = RideState.load(recorded(tmp_path), "wandb")
+    assert state is not None
+    assert state.joined == [first.run_id, second.run_id]
+
+
+def test_alerts_and_files_reach_the_users_run(tmp_path: Path) -> None:
+    child.run(
+        PREAMBLE
+        + """
+    from pathlib import Path
+    from memlog.events import Alert, now_us
+
+    run = start()
+    Path("notes.txt").write_text("hello")
+    for s in steps(50):
+        run.log({"loss": s}, step=s)
+    session.publish(Alert(now_us(), 7, "warning", "host.rss > 1 GiB", "t" * 100, "text"))
+    session.save_artifact("notes.txt", "report")
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    held = read_only_run(tmp_path)
+    assert [(alert["level"], len(alert["title"])) for alert in held.alerts] == [("WARN", 64)]
+    kept = [artifact for artifact in held.artifacts if artifact["type"] == "report"]
+    assert [Path(next(iter(a["files"].values()))).read_text() for a in kept] == ["hello"]

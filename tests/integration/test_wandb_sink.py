@@ -1,0 +1,191 @@
+"""A W&B run of memlog's own: offline, and online against a double of the server with the real SDK."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import child
+from support.wandb_file import find_runs, read_only_run, read_run
+from support.wandb_server import WandbServer
+
+from memlog.delivery.state import CourierState
+from memlog.journal import RunDirectory, find_run
+from memlog.metrics import Plan
+
+pytestmark = pytest.mark.integration
+
+TRAINER = """
+    import time
+    from pathlib import Path
+
+    import memlog
+    from memlog.events import Alert, Epoch, Evaluation, now_us
+
+    Path("graph.json").write_text("{}")
+    with memlog.init("wandb", project="p", name="own", finish_timeout=FINISH) as session:
+        for step in range(60):
+            session.step()
+            time.sleep(0.002)
+        for number in range(3):
+            session.publish(Evaluation(now_us(), number, 0.5, 2**20))
+        session.publish(Epoch(now_us(), 0, 59, 2**20, 2**21, "exact"))
+        session.publish(Alert(now_us(), 30, "error", "host.rss > 1 GiB", "Host memory", "much"))
+        session.save_artifact("graph.json", "flamegraph")
+"""
+
+
+FETCH = """
+    import sys
+    from pathlib import Path
+
+    from memlog.errors import UnknownRunError
+    from memlog.sink import load_backend
+
+    backend = load_backend("wandb")
+    store = backend.open_store(backend.connection())
+    (stored,) = store.list_artifacts(sys.argv[1])
+    arrived = []
+    Path("pulled").mkdir()
+    path = store.fetch(sys.argv[1], stored, Path("pulled"), arrived.append)
+    print(stored.name, stored.kind, stored.size, path.read_text(), sum(arrived))
+    try:
+        store.list_artifacts("nobody")
+    except UnknownRunError as error:
+        assert "nobody" in str(error), error
+    else:
+        raise AssertionError("a run that does not exist was found")
+"""
+FETCHED = "graph.json flamegraph 2 {} 2"
+
+
+def trainer(finish_timeout: float = 100) -> str:
+    return TRAINER.replace("FINISH", str(finish_timeout))
+
+
+@pytest.fixture
+def server() -> Iterator[WandbServer]:
+    with WandbServer() as running:
+        yield running
+
+
+def planned(run: RunDirectory) -> list[tuple[str, int, float]]:
+    points = []
+    for file in run.files():
+        plan: Plan[int] = Plan("full")
+        for at, entry in enumerate(file.read()):
+            points += plan.feed(entry.event, at)
+        points += plan.flush()
+    return sorted((point.name, point.index, point.value) for point in points)
+
+
+def told(rows: list[dict[str, float]]) -> list[tuple[str, int, float]]:
+    """Names, places on their axes, and values of every row, which lies on one axis alone."""
+    found = []
+    for row in rows:
+        axes = [axis for axis in ("step", "evaluation", "epoch") if f"memlog/{axis}" in row]
+        assert len(axes) == 1, row
+        index = int(row[f"memlog/{axes[0]}"])
+        found += [
+            (name, index, value)
+            for name, value in row.items()
+            if name.startswith(("memory/", "memlog/")) and name != f"memlog/{axes[0]}"
+        ]
+    return sorted(found)
+
+
+def recorded(directory: Path) -> RunDirectory:
+    return find_run(directory / "memlog_runs", "latest")
+
+
+def test_an_own_run_offline_has_every_step(tmp_path: Path) -> None:
+    child.run(trainer(), tmp_path, WANDB_MODE="offline")
+    held, run = read_only_run(tmp_path), recorded(tmp_path)
+    assert (held.run_id, held.project, held.job_type) == (f"memlog-{run.id}", "p", "memlog")
+    assert told(held.rows) == planned(run)
+    assert held.exit_code == 0
+    assert held.metrics["memory/host/rss_peak_mib"]["summary"] == ["max"]
+    assert held.metrics["memory/eval/host/rss_mib"]["step_metric"] == "memlog/evaluation"
+    assert held.metrics["memory/epoch/host/rss_mib"]["step_metric"] == "memlog/epoch"
+    assert held.config["memlog/python"]
+    assert held.alerts == [{"title": "Host memory", "level": "ERROR"}]
+    (artifact,) = held.artifacts
+    assert artifact["type"] == "flamegraph"
+    assert artifact["files"] == {"graph.json": str(run.artifacts / "graph.json")}
+    assert CourierState.load(run, "wandb").stage == "done"
+
+
+def test_an_own_run_online_has_every_step_alert_and_file(
+    tmp_path: Path, server: WandbServer
+) -> None:
+    child.run(trainer(), tmp_path, **server.environment)
+    run = recorded(tmp_path)
+    (held,) = server.runs.values()
+    assert held.name == f"memlog-{run.id}"
+    assert told(held.rows) == planned(run)
+    assert (held.complete, held.exit_code) == (True, 0)
+    assert [(alert["title"], alert["severity"]) for alert in server.alerts] == [
+        ("Host memory", "ERROR")
+    ]
+    artifact = next(found for found in server.artifacts if found.type == "flamegraph")
+    assert artifact.state == "COMMITTED"
+    assert server.blobs[artifact.files["graph.json"]] == b"{}"
+    state = CourierState.load(run, "wandb")
+    assert (state.stage, state.delivered) == ("done", len(planned(run)))
+    assert FETCHED in child.run(FETCH, tmp_path, held.name, **server.environment)
+
+
+def test_a_server_that_is_down_at_first_gets_everything_later(tmp_path: Path) -> None:
+    server = WandbServer()
+    server.start()
+    environment = server.environment
+    server.stop()
+    child.run(trainer(finish_timeout=1), tmp_path, **environment)
+    run = recorded(tmp_path)
+    wait_for_stage(run, "unreachable")
+    assert not server.runs
+    server.start()
+    try:
+        wait_for_stage(run, "done")
+    finally:
+        server.stop()
+    (held,) = server.runs.values()
+    assert told(held.rows) == planned(run)
+
+
+def test_a_server_in_trouble_is_waited_for(tmp_path: Path, server: WandbServer) -> None:
+    server.failing = True
+    child.run(trainer(finish_timeout=1), tmp_path, **server.environment)
+    run = recorded(tmp_path)
+    wait_for_stage(run, "unreachable")
+    server.failing = False
+    wait_for_stage(run, "done")
+    (held,) = server.runs.values()
+    assert told(held.rows) == planned(run)
+
+
+def wait_for_stage(run: RunDirectory, stage: str, seconds: float = 100) -> None:
+    deadline = time.monotonic() + seconds
+    while (state := CourierState.load(run, "wandb")).stage != stage:
+        assert time.monotonic() < deadline, state
+        time.sleep(0.1)
+
+
+def test_nobody_logged_in_is_one_line_with_the_remedy(tmp_path: Path, server: WandbServer) -> None:
+    environment = {**server.environment, "WANDB_API_KEY": "", "NETRC": str(tmp_path / "none")}
+    child.run(trainer(finish_timeout=1), tmp_path, **environment)
+    run = recorded(tmp_path)
+    wait_for_stage(run, "unreachable")
+    problem = CourierState.load(run, "wandb").problem
+    assert problem is not None
+    assert problem.count("\n") == 0
+    assert "wandb login" in problem
+    assert "WANDB_MODE=offline" in problem
+
+
+def test_a_script_that_died_early_is_an_end_with_its_own_code(tmp_path: Path) -> None:
+    process = child.start(
+        trainer() + "\n        raise ValueError('no')\n", tmp_path, WANDB_MODE="offline"
+    )
+    process.communicate(timeout=120)
+    assert read_run(find_runs(tmp_path)[0]).exit_code == 1

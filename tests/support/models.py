@@ -1,0 +1,94 @@
+"""Small models whose graphs are real: what layers, branches and reuse do to memory."""
+
+# PyTorch leaves some of these without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+def mlp(width: int = 64, depth: int = 3) -> nn.Module:
+    """Linear layers with in-place activations between them."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Linear(width, 8))
+
+
+class Block(nn.Module):
+    """A transformer's layer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.query_key_value(self.norm(x)).view(batch, length, 3 * self.heads, -1)
+        query, key, value = heads.transpose(1, 2).chunk(3, dim=1)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """A small GPT; ``checkpointing`` names torch's way to do it."""
+
+    def __init__(
+        self, width: int = 32, blocks: int = 3, words: int = 40, checkpointing: str | None = None
+    ) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.places = nn.Embedding(64, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, words)
+        self.checkpointing = checkpointing
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.words(text) + self.places(torch.arange(text.shape[1], device=text.device))
+        for block in self.blocks:
+            if self.checkpointing:
+                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
+            else:
+                x = block(x)
+        return self.head(self.norm(x))
+
+
+class UNet(nn.Module):
+    """Down, across and up again, with batch norm and in-place activations."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = self._stage(2, width)
+        self.down = self._stage(width, 2 * width)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.last = self._stage(2 * width, width)
+        self.out = nn.Conv2d(width, 2, 1)
+
+    @staticmethod
+    def _stage(before: int, after: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(inplace=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.first(x)
+        coarse = self.down(functional.max_pool2d(fine, 2))
+        return self.out(self.last(torch.cat([self.up(coarse), fine], dim=1)))
+
+
+def text(batch: int = 8, length: int = 32, words: int = 40) -> Tensor:
+    """Input for a GPT."""
+    return torch.randint(words, (batch, length))

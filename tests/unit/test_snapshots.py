@@ -1,0 +1,108 @@
+"""Snapshots from anywhere: read as data, never run."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlog import SnapshotError, UnsafeSnapshotError
+from memlog.artifacts.snapshots import parse_snapshot, read_snapshot
+
+PLAIN: dict[str, Any] = {
+    "segments": [{"device": 0, "blocks": [{"size": 512, "state": "inactive"}], "pool": (0, 1)}],
+    "device_traces": [[{"action": "alloc", "addr": 1 << 40, "size": 4, "stream": 0, "frames": []}]],
+    "external_annotations": [],
+    "ratio": 0.5,
+    "on": True,
+    "nothing": None,
+}
+
+
+class Evil:
+    """What a pickle can do to whoever loads it."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_snapshots_are_read(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps(PLAIN, protocol))
+    assert read_snapshot(path) == PLAIN
+
+
+def test_a_list_of_segments_is_a_snapshot_too() -> None:
+    assert parse_snapshot(pickle.dumps(PLAIN["segments"]))["segments"] == PLAIN["segments"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_code_in_a_snapshot_never_runs(tmp_path: Path, protocol: int) -> None:
+    target = tmp_path / "made by the attacker"
+    content = pickle.dumps({**PLAIN, "x": Evil(target)}, protocol)
+    with pytest.raises(UnsafeSnapshotError, match="mkdir"):
+        parse_snapshot(content)
+    assert not target.exists()
+    pickle.loads(content)  # noqa: S301 - to show that the attack is a real one
+    assert target.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"cos\nsystem\n(S'true'\ntR.",  # GLOBAL and REDUCE
+        b"(S'true'\nios\nsystem\n.",  # INST
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",  # STACK_GLOBAL
+        b"\x80\x02cbuiltins\neval\nU\x031+1\x85R.",
+        b"\x80\x02ccollections\nOrderedDict\n)R.",  # harmless, and still nothing that a snapshot needs
+        b"Psomewhere\n.",  # a persistent id
+        b"\x80\x02\x82\x01.",  # an extension's code
+    ],
+)
+def test_every_way_to_import_is_refused(content: bytes) -> None:
+    with pytest.raises((UnsafeSnapshotError, SnapshotError)):
+        parse_snapshot(content)
+
+
+def test_types_that_no_snapshot_holds_are_refused() -> None:
+    for value in ({1, 2}, b"bytes", bytearray(b"x"), frozenset({1})):
+        with pytest.raises(UnsafeSnapshotError):
+            parse_snapshot(pickle.dumps({**PLAIN, "x": value}, 4))
+    with pytest.raises(UnsafeSnapshotError, match="Counter"):
+        parse_snapshot(pickle.dumps({**PLAIN, "x": collections.Counter()}))
+
+
+def test_what_holds_itself_is_read_and_ends() -> None:
+    loop: dict[str, Any] = dict(PLAIN)
+    loop["self"] = loop
+    assert parse_snapshot(pickle.dumps(loop))["self"]["segments"] == PLAIN["segments"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a pickle", pickle.dumps(3), pickle.dumps({"segments": 1}), b"\x80\x04}"]
+)
+def test_what_is_no_snapshot_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.pickle"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match=r"other\.pickle"):
+        read_snapshot(path)
+
+
+def test_a_snapshot_has_a_size_limit(tmp_path: Path) -> None:
+    path = tmp_path / "large.pickle"
+    path.write_bytes(pickle.dumps(PLAIN))
+    with pytest.raises(SnapshotError, match="larger than 10 bytes"):
+        read_snapshot(path, max_bytes=10)
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="can't be read"):
+        read_snapshot(tmp_path / "nowhere.pickle")

@@ -1,0 +1,279 @@
+"""Traces as other programs read them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import speedscope
+from support.models import GPT, text
+
+from memlog import ConfigurationError, MemoryTracer, exporters
+from memlog.analysis.trace.records import Trace
+from memlog.artifacts.snapshots import read_snapshot
+
+
+def traced(steps: int = 1, **arguments: Any) -> MemoryTracer:
+    torch.manual_seed(0)
+    model = GPT(checkpointing="not reentrant")
+    optimizer = torch.optim.Adam(model.parameters())
+    tracer = MemoryTracer(**arguments)
+    with tracer.trace(model):
+        for _ in range(steps):
+            model(text()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return tracer
+
+
+@pytest.fixture(scope="module")
+def tracer() -> MemoryTracer:
+    return traced()
+
+
+def frames(document: Any, profile: int) -> list[tuple[list[str], int]]:
+    names = [frame["name"] for frame in document["shared"]["frames"]]
+    found = document["profiles"][profile]
+    return [
+        ([names[frame] for frame in sample], weight)
+        for sample, weight in zip(found["samples"], found["weights"], strict=True)
+    ]
+
+
+def test_the_flame_graph_is_valid_and_holds_the_peak(tracer: MemoryTracer, tmp_path: Path) -> None:
+    path = tracer.export_flame_graph(tmp_path / "a.speedscope.json")
+    document = json.loads(path.read_bytes())
+    speedscope.check(document)
+
+    at_peak, in_order, milliseconds = document["profiles"]
+    assert [profile["unit"] for profile in document["profiles"]] == [
+        "bytes",
+        "bytes",
+        "milliseconds",
+    ]
+    assert at_peak["endValue"] == tracer.result.peak
+    leaves = {stack[-1] for stack, _ in frames(document, 0)}
+    assert {f"[{category}]" for category in tracer.result.categories} == leaves
+    chain = next(
+        stack
+        for stack, _ in frames(document, 0)
+        if stack[-2:] == ["blocks.0.mlp.0", "[parameters]"]
+    )
+    assert chain == ["GPT", "blocks", "blocks.0", "blocks.0.mlp", "blocks.0.mlp.0", "[parameters]"]
+
+    roots = {stack[0] for stack, _ in frames(document, 1)}
+    assert roots == {"forward", "backward", "recompute", "optimizer"}
+    assert in_order["endValue"] == sum(layer.allocated for layer in tracer.result.layers)
+    assert milliseconds["endValue"] == pytest.approx(tracer.result.duration_ms)
+
+
+def test_a_cut_trace_makes_a_valid_flame_graph_whose_bytes_are_complete() -> None:
+    cut = traced(max_events=150)
+    document = exporters.flame_graph(cut.recording)
+    speedscope.check(document)
+    assert document["profiles"][0]["endValue"] == cut.result.peak
+    assert document["profiles"][1]["endValue"] == sum(
+        layer.allocated for layer in cut.result.layers
+    )
+
+
+def test_a_trace_of_nothing_makes_a_valid_flame_graph() -> None:
+    for engine in ("dispatch", "sampler"):
+        tracer = MemoryTracer(engine=engine)  # type: ignore[arg-type] # both are names of engines
+        with tracer.trace():
+            pass
+        speedscope.check(exporters.flame_graph(tracer.recording))
+        json.dumps(exporters.timeline(tracer.recording), allow_nan=False)
+
+
+def test_a_long_trace_stays_below_the_number_of_samples(tracer: MemoryTracer) -> None:
+    whole = tracer.recording
+    repeated = Trace(whole.result, whole.paths, whole.events * 400)
+    assert len(repeated.events) // 32 > 300_000
+    document = exporters.flame_graph(repeated)
+    speedscope.check(document)
+    assert speedscope.entries(document) <= 200_000
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d["profiles"][0]["weights"].append(1),
+        lambda d: d["profiles"][0]["weights"].__setitem__(0, -1),
+        lambda d: d["profiles"][0].__setitem__("endValue", 1),
+        lambda d: d["profiles"][0]["samples"][0].append(10**6),
+        lambda d: d["profiles"][0].__setitem__("unit", "megabytes"),
+        lambda d: d["profiles"][2]["events"].pop(),
+        lambda d: d["profiles"][2]["events"].reverse(),
+        lambda d: d["shared"]["frames"].append(d["shared"]["frames"][0]),
+        lambda d: d["profiles"].clear(),
+        lambda d: d.__setitem__("activeProfileIndex", 9),
+    ],
+)
+def test_the_validator_is_strict(tracer: MemoryTracer, damage: Any) -> None:
+    document = exporters.flame_graph(tracer.recording)
+    damage(document)
+    with pytest.raises(AssertionError):
+        speedscope.check(document)
+
+
+def test_the_timeline_has_the_seeds_keys(tracer: MemoryTracer, tmp_path: Path) -> None:
+    path = tracer.export_timeline(tmp_path / "timeline.json.gz")
+    document = json.loads(gzip.decompress(path.read_bytes()))
+
+    assert set(document) >= {"events", "layer_stats", "summary"}
+    assert set(document["events"][0]) == {
+        "timestamp",
+        "event_type",
+        "size_bytes",
+        "layer_name",
+        "allocated_bytes",
+        "reserved_bytes",
+        "fragmentation_ratio",
+    }
+    assert {event["event_type"] for event in document["events"]} == {
+        "alloc",
+        "free",
+        "layer_enter",
+        "layer_exit",
+    }
+    assert max(event["allocated_bytes"] for event in document["events"]) == tracer.result.peak
+    assert document["events"][-1]["allocated_bytes"] == tracer.result.end
+    assert document["layer_stats"]["head"]["layer_name"] == "head"
+    assert document["summary"]["peak"] == tracer.result.peak
+    times = [event["timestamp"] for event in document["events"]]
+    assert times == sorted(times)
+
+
+def test_the_chrome_trace_has_layers_and_counters(tracer: MemoryTracer, tmp_path: Path) -> None:
+    document = json.loads(tracer.export_trace(tmp_path / "trace.json").read_bytes())
+    events = document["traceEvents"]
+    opened: list[str] = []
+    for event in events:
+        if event["ph"] == "B":
+            opened.append(event["name"])
+        elif event["ph"] == "E":
+            assert opened.pop() == event["name"]
+    assert not opened
+    counters = [event["args"] for event in events if event["ph"] == "C"]
+    assert max(sum(counter.values()) for counter in counters) == tracer.result.peak
+    assert min(min(counter.values()) for counter in counters) >= 0
+
+
+def test_layers_lie_beside_the_profilers_operations(tmp_path: Path) -> None:
+    model, tracer = GPT(), MemoryTracer()
+    with torch.profiler.profile() as profile, tracer.trace(model):
+        model(text()).sum().backward()
+    profile.export_chrome_trace(str(tmp_path / "profiler.json"))
+
+    path = tracer.export_trace(tmp_path / "both.json.gz", tmp_path / "profiler.json")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    operations = [event for event in events if event.get("name") == "aten::addmm"]
+    begins = {
+        event["name"]: event["ts"]
+        for event in reversed(events)
+        if event.get("pid") == "memlog" and event["ph"] == "B"
+    }
+    ends = max(e["ts"] for e in events if e.get("pid") == "memlog" and e["ph"] == "E")
+    assert operations
+    # Two clocks tell the same story, to within a millisecond.
+    assert all(begins["GPT"] - 1000 < event["ts"] < ends + 1000 for event in operations)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"traceEvents": 3}', b"\x80\x04"])
+def test_what_is_no_profilers_trace_is_said(
+    tracer: MemoryTracer, tmp_path: Path, content: bytes
+) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="export_chrome_trace"):
+        tracer.export_trace(tmp_path / "out.json", wrong)
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_the_snapshot_is_one_of_plain_types(tracer: MemoryTracer, tmp_path: Path) -> None:
+    path = tracer.export_snapshot(tmp_path / "snapshot.pickle")
+    assert path.read_bytes()[:2] == b"\x80\x04", "the page reads no newer protocol"
+    (history,) = read_snapshot(path)["device_traces"]
+
+    live: dict[int, int] = {}
+    peak = 0
+    for entry in history:
+        if entry["action"] == "alloc":
+            assert entry["addr"] not in live
+            live[entry["addr"]] = entry["size"]
+        elif entry["action"] == "free_requested":
+            assert live.pop(entry["addr"]) == entry["size"]
+        peak = max(peak, sum(live.values()))
+    assert peak == tracer.result.peak
+    assert sum(live.values()) == tracer.result.end
+    assert all(entry["frames"] for entry in history)
+
+
+def test_torchs_own_reader_of_snapshots_reads_it(tracer: MemoryTracer) -> None:
+    from torch.cuda import _memory_viz
+
+    told = _memory_viz.trace(exporters.snapshot(tracer.recording))
+    entries = exporters.snapshot(tracer.recording)["device_traces"][0]
+    assert f"{len(entries)} entries" in told
+    assert " = MEM[" in told
+
+
+def test_files_appear_whole_or_not_at_all(
+    tracer: MemoryTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    old = tmp_path / "flame.json"
+    old.write_text("old")
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        tracer.export_flame_graph(old)
+    with pytest.raises(TypeError):
+        exporters.write_json({"no": object()}, old)
+    assert [path.name for path in tmp_path.iterdir()] == ["flame.json"]
+    assert old.read_text() == "old"
+
+
+def test_equal_traces_make_equal_compressed_files(tracer: MemoryTracer, tmp_path: Path) -> None:
+    for name in ("a.gz", "b.gz"):
+        exporters.write_json(exporters.timeline(tracer.recording), tmp_path / name)
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+
+
+def test_a_folder_that_is_missing_is_one_clear_error(tracer: MemoryTracer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        tracer.export_timeline(tmp_path / "missing" / "a.json")
+
+
+def test_the_summary_is_printed(tracer: MemoryTracer, capsys: pytest.CaptureFixture[str]) -> None:
+    tracer.print_summary()
+    printed = capsys.readouterr().out
+    assert "engine dispatch" in printed
+    assert "blocks.0.mlp.0" in printed
+    assert "% of the bytes of forward and backward belong to a module" in printed
+    assert max(map(len, printed.splitlines())) < 200
+
+
+def test_the_event_of_a_trace_is_small_and_encodes(tracer: MemoryTracer) -> None:
+    import msgspec
+
+    from memlog.events import Trace
+    from memlog.tracer.event import trace_event
+
+    encoded = msgspec.json.encode(trace_event(tracer.result, 3))
+    assert len(encoded) < 1500
+    event = msgspec.json.decode(encoded, type=Trace)
+    assert (event.step, event.peak) == (3, tracer.result.peak)
+    assert sum(event.at_peak.values()) == event.peak
+
+
+def test_pickle_is_plain(tracer: MemoryTracer, tmp_path: Path) -> None:
+    path = tracer.export_snapshot(tmp_path / "s.pickle.gz")
+    assert pickle.loads(gzip.decompress(path.read_bytes()))["segments"] == []  # noqa: S301 - just written

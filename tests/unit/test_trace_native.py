@@ -1,0 +1,253 @@
+"""Native history joined with layers: on histories made up by hand, and on one that a CPU really made.
+
+No device is needed here; `tests/integration/test_tracer_cuda.py` holds the same against a real one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.histories import Script, SimulatedHistory
+from support.models import GPT, text
+from torch import nn
+
+from memlog.analysis.trace.accountant import Accountant
+from memlog.analysis.trace.fragmentation import of_segments, of_statistics
+from memlog.analysis.trace.native import Join, Mark, Seed, label, number_of
+from memlog.analysis.trace.stream import (
+    BACKWARD,
+    BEFORE,
+    CLASSIFY,
+    ENTER,
+    EXIT,
+    FORWARD,
+    GRADIENT,
+    OPTIMIZER,
+    OPTIMIZER_STATE,
+    OTHER,
+    OUTSIDE,
+    PARAMETER,
+    TURN,
+)
+from memlog.health import Health
+from memlog.tracer.dispatch import DispatchEngine
+from memlog.tracer.log import EventLog
+from memlog.tracer.names import ModuleNames
+from memlog.tracer.native import NativeEngine
+
+A, B, C, D = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
+
+
+def joined(
+    marks: list[Mark], script: Script, seeds: tuple[Seed, ...] = (), **options: Any
+) -> tuple[Accountant, Join]:
+    join = Join(marks, seeds, **{"opening": None, "started_us": 1_000_000, **options})
+    books = Accountant()
+    books.fold(b"".join(join.events(script.entries)))
+    books.finish()
+    return books, join
+
+
+def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
+    marks = [
+        Mark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        Mark(2000, ENTER, 2, FORWARD, 0, owner=(2, FORWARD)),
+        Mark(3000, EXIT, 2, FORWARD, 0, owner=(1, FORWARD)),
+        Mark(4000, EXIT, 1, FORWARD, 0, owner=(OUTSIDE, FORWARD)),
+        Mark(5000, TURN, 2, BACKWARD, 1, owner=(2, BACKWARD)),
+        Mark(6000, TURN, OUTSIDE, OPTIMIZER, 0, owner=(OUTSIDE, OPTIMIZER)),
+    ]
+    script = Script()
+    script.alloc(A, 1000, label(0))
+    script.alloc(B, 600, label(1))
+    script.alloc(C, 512, label(2))
+    script.say("segment_alloc", addr=A, size=2 << 20)
+    script.alloc(D, 4096, label(4))
+    script.free(B, label(4))
+    script.say("an action of the future", whatever=1)
+    script.say("oom", label(4), size=1 << 40, device_free=12)  # which has no address
+    script.free(D, label(5))
+    books, _ = joined(marks, script)
+
+    allocated = {key: row.allocated for key, row in books.rows.items() if row.allocated}
+    assert allocated == {
+        (1, FORWARD): 1024 + 512,
+        (2, FORWARD): 1024,
+        (2, BACKWARD): 4096,
+    }
+    assert books.peak_bytes == 1024 + 1024 + 512 + 4096
+    assert books.live_bytes == 1024 + 512
+    assert books.rows[2, FORWARD].frees == 1
+    assert books.rows[1, FORWARD].calls == 1
+
+
+def test_a_stale_note_on_a_thread_of_autograds_is_unattributed() -> None:
+    marks = [
+        Mark(1000, TURN, 7, BACKWARD, 1, owner=(7, BACKWARD)),  # the first step's backward pass
+        Mark(2000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),  # the second step
+        Mark(3000, EXIT, 1, FORWARD, 0),
+        Mark(4000, TURN, 1, BACKWARD, 1, owner=(1, BACKWARD)),
+    ]
+    script = Script()
+    script.alloc(A, 512, label(0))
+    script.alloc(B, 512, label(1))
+    script.alloc(C, 512, label(0))  # the second backward pass begins outside all modules
+    script.alloc(D, 512, label(3))
+    books, join = joined(marks, script)
+    assert join.unattributed == 1
+    assert books.rows[7, BACKWARD].allocations == 1
+    assert books.rows[OUTSIDE, BACKWARD].allocations == 1
+    assert books.rows[1, BACKWARD].allocations == 1
+
+
+def test_what_was_there_before_is_there_from_the_start() -> None:
+    script = Script()
+    script.alloc(C, 512)
+    script.free(B, size=2048)  # nobody knew of it, and yet it was there
+    seeds = (Seed(A, 4096, 3, PARAMETER),)
+    books, _ = joined([], script, seeds, opening=10_240)
+
+    assert books.before_bytes == 10_240
+    assert books.peak_bytes == 512
+    before = [(held.size, held.final_category) for held in books.at_peak if held.phase == BEFORE]
+    assert sorted(before) == [(2048, OTHER), (4096, PARAMETER), (4096, OTHER)]
+    assert sum(held.size for held in books.at_peak) == 10_240 + 512
+    assert books.live_bytes == 512 - 2048
+
+
+def test_a_block_is_classified_as_what_it_is_at_that_moment() -> None:
+    marks = [
+        Mark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        Mark(2000, CLASSIFY, 5, 0, 0, address=A, category=GRADIENT),
+        Mark(3000, EXIT, 1, FORWARD, 0),
+    ]
+    script = Script()
+    script.alloc(A, 512, label(0))
+    script.alloc(B, 512, label(2))
+    script.free(A, label(2))
+    script.alloc(A, 1024, label(2))  # the same address, and something else
+    books, _ = joined(marks, script)
+    assert {held.size: held.final_category == GRADIENT for held in books.remaining()} == {
+        512: False,
+        1024: False,
+    }
+    held = [held for held in books.at_peak if held.layer == 5]
+    assert books.peak_bytes == 1536
+    assert held == []
+
+
+def test_without_notes_the_clock_decides() -> None:
+    marks = [
+        Mark(7_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
+        Mark(12_000, EXIT, 1, FORWARD, 0),
+    ]
+    script = Script()
+    for address in (A, B, C):
+        script.alloc(address, 512)  # 5, 10 and 15 microseconds after the start
+    books, _ = joined(marks, script, by_time=True)
+    assert books.rows[1, FORWARD].allocations == 1
+    assert books.rows[OUTSIDE, FORWARD].allocations == 2
+
+
+@pytest.mark.parametrize("note", ["", "user's own", "mlxyz", None, 3, "ml"])
+def test_notes_that_are_not_ours_are_passed_over(note: Any) -> None:
+    assert number_of(note) is None
+
+
+def test_notes_are_short_however_many() -> None:
+    assert len(label(10**12)) <= 15
+    assert number_of(label(10**12)) == 10**12
+
+
+def test_fragmentation_is_told_by_the_blocks() -> None:
+    segments = [
+        {
+            "device": 0,
+            "total_size": 1000,
+            "blocks": [
+                {"size": 600, "state": "active_allocated"},
+                {"size": 300, "state": "inactive"},
+                {"size": 100, "state": "active_pending_free"},
+            ],
+        },
+        {"device": 0, "total_size": 1000, "blocks": [{"size": 1000, "state": "inactive"}]},
+        {"device": 1, "total_size": 9000, "blocks": []},
+    ]
+    found = of_segments(segments, 0)
+    assert found is not None
+    assert (found.reserved, found.allocated, found.inactive_split) == (2000, 600, 300)
+    assert found.ratio == (2000 - 600) / 2000
+    assert of_segments(segments, 2) is None
+    assert of_statistics(0, 0) is None
+
+
+class Run:
+    """One step under two engines at once: the native one on a simulated history, and the CPU's as truth."""
+
+    def __init__(self, model: nn.Module, *, takes_notes: bool = True) -> None:
+        self.rows: list[dict[tuple[str, int], int]] = []
+        self.health = Health()
+        engines: list[tuple[Any, Any, Any]] = []
+        for make in (self._truth, lambda *args: self._native(*args, takes_notes=takes_notes)):
+            names, books = ModuleNames(model), Accountant()
+            log = EventLog(10**6, books)
+            engines.append((make(log, names, model), log, names))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        batch = text()
+        for engine, _, _ in engines:
+            engine.start()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        for engine, log, _ in reversed(engines):
+            engine.stop()
+            log.close()
+        self.books = [log.books for _, log, _ in engines]
+        for _, log, names in engines:
+            self.rows.append(
+                {
+                    (names.paths[layer], phase): row.allocations
+                    for (layer, phase), row in log.books.rows.items()
+                    if row.allocations
+                }
+            )
+
+    def _truth(self, log: EventLog, names: ModuleNames, model: nn.Module) -> DispatchEngine:
+        return DispatchEngine(log, names, self.health, model)
+
+    def _native(
+        self, log: EventLog, names: ModuleNames, model: nn.Module, *, takes_notes: bool
+    ) -> NativeEngine:
+        history: Any = SimulatedHistory(takes_notes=takes_notes)
+        return NativeEngine(log, names, self.health, model, history, readings=True)
+
+
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
+def test_hooks_and_notes_find_what_the_dispatch_engine_finds(checkpointing: str | None) -> None:
+    run = Run(GPT(checkpointing=checkpointing))
+    assert not run.health.faults
+    truth, found = run.rows
+    total = sum(truth.values())
+    # The truth has the scratch space of attention, too, which the simulation does not see.
+    assert sum(found.values()) == pytest.approx(total, rel=0.05)
+    agreeing = sum(min(count, found.get(key, 0)) for key, count in truth.items())
+    assert agreeing / total > 0.9
+    layers = [key for key in truth if key[1] == FORWARD and "mlp" in key[0]]
+    assert layers
+    assert {key: found[key] for key in layers} == {key: truth[key] for key in layers}
+
+
+def test_categories_are_found_by_address() -> None:
+    run = Run(GPT())
+    truth, found = (
+        {
+            category: sum(h.size for h in books.remaining() if h.final_category == category)
+            for category in (PARAMETER, GRADIENT, OPTIMIZER_STATE)
+        }
+        for books in run.books
+    )
+    assert min(truth.values()) > 0
+    assert found == pytest.approx(truth, rel=0.1)  # blocks are rounded up

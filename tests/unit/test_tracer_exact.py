@@ -1,0 +1,159 @@
+"""Traces against what the allocator itself says, and against sizes that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.allocator import AllocatorTruth
+from support.models import GPT, UNet, mlp, text
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memlog import MemoryTracer
+
+TOLERANCE = 0.002
+
+
+def squares(out: Tensor) -> Tensor:
+    return out.square().mean()
+
+
+def entropy(out: Tensor) -> Tensor:
+    flat = out.flatten(0, 1)
+    return functional.cross_entropy(flat, torch.arange(len(flat)) % flat.shape[1])
+
+
+def gpt(checkpointing: str | None = None) -> nn.Module:
+    return GPT(width=96, blocks=4, checkpointing=checkpointing)
+
+
+CASES: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[], Tensor], Callable[[Tensor], Tensor]]
+] = {
+    "mlp": (mlp, lambda: torch.randn(256, 64), squares),
+    "gpt": (gpt, lambda: text(16, 64), entropy),
+    "gpt, reentrant": (lambda: gpt("reentrant"), lambda: text(16, 64), entropy),
+    "gpt, not reentrant": (lambda: gpt("not reentrant"), lambda: text(16, 64), entropy),
+    "unet": (UNet, lambda: torch.randn(4, 2, 32, 32), squares),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("step", ["first", "second"])
+def test_the_trace_is_the_allocators_own(case: str, step: str) -> None:
+    make, inputs, loss_of = CASES[case]
+    torch.manual_seed(0)
+    model, batch = make(), inputs()
+    optimizer = torch.optim.AdamW(model.parameters())
+    tracer = MemoryTracer()
+
+    def train() -> None:
+        loss_of(model(batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if step == "second":
+        train()
+    # The scratch space of convolutions is measured with a profiler, and there can only be one at a time: so
+    # it is measured before the truth is.
+    with tracer.trace(make()) as warm:
+        loss_of(make()(batch)).backward()
+    assert not warm.result.dropped
+
+    with AllocatorTruth() as allocator, tracer.trace(model):
+        train()
+
+    truth, result = allocator.result(), tracer.result
+    assert result.exactness == "exact"
+    assert result.peak is not None
+    assert result.before is not None
+    assert result.end is not None
+    assert result.peak - result.before == pytest.approx(truth.peak, rel=TOLERANCE)
+    assert result.end - result.before == truth.end
+    assert sum(share.size for share in result.shares) == result.peak
+    assert result.attributed is not None
+    assert result.attributed >= 0.9
+    assert not tracer.health.faults
+
+
+def test_known_sizes_have_their_categories() -> None:
+    model = nn.Sequential(
+        nn.Linear(100, 200, bias=False), nn.Tanh(), nn.Linear(200, 50, bias=False)
+    )
+    weights = 4 * (100 * 200 + 200 * 50)
+    batch = torch.randn(16, 100)
+    optimizer = torch.optim.Adam(model.parameters())
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        model(batch).sum().backward()
+        optimizer.step()
+
+    categories = tracer.result.categories
+    assert categories["parameters"] == weights
+    assert categories["gradients"] == weights
+    assert categories["inputs"] == batch.nbytes
+    # Two moments each, and a step count of 4 bytes for each of the two parameters.
+    assert categories["optimizer state"] == 2 * weights + 2 * 4
+
+    first = tracer.get_layer_figures("0")
+    assert first.at_peak >= 4 * 4 * 100 * 200
+    forward = first.phase("forward")
+    assert forward is not None
+    assert (forward.calls, forward.allocated, forward.kept) == (1, 16 * 200 * 4, 16 * 200 * 4)
+
+
+def test_what_a_layer_returns_is_an_activation() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.Sigmoid(), nn.Linear(64, 32))
+    batch = torch.randn(8, 32)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        out = model(batch)
+
+    result: Any = tracer.result
+    # At the peak the first layer's result is still there, which nothing needs after the second.
+    assert result.categories["activations"] == 4 * 8 * (64 + 64)
+    assert result.end - result.before == 4 * 8 * 64 + out.nbytes
+
+
+def test_the_optimizers_state_belongs_to_the_parameters_module() -> None:
+    model = nn.Sequential(nn.Linear(10, 1000, bias=False), nn.Linear(1000, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train() -> None:
+        model(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+
+    tracer = MemoryTracer()
+    train()  # the state is there before the trace and seen when the optimizer steps
+    with tracer.trace(model):
+        train()
+
+    held = {
+        share.path: share.size
+        for share in tracer.result.shares
+        if share.category == "optimizer state"
+    }
+    assert held == {"0": 40_000, "1": 4000}
+
+
+def test_measuring_scratch_space_leaves_the_users_profiler_alone() -> None:
+    convolution = nn.Conv2d(3, 16, 5, padding=2)
+    tracer = MemoryTracer()
+    with torch.profiler.profile() as profile, tracer.trace(convolution):
+        convolution(torch.randn(3, 3, 21, 23))
+
+    assert "aten::conv2d" in {event.key for event in profile.key_averages()}
+    assert tracer.result.dropped == {"operations whose scratch space could not be measured": 1}
+
+
+def test_the_peak_of_nothing_is_what_was_there() -> None:
+    model = nn.Linear(10, 10)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        pass
+    result: Any = tracer.result
+    assert result.peak == result.before == result.end == 4 * 110
+    assert result.categories == {"parameters": 440}

@@ -1,0 +1,259 @@
+"""What real models do: nesting, reuse, sharing, views, functions, attention, checkpoints, precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.models import GPT, text
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from memlog import MemoryTracer
+from memlog.analysis.trace.records import LayerFigures, PhaseFigures
+
+
+def traced(model: nn.Module, batch: Tensor, *, backward: bool = True) -> MemoryTracer:
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        out = model(batch)
+        if backward:
+            out.float().square().mean().backward()
+    assert not tracer.health.faults
+    return tracer
+
+
+def phase(tracer: MemoryTracer, path: str, name: str) -> PhaseFigures:
+    figures = tracer.get_layer_figures(path).phase(name)
+    assert figures is not None, f"{path} was not active in {name}"
+    return figures
+
+
+def layer(tracer: MemoryTracer, path: str) -> LayerFigures:
+    return tracer.get_layer_figures(path)
+
+
+def test_a_nested_modules_bytes_are_its_own_and_its_parents_in_total() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 2))
+    tracer = traced(model, torch.randn(3, 4))
+
+    assert phase(tracer, "0.0", "forward").allocated == 3 * 8 * 4
+    assert layer(tracer, "0").allocated == 0
+    assert layer(tracer, "0").at_peak_total == sum(
+        layer(tracer, path).at_peak for path in ("0", "0.0", "0.1")
+    )
+    root = layer(tracer, "Sequential")
+    outside = sum(share.size for share in tracer.result.shares if share.path.startswith("("))
+    assert root.at_peak_total == (tracer.result.peak or 0) - outside
+    assert root.peak == max(layer(tracer, path).peak or 0 for path in ("0", "0.0", "0.1", "1"))
+
+
+def test_the_backward_pass_of_every_layer_is_known() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
+    tracer = traced(model, torch.randn(3, 4))
+
+    # Its weight's and its input's gradient.
+    assert phase(tracer, "2", "backward").allocated == 2 * 8 * 4 + 3 * 8 * 4
+    assert phase(tracer, "0", "backward").allocated >= 4 * 8 * 4
+    assert phase(tracer, "1", "backward").time_ms > 0
+
+
+def test_a_module_that_is_called_several_times_is_counted_each_time() -> None:
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(5):
+                x = self.cell(x).tanh()
+            return x
+
+    tracer = traced(Repeated(), torch.randn(3, 8))
+    forward = phase(tracer, "cell", "forward")
+    assert (forward.calls, forward.allocated) == (5, 5 * 3 * 8 * 4)
+    # What is written in the module's own forward, outside its children, is its own.
+    assert phase(tracer, "Repeated", "forward").allocated == 5 * 3 * 8 * 4
+    assert phase(tracer, "cell", "backward").allocated > 0
+
+
+def test_a_shared_module_is_told_apart_by_where_it_is_called() -> None:
+    class Side(nn.Module):
+        def __init__(self, shared: nn.Module) -> None:
+            super().__init__()
+            self.shared = shared
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.shared(x)
+            return out
+
+    shared = nn.Linear(8, 8)
+    model = nn.Sequential(Side(shared), Side(shared))
+    tracer = traced(model, torch.randn(2, 8))
+    assert phase(tracer, "0.shared", "forward").calls == 1
+    assert phase(tracer, "1.shared", "forward").calls == 1
+    # The parameters exist once, and belong to the first.
+    owners = {share.path for share in tracer.result.shares if share.category == "parameters"}
+    assert owners == {"0.shared"}
+
+
+def test_in_place_activations_and_views_allocate_nothing() -> None:
+    class Views(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(-1, 2, 4).transpose(1, 2).flatten(1)[:, ::2].detach()
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True))
+    tracer = traced(model, torch.randn(4, 8))
+    assert phase(tracer, "1", "forward").allocated == 0
+
+    class Only(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(2, -1).t()[1:].unsqueeze(0)
+
+    viewed = traced(Only(), torch.randn(4, 8), backward=False)
+    assert phase(viewed, "Only", "forward").allocated == 0
+
+
+def test_functions_outside_modules_are_shown_as_unattributed() -> None:
+    model = nn.Linear(8, 8)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        out = model(torch.zeros(4, 8))
+        kept = functional.softmax(out, dim=1)
+    assert tracer.result.unattributed["forward"] == kept.nbytes + 4 * 8 * 4  # the input, too
+
+
+def test_a_loss_module_of_its_own_has_a_name() -> None:
+    model, loss = nn.Linear(8, 4), nn.MSELoss()
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        loss(model(torch.zeros(4, 8)), torch.zeros(4, 4)).backward()
+    assert phase(tracer, "(MSELoss)", "forward").calls == 1
+    assert phase(tracer, "(MSELoss)", "backward").allocated > 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_multihead_attention_has_what_it_allocates(training: bool) -> None:
+    model = nn.MultiheadAttention(16, 4, batch_first=True)
+    model.train(training)
+
+    class Itself(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, x, x)[0]
+            return out
+
+    with torch.set_grad_enabled(training):
+        tracer = traced(Itself(), torch.randn(2, 8, 16), backward=training)
+    assert phase(tracer, "attention", "forward").allocated > 2 * 8 * 16 * 4
+    if training:
+        assert phase(tracer, "attention", "backward").allocated > 2 * 8 * 16 * 4
+
+
+@pytest.mark.parametrize("way", ["reentrant", "not reentrant"])
+def test_recomputing_is_a_phase_of_its_own(way: str) -> None:
+    model = GPT(checkpointing=way)
+    tracer = traced(model, text())
+
+    forward, again = (phase(tracer, "blocks.1.mlp.0", name) for name in ("forward", "recompute"))
+    assert again.calls == forward.calls == 1
+    assert again.allocated == forward.allocated > 0
+    assert phase(tracer, "blocks.1.mlp.0", "backward").allocated > 0
+    assert tracer.result.categories["recompute"] > 0
+    assert layer(tracer, "head").phase("recompute") is None
+
+
+def test_a_backward_pass_inside_forward_is_no_recomputation() -> None:
+    class Penalty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_()
+            energy = self.inner(x).square().sum()
+            (slope,) = torch.autograd.grad(energy, x, create_graph=True)
+            return slope
+
+    tracer = traced(Penalty(), torch.randn(3, 4))
+    inner = layer(tracer, "inner")
+    assert {figures.phase for figures in inner.phases} == {"forward", "backward"}
+
+
+def test_autocast_copies_belong_to_the_module_that_needs_them() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(torch.randn(4, 32))
+        out.float().sum().backward()
+    # Its weight, its bias and its input, in two bytes each, and what it returns.
+    assert phase(tracer, "0", "forward").allocated == 2 * (32 * 32 + 32 + 4 * 32 + 4 * 32)
+    assert not tracer.health.faults
+
+
+def test_gradients_accumulate_in_one_place() -> None:
+    model = nn.Linear(16, 16, bias=False)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        for _ in range(3):
+            model(torch.randn(2, 16)).sum().backward()
+    held = [share for share in tracer.result.shares if share.category == "gradients"]
+    assert [(share.path, share.size) for share in held] == [("Linear", 16 * 16 * 4)]
+    assert phase(tracer, "Linear", "forward").calls == 3
+
+
+def test_a_checkpointed_function_is_part_of_the_layer_that_calls_it() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(lambda y: self.linear(y).tanh(), x, use_reentrant=False)
+            return out
+
+    tracer = traced(Inner(), torch.randn(4, 8))
+    assert phase(tracer, "linear", "recompute").calls == 1
+
+
+def test_sparse_results_and_lists_of_tensors_are_seen() -> None:
+    model = nn.Embedding(100, 16, sparse=True)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        model(torch.tensor([1, 2, 3])).sum().backward()
+        parts = torch._foreach_add([torch.zeros(10), torch.zeros(20)], 1.0)
+    assert sum(part.nbytes for part in parts) == 120
+    assert not tracer.health.faults
+    gradient: Any = model.weight.grad
+    assert tracer.result.categories.get("gradients", 0) >= gradient._values().nbytes
+
+
+def test_storages_that_are_resized_change_their_size() -> None:
+    model = nn.Linear(1, 1)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        gathered = torch.empty(1000)
+        gathered.untyped_storage().resize_(0)
+        gathered.untyped_storage().resize_(4000)
+        grown = torch.empty(0)
+        torch.add(torch.ones(500), 1, out=grown)
+        grown.resize_(600)
+    result: Any = tracer.result
+    assert result.end - result.before == 4000 + 2400
+    assert result.peak - result.before == 4000 + 2000 + 2000
+    assert "resize_" not in torch.UntypedStorage.__dict__
+
+
+def test_no_model_is_needed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    tracer = MemoryTracer()
+    with tracer.trace():
+        model(torch.ones(2, 4)).sum().backward()
+    assert list(tracer.get_layer_stats()) == ["Sequential", "0", "1"]
+    assert tracer.result.attributed is not None

@@ -1,0 +1,354 @@
+"""What tracing leaves behind (nothing), and who else is about."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from support.models import mlp
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.optim import optimizer as torch_optimizers
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlog import ConfigurationError, MemoryTracer
+from memlog.tracer.window import Window, may_open
+
+BATCH = torch.ones(4, 64)
+
+
+def hooks() -> int:
+    """How many hooks torch has, of every kind that a tracer might install."""
+    return sum(
+        map(
+            len,
+            (
+                torch_modules._global_forward_pre_hooks,
+                torch_modules._global_forward_hooks,
+                torch_modules._global_forward_hooks_always_called,
+                torch_modules._global_backward_hooks,
+                torch_optimizers._global_optimizer_pre_hooks,
+                torch_optimizers._global_optimizer_post_hooks,
+            ),
+        )
+    )
+
+
+def clean() -> bool:
+    return (
+        hooks() == 0
+        and _python_dispatch._get_current_dispatch_mode_stack() == []
+        and not _python_dispatch._is_in_torch_dispatch_mode
+        and "resize_" not in torch.UntypedStorage.__dict__
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Any:
+    assert clean()
+    yield
+    assert clean()
+
+
+@pytest.mark.parametrize("engine", ["dispatch", "sampler"])
+def test_nothing_stays_behind_when_an_exception_leaves_the_block(engine: Any) -> None:
+    tracer, model = MemoryTracer(engine=engine), mlp()
+    with pytest.raises(ZeroDivisionError), tracer.trace(model):  # noqa: PT012 - it is the block that is tested
+        model(BATCH)
+        assert not clean()
+        raise ZeroDivisionError
+    assert clean()
+    assert tracer.result.engine == engine
+    assert tracer.get_layer_figures("0").phase("forward") is not None
+
+
+def test_an_exception_inside_a_module_leaves_the_layers_in_order() -> None:
+    class Failing(nn.Module):
+        def forward(self, _x: Any) -> Any:
+            raise ValueError("no")
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(Failing()))
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        with pytest.raises(ValueError, match="no"):
+            model(BATCH)
+        outside = torch.zeros(1000)
+        model[0](BATCH)
+    assert tracer.result.unattributed["forward"] == outside.nbytes
+    figures: Any = tracer.get_layer_figures("0").phase("forward")
+    assert figures.calls == 2
+    figures = tracer.get_layer_figures("1.0").phase("forward")
+    assert figures.calls == 1
+
+
+def test_nested_tracers_see_what_happens_in_their_blocks() -> None:
+    outer, inner, model = MemoryTracer(), MemoryTracer(), mlp()
+    with outer.trace(model):
+        model(BATCH)
+        with inner.trace(model):
+            model(BATCH)
+        model(BATCH)
+    calls = [
+        tracer.get_layer_figures("0").phase("forward").calls  # type: ignore[union-attr] # it has just run
+        for tracer in (outer, inner)
+    ]
+    assert calls == [3, 1]
+
+
+def test_one_tracer_may_be_nested_in_itself() -> None:
+    tracer, model = MemoryTracer(), mlp()
+    with tracer.trace(model):
+        with tracer.trace(model):
+            model(BATCH)
+        inner = tracer.result
+        model(BATCH)
+    assert inner.events < tracer.result.events
+
+
+def test_two_threads_with_a_tracer_each_do_not_mix() -> None:
+    both_trace = threading.Barrier(2, timeout=60)
+    first_is_in, first_is_out = threading.Event(), threading.Event()
+    tracers = [MemoryTracer(), MemoryTracer()]
+    models = [nn.Sequential(nn.Linear(64, width)) for width in (32, 96)]
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            if number == 1:
+                first_is_in.wait(60)
+            with tracers[number].trace(models[number]):
+                first_is_in.set()
+                both_trace.wait()
+                for _ in range(5):
+                    models[number](BATCH).sum().backward()
+                both_trace.wait()
+                # The first to begin is the first to end: torch's own flags don't survive that.
+                assert number == 0 or first_is_out.wait(60)
+            first_is_out.set()
+        except BaseException as error:  # noqa: BLE001 - it is raised again below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not errors
+    for tracer, width in zip(tracers, (32, 96), strict=True):
+        forward: Any = tracer.get_layer_figures("0").phase("forward")
+        assert (forward.calls, forward.allocated) == (5, 5 * 4 * width * 4)
+        assert tracer.get_layer_figures("0").phase("backward") is not None
+        assert not tracer.health.faults
+
+
+def test_a_model_is_saved_and_copied_while_it_is_traced() -> None:
+    tracer, model = MemoryTracer(), mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    before = {key: list(vars(module)) for key, module in model.named_modules()}
+    with tracer.trace(model):
+        model(BATCH).sum().backward()
+        optimizer.step()
+        pickled = pickle.dumps(model)
+        whole, state = io.BytesIO(), io.BytesIO()
+        torch.save(model, whole)
+        torch.save(optimizer.state_dict(), state)
+        copied = copy.deepcopy(model)
+    again = pickle.loads(pickled)  # noqa: S301 - just written
+    assert torch.equal(again[0].weight, model[0].weight)  # type: ignore[index] # mlp() is a Sequential
+    assert torch.equal(copied[0].weight, model[0].weight)  # type: ignore[index] # likewise
+    assert before == {key: list(vars(module)) for key, module in model.named_modules()}
+
+
+def test_what_is_traced_is_not_kept_alive() -> None:
+    tracer, model = MemoryTracer(), mlp()
+    with tracer.trace(model):
+        out = model(BATCH)
+        gone = weakref.ref(out.untyped_storage())
+        del out
+        assert gone() is None
+    alive = weakref.ref(model)
+    del model
+    assert alive() is None
+    assert tracer.result.peak
+
+
+def test_results_are_the_same_with_and_without() -> None:
+    def losses(tracer: MemoryTracer | None) -> list[float]:
+        torch.manual_seed(1)
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters())
+        found = []
+        for _ in range(3):
+            window = tracer.trace(model) if tracer else None
+            if window:
+                window.__enter__()
+            loss = model(BATCH).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if window:
+                window.__exit__(None, None, None)
+            found.append(loss.item())
+        return found
+
+    assert losses(MemoryTracer()) == losses(None)
+
+
+class Counting(TorchDispatchMode):
+    """A user's own mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_users_dispatch_modes_work_inside_and_around() -> None:
+    tracer, model, mode = MemoryTracer(), mlp(), Counting()
+    with tracer.trace(model), mode:
+        model(BATCH)
+    inside = mode.count
+    assert inside > 0
+    assert tracer.result.attributed == 1.0
+    with mode, tracer.trace(model):
+        model(BATCH)
+    assert mode.count > inside
+    assert tracer.result.attributed == 1.0
+
+
+def test_a_window_that_is_closed_below_the_users_mode_leaves_later() -> None:
+    model, mode = mlp(), Counting()
+    assert may_open()
+    window = Window(model)
+    window.start()
+    assert not may_open()
+    with mode:
+        trace = window.stop()
+        assert not window.leave()
+        before = trace.result.events
+        model(BATCH)  # passes through
+        assert mode.count > 0
+    assert window.leave()
+    assert window.stop().result.events == before
+    assert may_open()
+
+
+def test_no_window_of_its_own_accord_opens_below_the_users_mode() -> None:
+    with Counting():
+        assert not may_open()
+    assert may_open()
+
+
+def test_a_window_opened_and_closed_in_hooks_traces_what_lies_between() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    window = Window(model)
+    opened = model.register_forward_pre_hook(lambda *_: window.start())
+    closed = optimizer.register_step_post_hook(lambda *_: window.stop() and None)
+    model(BATCH).sum().backward()
+    optimizer.step()
+    opened.remove()
+    closed.remove()
+    result = window.stop().result
+    assert result.attributed is not None
+    assert result.attributed > 0.9
+    assert {figures.phase for layer in result.layers for figures in layer.phases} == {
+        "forward",
+        "backward",
+        "optimizer",
+    }
+
+
+def test_devices_that_are_not_there_are_one_clear_error() -> None:
+    with pytest.raises(ConfigurationError, match="no device of torch's"):
+        MemoryTracer(device="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigurationError, match="this machine has no CUDA device"):
+            MemoryTracer(device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_events": 0}, "above 0"),
+        ({"engine": "dispach"}, "one of auto"),
+    ],
+)
+def test_wrong_arguments_are_said_at_once(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        MemoryTracer(**arguments)
+
+
+def test_an_engine_that_cannot_trace_the_device_is_an_error() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="can't trace cpu"),
+        MemoryTracer(engine="native").trace(mlp()),
+    ):
+        raise AssertionError("the block must not run")
+
+
+def test_asking_before_tracing_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="nothing has been traced yet"):
+        MemoryTracer().get_layer_stats()
+
+
+def test_the_sampler_says_what_it_cannot_see_on_a_cpu() -> None:
+    tracer, model = MemoryTracer(engine="sampler"), mlp()
+    with tracer.trace(model):
+        model(BATCH).sum().backward()
+    result = tracer.result
+    assert (result.peak, result.exactness) == (None, "none")
+    assert tracer.get_peak_memory_per_layer() == {}
+    stats = tracer.get_layer_stats()["2"]
+    assert (stats.peak_allocated, stats.avg_fragmentation) == (None, None)
+    assert stats.duration_ms > 0
+    backward: Any = tracer.get_layer_figures("2").phase("backward")
+    assert backward.calls == 1
+
+
+def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_current_autograd_node", raising=True)
+    from memlog.tracer import choose, private
+
+    monkeypatch.setitem(
+        private.DISPATCH_NEEDS,
+        "torch._C._current_autograd_node",
+        private._find("_C._current_autograd_node"),
+    )
+    choice = choose.choose(torch.device("cpu"), "auto", mlp())
+    assert choice.engine == "sampler"
+    assert "lacks torch._C._current_autograd_node" in choice.why
+
+
+def test_an_error_inside_the_tracer_never_reaches_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from memlog.tracer import dispatch, ledger
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("memlog's own")
+
+    tracer, model = MemoryTracer(), mlp()
+    with monkeypatch.context() as broken:
+        broken.setattr(ledger.Ledger, "see", fail)
+        with tracer.trace(model):
+            model(BATCH).sum().backward()
+    assert tracer.health.faults["recording an operation: RuntimeError"] > 3
+    assert tracer.result.dropped["errors inside the tracer"] > 3
+    assert caplog.text.count("training goes on") == 1
+
+    with monkeypatch.context() as broken:
+        broken.setattr(dispatch.DispatchEngine, "_seed", fail)
+        with tracer.trace(model):
+            model(BATCH).sum().backward()
+    assert tracer.health.faults["beginning a trace: RuntimeError"] == 1

@@ -1,0 +1,86 @@
+"""Names, addresses and the environment: what of W&B's integration needs no W&B."""
+
+import sys
+
+import pytest
+
+from memlog.sink import Backend, Connection, RidingBackend
+from memlog_wandb import backend, environment
+from memlog_wandb.addresses import run_path, server_of
+from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
+
+
+def test_importing_it_loads_no_wandb() -> None:
+    import subprocess
+
+    code = "import memlog_wandb, sys; print('wandb' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_it_is_a_backend_that_rides() -> None:
+    assert isinstance(backend, Backend)
+    assert isinstance(backend, RidingBackend)
+
+
+def test_no_run_where_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert backend.active_run() is None
+
+
+@pytest.mark.parametrize(
+    "key", ["memory/host/rss_mib", "memory/layers/blocks.0.mlp/peak_mib", "a-b_c d"]
+)
+def test_a_fine_key_stays(key: str) -> None:
+    assert safe_key(key) == key
+
+
+@pytest.mark.parametrize("key", ["memory/*", "_step", "", "é", "m" * 300, "a\nb", "\ud800"])
+def test_any_other_key_becomes_one_of_its_own(key: str) -> None:
+    made = safe_key(key)
+    assert made == safe_key(key)
+    assert "*" not in made
+    assert made[0].isalpha()
+    assert len(made) <= 250
+    assert made != safe_key(f"{key}!")
+
+
+def test_artifacts_are_named_by_their_run_and_keep_to_wandbs_types() -> None:
+    assert artifact_name("r1", "a.json") == "memlog-r1-a.json"
+    assert len(artifact_name("r1", "x" * 128)) == 128
+    assert artifact_type("flamegraph") == "flamegraph"
+    assert [artifact_type(kind) for kind in ("job", "wandb-history")] == [
+        "memlog-job",
+        "memlog-wandb-history",
+    ]
+    assert cut_title("t" * 64) == "t" * 64
+    assert len(cut_title("t" * 65)) == 64
+
+
+def test_a_runs_address_is_taken_apart() -> None:
+    address = "https://wandb.example/base/me/project/runs/abc"
+    assert server_of(address) == "https://wandb.example/base"
+    assert server_of("https://api.wandb.ai") == "https://api.wandb.ai"
+    assert server_of(None) is None
+    assert str(run_path(address)) == "me/project/abc"
+    assert str(run_path("abc")) == "abc"
+    assert run_path("project/abc")[:] == (None, "project", "abc")
+
+
+def test_the_users_own_run_and_connection_stay_out_of_the_helper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_SWEEP_ID"):
+        monkeypatch.setenv(name, "theirs")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    found = environment.gathered()
+    assert found["WANDB_API_KEY"] == "secret"
+    assert not {"WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_SWEEP_ID"} & set(found)
+    monkeypatch.setattr("os.environ", {"WANDB_SERVICE": "theirs"})
+    environment.apply(Connection("https://h/e/p/runs/i", found))
+    import os
+
+    assert "WANDB_SERVICE" not in os.environ
+    assert os.environ["WANDB_BASE_URL"] == "https://h"
