@@ -72,7 +72,8 @@ def training(
         yield process
     finally:
         process.kill()
-        process.communicate()
+        if process.stdout is not None and not process.stdout.closed:
+            print(*process.communicate())  # why it may have ended early
 
 
 def stop(process: "subprocess.Popen[str]", directory: Path) -> Told:
@@ -114,9 +115,13 @@ def wait_until_unreachable(directory: Path, backend: str, because: str) -> Couri
 
 
 def wait_until_it_goes_on(directory: Path, backend: str) -> CourierState:
-    """Until more has been delivered than now."""
-    before = CourierState.load(newest_run(directory), backend).delivered
-    return wait_for_state(directory, backend, lambda state: state.delivered > before)
+    """Until more has been handed over than now."""
+    before = _handed_over(CourierState.load(newest_run(directory), backend))
+    return wait_for_state(directory, backend, lambda state: _handed_over(state) > before)
+
+
+def _handed_over(state: CourierState) -> int:
+    return state.delivered + state.provisional
 
 
 def newest_run(directory: Path, seconds: float = 30) -> RunDirectory:
