@@ -68,7 +68,7 @@ class Recording:
             role="trainer",
             begun_us=begun_us,
             initial_step=settings.initial_step,
-            segment_bytes=settings.segment_bytes,
+            segment_bytes=settings.segment_size,
             health=health,
         )
         self._helper = self._start_helper(settings, begun_us, health)

@@ -25,6 +25,7 @@ from memlog.bus import EventBus
 from memlog.delivery import messages
 from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
+from memlog.delivery.retention import Retention
 from memlog.delivery.sampler import Sampler, StepFollower
 from memlog.events import Health as HealthEvent
 from memlog.events import now_us
@@ -64,7 +65,7 @@ class Helper:
             role="helper",
             begun_us=begin.begun_us,
             initial_step=begin.settings.initial_step,
-            segment_bytes=begin.settings.segment_bytes,
+            segment_bytes=begin.settings.segment_size,
             health=self._health,
         )
         self._bus = EventBus(self._health)
@@ -77,6 +78,9 @@ class Helper:
             self._bus.publish,
             self._follower,
             self._health,
+        )
+        self._retention = Retention(
+            self._run, self._settings.journal_limit, self._settings.backends
         )
         with self._health.contained("reading the alert rules"):
             judge(begin, self._bus, self._health)
@@ -95,6 +99,8 @@ class Helper:
             for line in lines.read(TICK):
                 self.hear(line)
             self._sampler.sample_if_due()
+            with self._health.contained("keeping the journal's size limit"):
+                self._retention.enforce_if_due()
             self._allow_own_runs()
         self._publish_health()
         self._journal.close()
