@@ -153,7 +153,9 @@ class Recording:
             _say(f"{lost} events of run {self.run.id} could not be written and are lost")
 
     def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
-        if outcome == "dead":
+        if (
+            outcome == "dead" and self.run.path.exists()
+        ):  # where it is gone there is nothing to bring
             _say(
                 "the helper process ended before everything was delivered: "
                 f"`memlog sync {self.run.id}` brings what is left"

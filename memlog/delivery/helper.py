@@ -178,7 +178,8 @@ class Helper:
         self._allow_own_runs(now=True)
         for courier in self._couriers.values():
             courier.complete()
-        deadline = time.monotonic() + (0 if self._told_to_stop else self._settings.linger)
+        patient = not self._told_to_stop and self._run.path.exists()  # or there is nothing to bring
+        deadline = time.monotonic() + (self._settings.linger if patient else 0)
         for courier in self._couriers.values():
             while not courier.join(TICK):
                 if self._told_to_stop or time.monotonic() >= deadline:

@@ -62,6 +62,8 @@ class JournalWriter:
         self._generation = forks.generation
         self._seq = self._size = 0
         self._writes = self._slow_writes = 0
+        self._unchecked = 0
+        self._gone = False
         self._queue: WriteQueue | None = None
         self._closed = False
         self._header = Header(
@@ -135,6 +137,7 @@ class JournalWriter:
                 self._health.drop(
                     "journal_queue_full",
                     "the disk was too slow for the journal's last events",
+                    # Its end waits there too, and stands for the write that is under way.
                     count=self._queue.waiting(),
                 )
 
@@ -154,7 +157,10 @@ class JournalWriter:
         try:
             file = _SegmentFile(self._directory, first_line, header)
         except OSError as error:
-            self._health.fault("beginning the journal's next segment", error)
+            if self._file.is_deleted():
+                self._gone = True
+            else:
+                self._health.fault("beginning the journal's next segment", error)
             return  # goes on in the old one, rather than lose events
         self._file.close()
         self._file = file
@@ -171,6 +177,11 @@ class JournalWriter:
             self._writes = self._slow_writes = 0
 
     def _write(self, line: bytes) -> None:
+        self._unchecked += 1
+        if self._unchecked >= WINDOW or self._gone:
+            self._check_that_it_is_there()
+        if self._gone:
+            return
         try:
             self._file.write(line)
         except OSError as error:
@@ -178,6 +189,18 @@ class JournalWriter:
                 "journal_write",
                 f"an event could not be written to {self._directory}: {error.strerror}; training goes "
                 "on without it (make room there; how many are lost is said at the end)",
+            )
+
+    def _check_that_it_is_there(self) -> None:
+        """A file that was deleted takes every write, and nobody will ever read it."""
+        unseen, self._unchecked = self._unchecked, 0
+        self._gone = self._gone or self._file.is_deleted()
+        if self._gone:
+            self._health.drop(
+                "journal_gone",
+                f"the journal in {self._directory} was deleted; training goes on without it (how many "
+                "events are lost is said at the end)",
+                count=unseen,
             )
 
     def _move_to_queue(self) -> None:
@@ -211,6 +234,9 @@ class _SegmentFile:
         self._torn = written < len(data)
         if self._torn:
             raise OSError(None, "the disk is full")
+
+    def is_deleted(self) -> bool:
+        return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
         os.close(self._fd)
