@@ -40,6 +40,8 @@ TICK = 0.2
 """Seconds between looks at everything, at most."""
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
+TERM_GRACE = 20.0
+"""Seconds that SIGTERM leaves: schedulers kill what they preempt about 30 s after it."""
 _NICENESS = 10
 
 Judge: TypeAlias = Callable[[messages.Begin, EventBus, Health], None]
@@ -86,7 +88,7 @@ class Helper:
             judge(begin, self._bus, self._health)
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
-        self._told_to_stop = False
+        self._stop_at: float | None = None
         for name in self._settings.backends:
             if name != LOCAL:
                 self._start_courier(name, load_backend(name), named=True)
@@ -108,10 +110,13 @@ class Helper:
 
     def _trainer_is_over(self) -> bool:
         # A child whose parent dies gets another: that can't be mistaken, unlike a process number.
-        return self._finished or self._told_to_stop or os.getppid() != self._begin.trainer_pid
+        told_to_stop = self._stop_at is not None and time.monotonic() >= self._stop_at
+        return self._finished or told_to_stop or os.getppid() != self._begin.trainer_pid
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
-        self._told_to_stop = True
+        """Told to end, it goes on beside a trainer that saves its work, and flushes; but not for long."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + TERM_GRACE
 
     def hear(self, line: bytes) -> None:
         """Acts on one message of the trainer's."""
@@ -178,11 +183,11 @@ class Helper:
         self._allow_own_runs(now=True)
         for courier in self._couriers.values():
             courier.complete()
-        patient = not self._told_to_stop and self._run.path.exists()  # or there is nothing to bring
-        deadline = time.monotonic() + (self._settings.linger if patient else 0)
+        linger = self._settings.linger if self._run.path.exists() else 0  # nothing is left to bring
+        deadline = time.monotonic() + linger
         for courier in self._couriers.values():
             while not courier.join(TICK):
-                if self._told_to_stop or time.monotonic() >= deadline:
+                if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
         return True
 
