@@ -135,7 +135,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
             memlog's, misspelt.
     """
     values = {**_from_config(config or {}), **_without_none(arguments)}
-    values["directory"] = str(runs_directory(values.get("directory")))
+    values["directory"] = _directory(values.get("directory"))
     if "alerts" in values:
         values["alerts"] = _as_tuple(values["alerts"])
     if not values.get("backends"):
@@ -148,6 +148,13 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
         if isinstance(error.__cause__, ConfigurationError):
             raise error.__cause__ from None  # one of ours, which msgspec wrapped
         raise ConfigurationError(f"a setting has the wrong type: {error}") from error
+
+
+def _directory(given: Any) -> str:
+    try:
+        return str(runs_directory(given))
+    except TypeError as error:
+        raise ConfigurationError(f"directory={given!r}: pass the path of a folder") from error
 
 
 def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:

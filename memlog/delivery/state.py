@@ -11,7 +11,7 @@ import msgspec
 from memlog.errors import DeliveryError
 from memlog.events import Alert, Artifact
 from memlog.journal import Binding, Position, RunDirectory
-from memlog.journal.format import START
+from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
 
 if sys.platform != "win32":
@@ -98,7 +98,7 @@ class CourierState(msgspec.Struct, kw_only=True):
         """What was kept; a fresh state where there is nothing that can be read."""
         try:
             return msgspec.json.decode(_state_path(run, backend).read_bytes(), type=CourierState)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             return CourierState(backend=backend)
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 
 from memlog.events import SCHEMA_VERSION, Event
-from memlog.journal.format import MAX_LINE_BYTES, Compaction, Gap, Header, Record
+from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 WHOLE_SEGMENT = 10**9
 """A window that no segment fills."""
@@ -34,7 +34,7 @@ def compacted_window(path: Path) -> int | None:
     try:
         with path.open("rb") as file:
             header = _HEADER.decode(file.readline(MAX_LINE_BYTES))
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return None
     if header.schema > SCHEMA_VERSION:
         return None
@@ -135,7 +135,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def _event(line: bytes) -> Event | None:
     try:
         return _RECORD.decode(line).event
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
 
 
@@ -167,7 +167,7 @@ def _copy(source: BinaryIO, target: BinaryIO, kept: set[int], *, delivered: bool
 def _earlier_gap(line: bytes) -> Gap | None:
     try:
         return _GAP.decode(line) if line.startswith(b"{") else None
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
 
 

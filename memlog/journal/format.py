@@ -13,6 +13,9 @@ from memlog.events import SCHEMA_VERSION, Event, field_names
 MAX_LINE_BYTES = 1024**2
 """A longer line is not ours."""
 
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises where it is given what memlog did not write."""
+
 Role: TypeAlias = Literal["trainer", "helper"]
 
 _SEGMENT_NAME = re.compile(r"(?P<process>(?:trainer|helper)-\d+)-(?P<segment>\d{4,})\.jsonl")

@@ -14,6 +14,7 @@ from memlog.events import EVENT_TYPES, SCHEMA_VERSION, Event
 from memlog.journal.format import (
     MAX_LINE_BYTES,
     START,
+    UNDECODABLE,
     Gap,
     Header,
     Position,
@@ -128,7 +129,7 @@ class JournalFile:
             return None
         try:
             header: Header = _decoder(Header).decode(line)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             self.skipped["garbage"] += 1
             return None
         return header
@@ -167,7 +168,7 @@ class JournalFile:
     def _decode(self, line: bytes) -> Record | None:
         try:
             record: Record = _decoder(Record).decode(line)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             self.skipped[_why_unreadable(line)] += 1
             return None
         return record
@@ -178,7 +179,7 @@ def _gap(line: bytes) -> Gap | None:
         return None
     try:
         gap: Gap = _decoder(Gap).decode(line)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
     # A journal may come from anywhere: positions only ever go on.
     return gap if gap.bytes > 0 and 0 <= gap.delivered <= gap.events else None
@@ -189,7 +190,7 @@ def _why_unreadable(line: bytes) -> str:
     try:
         _, event = _decoder(tuple[int, msgspec.Raw]).decode(line)
         tag = msgspec.json.decode(event)[0]
-    except (msgspec.MsgspecError, TypeError, IndexError, KeyError):
+    except (*UNDECODABLE, TypeError, IndexError, KeyError):
         return "torn" if line.startswith(b"[") and not line.endswith(b"]\n") else "garbage"
     return "unknown_event" if isinstance(tag, str) and tag not in _TAGS else "garbage"
 
