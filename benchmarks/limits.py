@@ -28,8 +28,9 @@ _BOUNDS = {
         "`journal_limit`, 2 GiB where nothing is said. Beyond it the helper thins closed segments: what "
         "every tracker has had first, then the oldest steps; peaks, alerts, epochs and what is rare stay. "
         "`memlog show` tells how many events went. Without a tracker nothing counts as delivered, and "
-        "steps are thinned alike. It holds while the helper lives; the newest segment of each process "
-        "(16 MiB, or an eighth of the limit) is never touched."
+        "steps are thinned alike. The newest segment of each process (16 MiB, or an eighth of the "
+        "limit) is never touched. Where the helper is gone, a journal half as large again as its limit "
+        "takes only steps with a new peak."
     ),
     "events that wait for a slow disk": "100,000, about 15 MB; more are dropped and counted",
     "a line of the journal": "1 MiB; a longer one is not ours",
@@ -47,7 +48,7 @@ _BOUNDS = {
 _STEADY = """
     import json
     import sys
-    from pathlib import Path
+    import time
 
     import psutil
 
@@ -59,11 +60,21 @@ _STEADY = """
     trainer = psutil.Process()
     helper = psutil.Process(session._live._helper.pid)
     reading = DeviceReading("cuda0", 40 * 2**30, 60 * 2**30, 50 * 2**30, "watermark", 2**30)
+    deadline = time.monotonic() + 60
+    while not any(b'"sample"' in path.read_bytes() for path in session.directory.glob("helper-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)   # until it has come up
+
+    def look():
+        sizes.append((trainer.memory_info().rss, helper.memory_info().rss))
+
     sizes = []
     for step in range(events):
         session.publish(Batch(now_us(), step, 3 * 2**30, 3 * 2**30, "watermark", (reading,)))
         if step % (events // 20) == 0 and step >= events // 10:
-            sizes.append((trainer.memory_info().rss, helper.memory_info().rss))
+            look()
+    time.sleep(3)   # the helper has read all of it meanwhile
+    look()
     session.finish()
     journal = sum(path.stat().st_size for path in session.directory.glob("trainer-*"))
     print(json.dumps({"sizes": sizes, "journal": journal}))
@@ -101,8 +112,8 @@ _PACED = """
 """
 
 _PEAK = """
-    import resource
     import sys
+    from pathlib import Path
 
     sys.argv = ["memlog", *sys.argv[1:]]
     from memlog.cli.main import main
@@ -111,8 +122,9 @@ _PEAK = """
         main()
     except SystemExit as end:
         assert not end.code, end
-    unit = 1 if sys.platform == "darwin" else 1024
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, file=sys.stderr)
+    # Not getrusage: what it tells is at least the size of the process that started this one.
+    [peak] = [line for line in Path("/proc/self/status").open() if line.startswith("VmHWM")]
+    print(int(peak.split()[1]) * 1024, file=sys.stderr)
 """
 
 

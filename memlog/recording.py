@@ -69,6 +69,7 @@ class Recording:
             begun_us=begun_us,
             initial_step=settings.initial_step,
             segment_bytes=settings.segment_size,
+            limit=settings.journal_limit,
             health=health,
         )
         self._helper = self._start_helper(settings, begun_us, health)

@@ -12,7 +12,7 @@ import msgspec
 
 from memlog import forks
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import Event
+from memlog.events import Batch, Event
 from memlog.health import Health
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
@@ -37,6 +37,8 @@ class JournalWriter:
         begun_us: When the run began, Unix time in microseconds.
         initial_step: Where the run's step axis begins.
         segment_bytes: Size at which a new segment begins.
+        limit: Bytes that the run's journal may take. The helper process keeps it; where that is gone, and
+            the journal half as large again, steps without a new peak are not written any more, but counted.
         health: Where losses are counted.
 
     Raises:
@@ -52,10 +54,14 @@ class JournalWriter:
         begun_us: int,
         initial_step: int = 0,
         segment_bytes: int = 16 * 1024**2,
+        limit: int | None = None,
         health: Health,
     ) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
+        self._ceiling = None if limit is None else limit * 3 // 2
+        self._over = False
+        self._highest: dict[str, int] = {}
         self._health = health
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()
@@ -102,7 +108,7 @@ class JournalWriter:
         if forks.generation != self._generation:
             return -1
         with self._lock:
-            if self._closed:
+            if self._closed or (self._over and not self._is_worth_room(event)):
                 return -1
             seq = self._seq
             self._seq = seq + 1
@@ -164,6 +170,26 @@ class JournalWriter:
             return  # goes on in the old one, rather than lose events
         self._file.close()
         self._file = file
+        self._over = self._ceiling is not None and self._folder_size() > self._ceiling
+
+    def _folder_size(self) -> int:
+        with os.scandir(self._directory) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl"))
+
+    def _is_worth_room(self, event: Event) -> bool:
+        """Whether an event is written although the journal is too large: steps only with a new peak."""
+        if not isinstance(event, Batch):
+            return True
+        peaks = {"host": event.rss_peak, **{device.name: device.peak for device in event.devices}}
+        higher = {n: p for n, p in peaks.items() if p is not None and p > self._highest.get(n, -1)}
+        self._highest.update(higher)
+        if not higher:
+            self._health.drop(
+                "journal_full",
+                f"the journal in {self._directory} is larger than its limit (journal_limit) and its helper "
+                "process does not make it smaller: only steps with a new peak are written from here on",
+            )
+        return bool(higher)
 
     def _write_timed(self, line: bytes) -> None:
         begun = time.perf_counter_ns()

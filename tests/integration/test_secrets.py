@@ -17,6 +17,7 @@ from memlog.journal import list_runs
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
 ]
 

@@ -1,5 +1,6 @@
 """A journal that grows too large is thinned; nobody who reads it is confused, and no peak goes."""
 
+import os
 import tempfile
 import time
 from collections import defaultdict
@@ -16,7 +17,8 @@ from memlog.delivery.courier import Courier
 from memlog.delivery.retention import Retention
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
-from memlog.journal import Entry, JournalFile, RunDirectory
+from memlog.health import Health
+from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
 from memlog.settings import Settings
 
@@ -275,6 +277,32 @@ def test_a_session_keeps_its_limit(tmp_path: Path) -> None:
     session.finish()
     assert summarize(run).steps >= steps
     assert "journal_lost" not in summarize(run).health.dropped
+
+
+def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
+    """Steps without a new peak find no room then; everything else does, and the numbers have no gap."""
+    health = Health()
+    journal = JournalWriter(
+        tmp_path,
+        run="r",
+        role="trainer",
+        begun_us=1,
+        segment_bytes=4096,
+        limit=20_000,
+        health=health,
+    )
+    for step in range(2_000):
+        journal.append(batch(step, GIB + (MIB * step if step % 500 == 499 else 0)))
+        if step % 500 == 0:
+            journal.append(Epoch(step, step, step, 1, 1, "exact"))
+    journal.close()
+    read = list(JournalFile(tmp_path, f"trainer-{os.getpid()}").read())
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 40_000
+    assert health.dropped == {"journal_full": 2_000 + 4 - len(read)}
+    assert [entry.seq for entry in read] == list(range(len(read)))
+    steps = {entry.event.step for entry in read if isinstance(entry.event, Batch)}
+    assert {499, 999, 1_499, 1_999} <= steps
+    assert sum(isinstance(entry.event, Epoch) for entry in read) == 4
 
 
 def test_a_writer_begins_segments_small_enough_for_the_limit(tmp_path: Path) -> None:
