@@ -222,6 +222,8 @@ def main(judge: Judge) -> None:
     """Reads the first message, works, and leaves without waiting for threads that hang in a client."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
+    # A job that is told to end while we come up: what the trainer does then says when we are to end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     lines = LineReader(sys.stdin.fileno())
