@@ -46,6 +46,7 @@ class Courier:
 
     Attributes:
         state: What it remembers; saved in the run's folder.
+        end: How the run ended, where that was told and its journal found no room for it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Courier:
         self.run = run
         self.backend = backend
         self.may_open_own = may_open_own
+        self.end: End | None = None
         self.state = CourierState.load(run, backend)
         self._connection = Connection()
         self._open_sink = open_sink
@@ -166,13 +168,16 @@ class Courier:
 
     def _end(self) -> End | None:
         """How the run ended; a process that is gone without saying so was killed at its last write."""
-        for file in self.run.files():
-            if file.process.startswith("trainer"):
-                last = max(file.segments, default=1)
-                for entry in file.read(Position(last - 1, 0)):
-                    if isinstance(entry.event, End):
-                        return entry.event
-        return None if self.run.is_alive() else End(int(self.run.last_write() * 1e6), "killed")
+        files = self.run.files()
+        # The helper process says it where the trainer's journal found no room.
+        for file in sorted(files, key=lambda file: not file.process.startswith("trainer")):
+            last = max(file.segments, default=1)
+            for entry in file.read(Position(last - 1, 0)):
+                if isinstance(entry.event, End):
+                    return entry.event
+        if self.end is not None or self.run.is_alive():
+            return self.end
+        return End(int(self.run.last_write() * 1e6), "killed")
 
     def _deliver_file(self, file: JournalFile, *, complete: bool) -> None:
         reading = self._readings.get(file.process)
