@@ -19,6 +19,8 @@ class Fault:
 
     status: int | None = None
     """Answered with this, and not passed on."""
+    body: bytes = b'{"data":null}'
+    """What is answered then."""
     delay: float = 0.0
     """Seconds before the request is passed on."""
     loses_answer: bool = False
@@ -82,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         struck = fault.hits(self.path)
         self.held.hit += struck
         if struck and fault.status is not None:
-            self._answer(fault.status, [], b"<html>not now</html>")
+            self._answer(fault.status, [], fault.body)
             return
         time.sleep(fault.delay if struck else 0)
         try:

@@ -410,7 +410,7 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(fault.delay)
         if fault.status is None:
             return False
-        self._send(fault.status)
+        self._send(fault.status, fault.body)
         return True
 
     def _graphql(self, request: Data) -> Data:
