@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from memlog.errors import TrackerRejectedError
 from memlog.sink import Connection, StoredArtifact
 from memlog_wandb.addresses import RunPath, run_path
 from memlog_wandb.contents import METADATA
+from memlog_wandb.environment import DIR
 from memlog_wandb.errors import translated, unavailable
 from memlog_wandb.probe import probe
 
@@ -71,7 +74,8 @@ class WandbStore:
         )
 
     def _found(self, run_id: str) -> list[tuple[StoredArtifact, Any]]:
-        with translated():
+        probe(wandb.setup().settings.base_url)  # without it wandb would try for some time
+        with translated(), _folders_elsewhere():
             if self._api is None:
                 self._api = wandb.Api(timeout=_API_TIMEOUT)
             run = self._api.run(self._path(run_id))
@@ -96,6 +100,21 @@ class WandbStore:
                 or "uncategorized",
             )
         )
+
+
+@contextmanager
+def _folders_elsewhere() -> Iterator[None]:
+    """W&B's client makes a folder for each run that it is asked about: one that goes again."""
+    before = os.environ.get(DIR)
+    with tempfile.TemporaryDirectory(prefix="memlog-wandb-") as scratch:
+        os.environ[DIR] = scratch
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[DIR]
+            else:
+                os.environ[DIR] = before
 
 
 def _download(version: Any, name: str, directory: Path, progress: Callable[[int], object]) -> Path:
