@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from memlog._version import __version__
+from memlog.cli.advise import advise_run
 from memlog.cli.compare import compare_runs
 from memlog.cli.demo import demo
 from memlog.cli.open import open_file
@@ -91,7 +92,7 @@ def cli() -> None:
     """Where the memory of your training goes, step by step."""
 
 
-for _command in (compare_runs, demo, open_file, pull, run, runs, show, sync):
+for _command in (advise_run, compare_runs, demo, open_file, pull, run, runs, show, sync):
     cli.add_command(_command)
 
 

@@ -26,11 +26,13 @@ class ModuleNames:
 
     Attributes:
         paths: By number. The first is "outside all modules", the second the model.
+        kinds: The names of their classes, by the same numbers.
         omitted: Modules past `MAX_NAMES`.
     """
 
     def __init__(self, model: Any = None) -> None:
         self.paths = [OUTSIDE_PATH]
+        self.kinds = [""]
         self.omitted = 0
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
         # By identity: hashing a module may be the user's own code. Each entry knows its module, since an
@@ -62,7 +64,7 @@ class ModuleNames:
         entry = self._known.get(id(module))
         return entry is not None and entry[0]() is module
 
-    def number(self, path: str) -> int:
+    def number(self, path: str, kind: str = "") -> int:
         """The number of a path, a new one where it has none; that of "outside" past the limit."""
         number = self._numbers.get(path)
         if number is None:
@@ -71,6 +73,7 @@ class ModuleNames:
                 return OUTSIDE
             number = self._numbers[path] = len(self.paths)
             self.paths.append(path)
+            self.kinds.append(kind)
         return number
 
     def owner_of(self, name: str) -> int:
@@ -106,7 +109,7 @@ class ModuleNames:
                 self._remember(module, prefix + _plain(name))
 
     def _remember(self, module: Any, path: str) -> None:
-        number = self.number(path)
+        number = self.number(path, _kind(module))
         known = self._known.get(id(module))
         others = known[1] if known is not None and known[0]() is module else ()
         if number not in others and len(self._known) <= 2 * MAX_NAMES:
