@@ -13,7 +13,7 @@ SETTINGS := pyproject.toml constraints.txt
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit bench clean
+.PHONY: help demo test check lint format types contracts wheel unit bench limits clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ unit: $(VENV)/dev.stamp ## the unit tests alone
 
 bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(ARGS)
+
+limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
+	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)
 
 clean: ## remove the environment, builds and caches (recorded runs stay)
 	rm -rf $(VENV) dist build *.egg-info

@@ -4,7 +4,8 @@
     python examples/train_gpt.py --backend wandb    # into W&B, offline unless WANDB_MODE says otherwise
     python examples/train_gpt.py --backend local    # into memlog's own files only
 
-All of it is plain PyTorch, but for two lines in ``main``: ``memlog.init`` and ``memlog.finish``.
+All of it is plain PyTorch, but for two lines in ``main``: ``memlog.init`` and ``memlog.finish``. Halfway
+through it makes a mistake that many programs make, and memlog raises an alert.
 """
 
 # PyTorch leaves Tensor.backward without types.
@@ -108,17 +109,21 @@ def loss_of(model: GPT, text: Tensor, following: Tensor) -> Tensor:
     return functional.cross_entropy(model(text).flatten(0, 1), following.flatten())
 
 
-def train(model: GPT, numbers: Tensor, steps: int) -> None:
+def train(model: GPT, corpus: Corpus, steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     process = psutil.Process()
+    validation: list[Tensor] = []
     status = TextColumn("loss {task.fields[loss]:.2f} • {task.fields[memory]:,.0f} MiB")
     speed = TextColumn("• {task.fields[speed]:.1f} steps/s •")
     with Progress(
         "step", MofNCompleteColumn(), BarColumn(), status, speed, TimeRemainingColumn()
     ) as progress:
         task = progress.add_task("", total=steps, loss=float("nan"), memory=0, speed=0)
-        for _ in range(steps):
-            loss = loss_of(model, *random_batch(numbers))
+        for step in range(steps):
+            if step == steps // 2:
+                # The mistake: without torch.no_grad() each of these losses keeps all activations alive.
+                validation = [loss_of(model, *random_batch(corpus.validation)) for _ in range(8)]
+            loss = loss_of(model, *random_batch(corpus.training))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()  # memlog notices every step by itself
@@ -130,6 +135,7 @@ def train(model: GPT, numbers: Tensor, steps: int) -> None:
                 memory=process.memory_info().rss / 1024**2,
                 speed=progress.tasks[task].speed or 0,
             )
+    del validation  # and only now they go
 
 
 @torch.no_grad()
@@ -153,8 +159,20 @@ def write(model: GPT, corpus: Corpus, length: int = 240) -> str:
     return corpus.decode(text[0]).strip()
 
 
+def too_much(device: str) -> str:
+    """A rule between what training needs and what it needs with the mistake, as text."""
+    if device != "cpu":
+        return "device.allocated > 250 MiB"
+    now = psutil.Process().memory_info().rss
+    return f"host.rss > {now // 1024**2 + 400} MiB"
+
+
 def print_where_to_look(backend: str) -> None:
-    print("\nLook at the memory of this run:\n  memlog show latest")
+    print(
+        "\nLook at the memory of this run:\n"
+        "  memlog show latest\n"
+        "  memlog open latest    (which layer holds it, in your browser)"
+    )
     if backend == "wandb":
         print("  wandb sync wandb/offline-run-*    (uploads it: it was recorded offline)")
     if backend != "mlflow":
@@ -189,7 +207,14 @@ def main() -> None:
 
     corpus = Corpus(device)
     model = GPT(len(corpus.alphabet)).to(device)
-    memlog.init(args.backend, project="memlog-demo", name=f"gpt-seed-{args.seed}", model=model)
+    memlog.init(
+        args.backend,
+        project="memlog-demo",
+        name=f"gpt-seed-{args.seed}",
+        model=model,
+        layers=True,
+        alerts=[too_much(device)],
+    )
 
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(
@@ -197,7 +222,7 @@ def main() -> None:
         f"in {args.steps} steps on {device}; memory goes to {args.backend}."
     )
     print_losses("before", model, corpus)
-    train(model, corpus.training, args.steps)
+    train(model, corpus, args.steps)
     print_losses("after", model, corpus)
     print(f"\nIt writes like this now:\n\n{write(model, corpus)}")
 

@@ -34,6 +34,7 @@ from memlog.monitors import (
     MemoryMonitor,
     MemoryTracker,
     monitor_memory,
+    track_iterations,
     track_memory,
     watch_loss,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "init",
     "monitor_memory",
     "snapshot",
+    "track_iterations",
     "track_memory",
     "watch_loss",
 ]

@@ -7,6 +7,7 @@ where a line differs from theirs. Without an accelerator a line tells the host's
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -67,6 +68,11 @@ class SummaryNotice(msgspec.Struct, frozen=True):
     points: tuple[Recorded, ...]
     omitted: int = 0
 
+
+_CLEAR = "\r\x1b[2K"
+"""Empties a terminal's line."""
+_REWRITTEN_EVERY = 0.1
+_WRITTEN_EVERY = 10.0
 
 Notice: TypeAlias = (
     Announcement
@@ -247,6 +253,55 @@ def _change(size: int | None) -> str:
     value = mib(size)
     # Rounded first, and with 0.0 added: there is no "-0.0 MB".
     return "unknown" if value is None else f"{round(value, 1) + 0.0:+.1f} MB"
+
+
+class ProgressLine:
+    """How far an optimiser is, on the standard error: a line that is rewritten in a terminal.
+
+    Elsewhere there is one at most every ten seconds, and one at the end.
+
+    Args:
+        label: What the line begins with.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._last = 0.0
+        self._begun = time.monotonic()
+
+    def update(self, evaluations: int, iterations: int, loss: str | None) -> None:
+        """Shows the counts, where the last time is long enough ago."""
+        stream, now = sys.stderr, time.monotonic()
+        if stream is None:
+            return
+        live = stream.isatty()
+        due = (
+            self._last + _REWRITTEN_EVERY if live else (self._last or self._begun) + _WRITTEN_EVERY
+        )
+        if now < due:
+            return
+        self._last = now
+        text = progress_line(self._label, evaluations, iterations, loss)
+        # The cursor goes back to the line's beginning: what is printed next takes its place.
+        stream.write(f"{_CLEAR}{text}\r" if live else f"{text}\n")
+        stream.flush()
+
+    def close(self, evaluations: int, iterations: int, loss: str | None) -> None:
+        """Shows the final counts."""
+        if sys.stderr is not None:
+            clear = _CLEAR if sys.stderr.isatty() else ""
+            line = progress_line(self._label, evaluations, iterations, loss)
+            sys.stderr.write(f"{clear}{line}\n")
+
+
+def progress_line(label: str, evaluations: int, iterations: int, loss: str | None) -> str:
+    """``  L-BFGS-B: 23 evaluations, 20 iterations, loss=0.025286``."""
+    counts = f"{_counted(evaluations, 'evaluation')}, {_counted(iterations, 'iteration')}"
+    return f"  {label}: {counts}" + ("" if loss is None else f", loss={loss}")
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def alert_line(event: Alert) -> str:

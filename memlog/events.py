@@ -149,6 +149,9 @@ class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation")
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     """The type of the exception that the call ended with."""
+    iteration: Int | None = None
+    """The optimiser's iteration that it was made for, from 1; 0 is where the optimiser starts from.
+    ``None`` where nobody counts them."""
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):

@@ -56,6 +56,7 @@ def values(event: Event) -> Iterator[Value]:
     elif isinstance(event, Evaluation):
         yield Value("memory/eval/host/rss_mib", mib(event.rss), "last")
         yield Value("memory/eval/loss", event.value, "last")
+        yield Value("memory/eval/iteration", event.iteration, "last")
         yield from _devices("memory/eval", event.devices)
     elif isinstance(event, Loss):
         yield Value("memlog/loss", event.value, "last")
@@ -129,8 +130,8 @@ class Plan(Generic[PositionT]):
         initial_step: Where the step axis of this run begins.
 
     Attributes:
-        open_since: Position of the first event whose points are still to come; ``None``: there is none.
-            Feeding a fresh plan from there on yields the rest.
+        open_since: By axis, the position of the first event whose points are still to come. Feeding a
+            fresh plan each axis's events from there on yields the rest.
     """
 
     def __init__(self, resolution: Resolution, initial_step: int = 0) -> None:
@@ -162,9 +163,9 @@ class Plan(Generic[PositionT]):
         return done
 
     @property
-    def open_since(self) -> PositionT | None:
+    def open_since(self) -> dict[Axis, PositionT]:
         """See the class."""
-        return min((bucket.position for bucket in self._buckets.values()), default=None)  # type: ignore[type-var]
+        return {axis: bucket.position for axis, bucket in self._buckets.items()}
 
     def _start(self, axis: Axis, index: int) -> int:
         origin = self._origins[axis]

@@ -80,7 +80,8 @@ class Recording:
             role="trainer",
             begun_us=begun_us,
             initial_step=settings.initial_step,
-            segment_bytes=settings.segment_bytes,
+            segment_bytes=settings.segment_size,
+            limit=settings.journal_limit,
             health=health,
         )
         self._bus = EventBus(health)
@@ -229,7 +230,8 @@ class Recording:
         report = self.run.artifacts / "postmortem.md"
         if report.exists():
             _say(f"how the run ended is explained in {report}")
-        if outcome == "dead":
+        # Where the run's folder is gone there is nothing to bring.
+        if outcome == "dead" and self.run.path.exists():
             _say(
                 "the helper process ended before everything was delivered: "
                 f"`memlog sync {self.run.id}` brings what is left"

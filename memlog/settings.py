@@ -39,6 +39,7 @@ _SAID_ELSEWHERE = {"directory", "backends", "project", "name"}
 """Settings that a run's record holds under their own names."""
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
+_SMALLEST_LIMIT = 1024**2
 _LONGEST_WAIT = 1e6
 
 
@@ -62,7 +63,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         finish_timeout: Seconds that ``finish`` waits, at most, for the rest to be delivered.
         linger: Seconds that the helper process goes on trying to deliver after training has ended.
         sample_interval: Seconds between readings of the process tree.
-        segment_bytes: Size at which the journal goes on in a new file.
+        segment_bytes: Size at which the journal goes on in a new file; at most an eighth of its limit.
+        journal_limit: Bytes that the journal of a run may take. Beyond it what every tracker has had is
+            thinned first and then, the oldest first, what is still to be delivered; every peak and every
+            alert is kept. The newest segment of each process is never touched.
     """
 
     backends: tuple[str, ...] = ()
@@ -81,6 +85,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     linger: float = 120.0
     sample_interval: float = 1.0
     segment_bytes: int = 16 * 1024**2
+    journal_limit: int = 2 * 1024**3
 
     def __post_init__(self) -> None:
         """Checks ranges: the types were checked when the settings were built."""
@@ -94,6 +99,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._require(
             "segment_bytes", self.segment_bytes >= _SMALLEST_SEGMENT, "at least 4096 bytes"
         )
+        self._require(
+            "journal_limit", self.journal_limit >= _SMALLEST_LIMIT, "at least 1048576 bytes"
+        )
         for field in ("bind_grace", "finish_timeout", "linger"):
             self._require(
                 field, 0 <= getattr(self, field) <= _LONGEST_WAIT, "a number of seconds, 0 or more"
@@ -102,6 +110,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _require(self, field: str, holds: bool, wanted: str) -> None:
         if not holds:
             raise ConfigurationError(f"{field}={getattr(self, field)!r}: pass {wanted}")
+
+    @property
+    def segment_size(self) -> int:
+        """Bytes at which a segment is full: small enough for the limit, which closed ones alone can keep."""
+        return max(min(self.segment_bytes, self.journal_limit // 8), _SMALLEST_SEGMENT)
 
     def described(self) -> dict[str, str]:
         """What differs from the defaults, and ``every``, as text: for the journal and trackers."""
@@ -132,7 +145,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     """
     launcher = launcher_options()
     values = {**launcher, **_from_config(config or {}), **_without_none(arguments)}
-    values["directory"] = str(runs_directory(values.get("directory")))
+    values["directory"] = _directory(values.get("directory"))
     if "alerts" in values:
         values["alerts"] = _as_tuple(values["alerts"])
     if not values.get("backends"):
@@ -155,6 +168,13 @@ def environment_backends() -> tuple[str, ...]:
 def enabled_by_environment() -> bool:
     """Whether ``$MEMLOG_ENABLED`` leaves monitoring on."""
     return os.environ.get("MEMLOG_ENABLED", "").lower() not in ("0", "false", "no", "off")
+
+
+def _directory(given: Any) -> str:
+    try:
+        return str(runs_directory(given))
+    except TypeError as error:
+        raise ConfigurationError(f"directory={given!r}: pass the path of a folder") from error
 
 
 def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:

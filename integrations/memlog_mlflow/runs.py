@@ -6,14 +6,14 @@ import getpass
 import os
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, LifecycleStage
+from mlflow.entities import Experiment, LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.credentials import read_mlflow_creds
 
 from memlog.errors import TrackerRejectedError
 from memlog.sink import Target
 from memlog_mlflow.environment import context_tags
-from memlog_mlflow.errors import error_code
+from memlog_mlflow.errors import error_code, unavailable
 from memlog_mlflow.keys import safe_key
 
 RUN_TAG = "memlog.run_id"
@@ -30,9 +30,10 @@ def join(client: MlflowClient, run_id: str, memlog_run: str) -> str:
 
     Raises:
         TrackerRejectedError: the run is deleted.
+        TrackerUnavailableError: what answers is no MLflow server.
         MlflowException: there is no such run, or MLflow is in trouble.
     """
-    run = client.get_run(run_id)
+    run = _real(client.get_run(run_id))
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         raise TrackerRejectedError(
             f"the MLflow run {run_id} is deleted: `mlflow runs restore --run-id {run_id}` and "
@@ -52,10 +53,11 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
 
     Raises:
         TrackerRejectedError: the experiment is deleted.
+        TrackerUnavailableError: what answers is no MLflow server.
         MlflowException: MLflow is in trouble or does not know the experiment that was asked for.
     """
     if target.opened is not None:
-        return str(client.get_run(target.opened.run_id).info.run_id)
+        return str(_real(client.get_run(target.opened.run_id)).info.run_id)
     experiment_id = _experiment_id(client, target.project)
     tag = safe_key(target.memlog_run)
     runs = client.search_runs(
@@ -65,11 +67,25 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
         max_results=1,
     )
     if runs:
-        return str(runs[0].info.run_id)
+        return str(_real(runs[0]).info.run_id)
     tags = {**_usual_tags(), RUN_TAG: tag, OWN_TAG: "true"}
     begun_ms = None if target.begun_us is None else target.begun_us // 1000
-    created = client.create_run(experiment_id, begun_ms, tags, run_name=target.name)
+    created = _real(client.create_run(experiment_id, begun_ms, tags, run_name=target.name))
     return str(created.info.run_id)
+
+
+def _real(run: Run) -> Run:
+    """The run, where it is one.
+
+    Something else that answers in a server's place passes for a run without anything; without a place for
+    files MLflow's client would put them into the working directory.
+
+    Raises:
+        TrackerUnavailableError: it is none.
+    """
+    if not (run.info.run_id and run.info.artifact_uri):
+        raise unavailable("what answers there is no MLflow server")
+    return run
 
 
 def _experiment_id(client: MlflowClient, project: str | None) -> str:

@@ -20,6 +20,7 @@ from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
 from memlog_mlflow.alerts import ALERTS_FILE, alert_table, alert_tags
 from memlog_mlflow.artifacts import folder_of
+from memlog_mlflow.databases import make_if_missing
 from memlog_mlflow.errors import translated
 from memlog_mlflow.keys import safe_key
 from memlog_mlflow.probe import probe
@@ -195,6 +196,7 @@ class _OpenRun:
 
     def __init__(self, uri: str, target: Target) -> None:
         with _only_warnings():
+            make_if_missing(uri)
             self._client = MlflowClient(tracking_uri=uri)
         if target.joined is None:
             self.run_id = runs.find_or_create(self._client, target)

@@ -33,6 +33,15 @@ def absolute_uri(uri: str) -> str:
     return uri
 
 
+def sqlite_file(uri: str) -> Path | None:
+    """The SQLite file that ``uri`` names plainly; ``None`` where it names none, or not so plainly.
+
+    Versions of the client's library disagree on whether ``%`` in a path is an escape.
+    """
+    path = _sqlite_path(uri)
+    return None if path is None or "%" in path or "?" in uri else Path(path).absolute()
+
+
 def _sqlite_path(uri: str) -> str | None:
     """The path of the SQLite file that ``uri`` names, as it stands there; ``None`` without one."""
     if not uri.startswith(_SQLITE):

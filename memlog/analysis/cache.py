@@ -9,6 +9,7 @@ import msgspec
 from memlog._version import __version__
 from memlog.analysis.document import Summary
 from memlog.journal import RunDirectory
+from memlog.journal.format import UNDECODABLE
 
 _FILE = "summary.json"
 
@@ -34,7 +35,7 @@ class SummaryCache:
         """The summary; ``None`` where none is kept that still holds."""
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             return None
         if kept.version != __version__ or kept.sizes != self._sizes:
             return None

@@ -116,6 +116,8 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     """memlog's own state."""
 
     published: int
+    thinned: int
+    """How many of these are gone from the journal, to keep its size limit."""
     delivered: dict[str, Delivery]
     dropped: dict[str, int]
     faults: dict[str, int]

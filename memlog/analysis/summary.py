@@ -108,12 +108,15 @@ def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
 
 
 def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
-    digest = Digest()
+    digest, thinned = Digest(), 0
     for file in run.files():
         for entry in file.read(complete=not alive):
             digest.take(file.process, entry)
         digest.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
-        if lost := digest.lost(file.process, sum(file.skipped.values())):
+        thinned += file.thinned
+        if file.thinned_undelivered:
+            digest.dropped["journal_thinned"] += file.thinned_undelivered
+        if lost := digest.lost(file.process, sum(file.skipped.values()) + file.thinned):
             digest.dropped["journal_lost"] += lost
     return Summary(
         run=_run(run, digest),
@@ -123,7 +126,7 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
         peaks=digest.peaks.summary(),
         alerts=[_alert(event) for event in digest.alerts],
         artifacts=[_artifact(event) for event in digest.artifacts],
-        health=_health(digest),
+        health=_health(digest, thinned),
         omitted=_omitted(digest),
     )
 
@@ -214,7 +217,7 @@ def _artifact(event: Artifact) -> ArtifactFacts:
     )
 
 
-def _health(digest: Digest) -> HealthFacts:
+def _health(digest: Digest, thinned: int) -> HealthFacts:
     newest = [event for event, _ in digest.health.values()]
     dropped, faults = digest.dropped.copy(), Counter[str]()
     for event in newest:
@@ -222,7 +225,8 @@ def _health(digest: Digest) -> HealthFacts:
         faults.update(event.faults)
     per_step, total = _overhead(digest)
     return HealthFacts(
-        published=digest.published,
+        published=digest.published + thinned,
+        thinned=thinned,
         delivered=_expected(digest),
         dropped=_sorted(dropped),
         faults=_sorted(faults),

@@ -214,7 +214,7 @@ def _delivery(console: Console, delivery: Delivery) -> Text:
 def _health(summary: Summary) -> dict[str, str | Text]:
     health = summary.health
     facts: dict[str, str | Text] = {
-        "published": f"{health.published:,} events",
+        "published": _published(health),
         "dropped": _counted(health.dropped),
         "faults": _counted(health.faults),
         "overhead": _overhead(health),
@@ -227,6 +227,13 @@ def _health(summary: Summary) -> dict[str, str | Text]:
     if summary.omitted:
         facts["omitted"] = _counted(summary.omitted)
     return facts
+
+
+def _published(health: HealthFacts) -> str:
+    told = f"{health.published:,} events"
+    if health.thinned:
+        told += f", {health.thinned:,} of them thinned to keep the journal's size limit"
+    return told
 
 
 def _counted(counts: Mapping[str, int]) -> str | Text:

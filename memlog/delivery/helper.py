@@ -28,6 +28,7 @@ from memlog.delivery.courier import Courier
 from memlog.delivery.flamegraph import WorstStep
 from memlog.delivery.loop import CourierThread
 from memlog.delivery.postmortem import explain
+from memlog.delivery.retention import Retention
 from memlog.delivery.rides import claims_while_riding
 from memlog.delivery.sampler import Sampler, StepFollower
 from memlog.events import Health as HealthEvent
@@ -44,6 +45,8 @@ TICK = 0.2
 """Seconds between looks at everything, at most."""
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
+TERM_GRACE = 20.0
+"""Seconds that SIGTERM leaves: schedulers kill what they preempt about 30 s after it."""
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 
@@ -70,7 +73,7 @@ class Helper:
             role="helper",
             begun_us=begin.begun_us,
             initial_step=begin.settings.initial_step,
-            segment_bytes=begin.settings.segment_bytes,
+            segment_bytes=begin.settings.segment_size,
             health=self._health,
         )
         self._bus = EventBus(self._health)
@@ -84,13 +87,16 @@ class Helper:
             self._follower,
             self._health,
         )
+        self._retention = Retention(
+            self._run, self._settings.journal_limit, self._settings.backends
+        )
         with self._health.contained("reading the alert rules"):
             judge(begin, self._bus, self._health)
         self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
         self._finished = False
-        self._told_to_stop = False
+        self._stop_at: float | None = None
         for name in self._settings.backends:
             if name != LOCAL:
                 self._start_courier(name, load_backend(name), named=True)
@@ -104,6 +110,8 @@ class Helper:
                 self.hear(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
+            with self._health.contained("keeping the journal's size limit"):
+                self._retention.enforce_if_due()
             self._allow_own_runs()
         self._worst_step.look()
         self._explain_a_bad_end()
@@ -130,10 +138,13 @@ class Helper:
 
     def _trainer_is_over(self) -> bool:
         # A child whose parent dies gets another: that can't be mistaken, unlike a process number.
-        return self._finished or self._told_to_stop or os.getppid() != self._begin.trainer_pid
+        told_to_stop = self._stop_at is not None and time.monotonic() >= self._stop_at
+        return self._finished or told_to_stop or os.getppid() != self._begin.trainer_pid
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
-        self._told_to_stop = True
+        """Told to end, it goes on beside a trainer that saves its work, and flushes; but not for long."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + TERM_GRACE
 
     def hear(self, line: bytes) -> None:
         """Acts on one message of the trainer's."""
@@ -206,10 +217,11 @@ class Helper:
         self._allow_own_runs(now=True)
         for courier in self._couriers.values():
             courier.complete()
-        deadline = time.monotonic() + (0 if self._told_to_stop else self._settings.linger)
+        linger = self._settings.linger if self._run.path.exists() else 0  # nothing is left to bring
+        deadline = time.monotonic() + linger
         for courier in self._couriers.values():
             while not courier.join(TICK):
-                if self._told_to_stop or time.monotonic() >= deadline:
+                if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
         return True
 
@@ -244,6 +256,8 @@ def main(judge: Judge) -> None:
     """Reads the first message, works, and leaves without waiting for threads that hang in a client."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
+    # A job that is told to end while we come up: what the trainer does then says when we are to end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     lines = LineReader(sys.stdin.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlog.delivery.state import Progress
 from memlog.events import Alert, Artifact, Parameters
 from memlog.journal import Entry, Header, Position
-from memlog.metrics import Plan
+from memlog.metrics import Plan, place
 from memlog.sink import Point
 
 
@@ -34,7 +34,7 @@ class Reading:
         if self.passing:
             self.at = entry.end
             return
-        points = self.plan.feed(entry.event, entry.start)
+        points = self.plan.feed(entry.event, entry.start) if self._counts(entry) else []
         self.at = entry.end
         if entry.end > self.sent:
             self.pending += points
@@ -44,6 +44,14 @@ class Reading:
                 self.alerts.append(entry.event)
             elif isinstance(entry.event, Artifact):
                 self.artifacts.append(entry.event)
+
+    def _counts(self, entry: Entry) -> bool:
+        """Whether an event is new, or belongs to a bucket that was open when reading was taken up."""
+        known = self._taken_up
+        if entry.end > known.sent or known.open is None:
+            return True
+        placed = place(entry.event)
+        return placed is not None and entry.start >= known.open.get(placed[0], known.sent)
 
     @property
     def has_something(self) -> bool:
@@ -60,4 +68,5 @@ class Reading:
         if self.plan is None:
             return self._taken_up  # nothing was read: a bucket that was open then still is
         sent = max(self.at, self.sent)
-        return Progress(sent=sent, resume=min(self.plan.open_since or sent, sent))
+        opened = self.plan.open_since
+        return Progress(sent=sent, resume=min([sent, *opened.values()]), open=opened)

@@ -11,7 +11,8 @@ import msgspec
 from memlog.errors import DeliveryError
 from memlog.events import Alert, Artifact
 from memlog.journal import Binding, Position, RunDirectory
-from memlog.journal.format import START
+from memlog.journal.format import START, UNDECODABLE
+from memlog.sink import Axis
 
 if sys.platform != "win32":
     import fcntl
@@ -29,6 +30,12 @@ class Progress(msgspec.Struct, frozen=True):
     """Every point that an event before here made final has been delivered."""
     resume: Position = START
     """Where reading must begin so that a fresh plan knows its open buckets; never after ``sent``."""
+    open: dict[Axis, Position] | None = None
+    """Where each axis's open bucket begins; an axis that is missing has none.
+
+    Events before that are not fed again: were the one gone that closed a bucket (a journal that is too
+    large is thinned), its points would be sent once more.
+    """
 
 
 class AlertsTold(msgspec.Struct):
@@ -91,7 +98,7 @@ class CourierState(msgspec.Struct, kw_only=True):
         """What was kept; a fresh state where there is nothing that can be read."""
         try:
             return msgspec.json.decode(_state_path(run, backend).read_bytes(), type=CourierState)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             return CourierState(backend=backend)
 
 

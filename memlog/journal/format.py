@@ -13,6 +13,9 @@ from memlog.events import SCHEMA_VERSION, Event, field_names
 MAX_LINE_BYTES = 1024**2
 """A longer line is not ours."""
 
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises where it is given what memlog did not write."""
+
 Role: TypeAlias = Literal["trainer", "helper"]
 
 _SEGMENT_NAME = re.compile(r"(?P<process>(?:trainer|helper)-\d+)-(?P<segment>\d{4,})\.jsonl")
@@ -55,6 +58,28 @@ class Binding(msgspec.Struct, frozen=True):
     """Where the tracker is, without user and password."""
 
 
+class Compaction(msgspec.Struct, frozen=True):
+    """What was done to a segment to make it smaller."""
+
+    window: int
+    """Of so many events of one kind in a row, the peaks and the last were kept."""
+    begins: int
+    """Where the first record stood, in bytes from the beginning, before."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Stands in a compacted segment, on a line of its own, for lines that are gone.
+
+    Positions go on as if they still stood there, so that whoever had read so far goes on rightly.
+    """
+
+    events: int
+    delivered: int
+    """How many of these every sink had had."""
+    bytes: int
+    """Length of the lines that are gone."""
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of a segment."""
 
@@ -70,6 +95,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """By backend; a backend that is missing has no run of the user's."""
     fields: dict[str, tuple[str, ...]] = msgspec.field(default_factory=field_names)
     """The fields of every event, in order: a journal explains itself."""
+    compaction: Compaction | None = None
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

@@ -14,6 +14,8 @@ from memlog.events import EVENT_TYPES, SCHEMA_VERSION, Event
 from memlog.journal.format import (
     MAX_LINE_BYTES,
     START,
+    UNDECODABLE,
+    Gap,
     Header,
     Position,
     Record,
@@ -37,7 +39,7 @@ class Entry(NamedTuple):
     event: Event
     header: Header
     start: Position
-    """Where its line begins."""
+    """Where its line begins, or began before the segment was compacted."""
     end: Position
     """Where the next one does."""
 
@@ -49,11 +51,14 @@ class JournalFile:
         process: Name of the process in the file names, such as ``trainer-4242``.
         skipped: Lines passed over by this object, by reason: ``torn`` (the writer died or the disk was
             full), ``garbage``, ``too_long``, ``unknown_event`` (a newer memlog's), ``newer_schema``.
+        thinned: Events passed by this object that are gone to keep the journal's size limit.
+        thinned_undelivered: Those of them that some sink had not had.
     """
 
     def __init__(self, directory: Path, process: str) -> None:
         self.process = process
         self.skipped: Counter[str] = Counter()
+        self.thinned = self.thinned_undelivered = 0
         self._directory = directory
 
     @property
@@ -67,17 +72,18 @@ class JournalFile:
     @property
     def size(self) -> int:
         """Bytes of all segments together."""
-        return sum(self._path(segment).stat().st_size for segment in self.segments)
+        return sum(self.path(segment).stat().st_size for segment in self.segments)
 
     def bytes_before(self, position: Position) -> int:
-        """How much of `size` lies before ``position``."""
-        earlier = (number for number in self.segments if number < position.segment)
-        return sum(self._path(number).stat().st_size for number in earlier) + position.offset
+        """How much of `size` lies before ``position``, roughly where a segment was compacted."""
+        sizes = {number: self.path(number).stat().st_size for number in self.segments}
+        earlier = sum(size for number, size in sizes.items() if number < position.segment)
+        return earlier + min(position.offset, sizes.get(position.segment, 0))
 
     def headers(self) -> Iterator[Header]:
         """The headers of the segments, in order; those that can't be read are passed over."""
         for segment in self.segments:
-            with self._path(segment).open("rb") as file:
+            with self.path(segment).open("rb") as file:
                 header = self._read_header(file)
             if header is not None:
                 yield header
@@ -99,19 +105,23 @@ class JournalFile:
             last = number == segments[-1]
             yield from self._read_segment(number, offset, complete=complete or not last)
 
-    def _path(self, segment: int) -> Path:
+    def path(self, segment: int) -> Path:
+        """The file of a segment."""
         return self._directory / segment_name(self.process, segment)
 
     def _read_segment(self, number: int, offset: int, *, complete: bool) -> Iterator[Entry]:
-        with self._path(number).open("rb") as file:
+        with self.path(number).open("rb") as file:
             header = self._read_header(file)
             if header is None:
                 return
             if header.schema > SCHEMA_VERSION:
                 self.skipped["newer_schema"] += 1
                 return
-            file.seek(max(offset, file.tell()))
-            yield from self._read_lines(file, header, number, complete=complete)
+            if header.compaction is None:
+                file.seek(max(offset, file.tell()))
+            for entry in self._read_lines(file, header, number, complete=complete):
+                if entry.start.offset >= offset:
+                    yield entry
 
     def _read_header(self, file: BinaryIO) -> Header | None:
         line = file.readline(MAX_LINE_BYTES)
@@ -119,7 +129,7 @@ class JournalFile:
             return None
         try:
             header: Header = _decoder(Header).decode(line)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             self.skipped["garbage"] += 1
             return None
         return header
@@ -127,7 +137,8 @@ class JournalFile:
     def _read_lines(
         self, file: BinaryIO, header: Header, number: int, *, complete: bool
     ) -> Iterator[Entry]:
-        position = file.tell()
+        compaction = header.compaction
+        position = file.tell() if compaction is None else compaction.begins
         while line := file.readline(MAX_LINE_BYTES):
             begun = position
             position += len(line)
@@ -139,6 +150,11 @@ class JournalFile:
                 if complete:
                     self.skipped["torn"] += 1
                 return
+            if compaction is not None and (gap := _gap(line)):
+                position = begun + gap.bytes
+                self.thinned += gap.events
+                self.thinned_undelivered += gap.events - gap.delivered
+                continue
             record = self._decode(line)
             if record is not None:
                 yield Entry(
@@ -152,10 +168,21 @@ class JournalFile:
     def _decode(self, line: bytes) -> Record | None:
         try:
             record: Record = _decoder(Record).decode(line)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             self.skipped[_why_unreadable(line)] += 1
             return None
         return record
+
+
+def _gap(line: bytes) -> Gap | None:
+    if not line.startswith(b"{"):
+        return None
+    try:
+        gap: Gap = _decoder(Gap).decode(line)
+    except UNDECODABLE:
+        return None
+    # A journal may come from anywhere: positions only ever go on.
+    return gap if gap.bytes > 0 and 0 <= gap.delivered <= gap.events else None
 
 
 def _why_unreadable(line: bytes) -> str:
@@ -163,7 +190,7 @@ def _why_unreadable(line: bytes) -> str:
     try:
         _, event = _decoder(tuple[int, msgspec.Raw]).decode(line)
         tag = msgspec.json.decode(event)[0]
-    except (msgspec.MsgspecError, TypeError, IndexError, KeyError):
+    except (*UNDECODABLE, TypeError, IndexError, KeyError):
         return "torn" if line.startswith(b"[") and not line.endswith(b"]\n") else "garbage"
     return "unknown_event" if isinstance(tag, str) and tag not in _TAGS else "garbage"
 

@@ -12,7 +12,7 @@ import msgspec
 
 from memlog import forks
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import Event
+from memlog.events import Batch, Event
 from memlog.health import Health
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
@@ -37,6 +37,8 @@ class JournalWriter:
         begun_us: When the run began, Unix time in microseconds.
         initial_step: Where the run's step axis begins.
         segment_bytes: Size at which a new segment begins.
+        limit: Bytes that the run's journal may take. The helper process keeps it; where that is gone, and
+            the journal half as large again, steps without a new peak are not written any more, but counted.
         health: Where losses are counted.
 
     Raises:
@@ -52,16 +54,22 @@ class JournalWriter:
         begun_us: int,
         initial_step: int = 0,
         segment_bytes: int = 16 * 1024**2,
+        limit: int | None = None,
         health: Health,
     ) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
+        self._ceiling = None if limit is None else limit * 3 // 2
+        self._over = False
+        self._highest: dict[str, int] = {}
         self._health = health
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()
         self._generation = forks.generation
         self._seq = self._size = 0
         self._writes = self._slow_writes = 0
+        self._unchecked = 0
+        self._gone = False
         self._queue: WriteQueue | None = None
         self._closed = False
         self._header = Header(
@@ -100,7 +108,7 @@ class JournalWriter:
         if forks.generation != self._generation:
             return -1
         with self._lock:
-            if self._closed:
+            if self._closed or (self._over and not self._is_worth_room(event)):
                 return -1
             seq = self._seq
             self._seq = seq + 1
@@ -135,6 +143,7 @@ class JournalWriter:
                 self._health.drop(
                     "journal_queue_full",
                     "the disk was too slow for the journal's last events",
+                    # Its end waits there too, and stands for the write that is under way.
                     count=self._queue.waiting(),
                 )
 
@@ -154,10 +163,33 @@ class JournalWriter:
         try:
             file = _SegmentFile(self._directory, first_line, header)
         except OSError as error:
-            self._health.fault("beginning the journal's next segment", error)
+            if self._file.is_deleted():
+                self._gone = True
+            else:
+                self._health.fault("beginning the journal's next segment", error)
             return  # goes on in the old one, rather than lose events
         self._file.close()
         self._file = file
+        self._over = self._ceiling is not None and self._folder_size() > self._ceiling
+
+    def _folder_size(self) -> int:
+        with os.scandir(self._directory) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl"))
+
+    def _is_worth_room(self, event: Event) -> bool:
+        """Whether an event is written although the journal is too large: steps only with a new peak."""
+        if not isinstance(event, Batch):
+            return True
+        peaks = {"host": event.rss_peak, **{device.name: device.peak for device in event.devices}}
+        higher = {n: p for n, p in peaks.items() if p is not None and p > self._highest.get(n, -1)}
+        self._highest.update(higher)
+        if not higher:
+            self._health.drop(
+                "journal_full",
+                f"the journal in {self._directory} is larger than its limit (journal_limit) and its helper "
+                "process does not make it smaller: only steps with a new peak are written from here on",
+            )
+        return bool(higher)
 
     def _write_timed(self, line: bytes) -> None:
         begun = time.perf_counter_ns()
@@ -171,6 +203,11 @@ class JournalWriter:
             self._writes = self._slow_writes = 0
 
     def _write(self, line: bytes) -> None:
+        self._unchecked += 1
+        if self._unchecked >= WINDOW or self._gone:
+            self._check_that_it_is_there()
+        if self._gone:
+            return
         try:
             self._file.write(line)
         except OSError as error:
@@ -178,6 +215,18 @@ class JournalWriter:
                 "journal_write",
                 f"an event could not be written to {self._directory}: {error.strerror}; training goes "
                 "on without it (make room there; how many are lost is said at the end)",
+            )
+
+    def _check_that_it_is_there(self) -> None:
+        """A file that was deleted takes every write, and nobody will ever read it."""
+        unseen, self._unchecked = self._unchecked, 0
+        self._gone = self._gone or self._file.is_deleted()
+        if self._gone:
+            self._health.drop(
+                "journal_gone",
+                f"the journal in {self._directory} was deleted; training goes on without it (how many "
+                "events are lost is said at the end)",
+                count=unseen,
             )
 
     def _move_to_queue(self) -> None:
@@ -211,6 +260,9 @@ class _SegmentFile:
         self._torn = written < len(data)
         if self._torn:
             raise OSError(None, "the disk is full")
+
+    def is_deleted(self) -> bool:
+        return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
         os.close(self._fd)

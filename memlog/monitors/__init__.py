@@ -5,6 +5,7 @@ They can be made before ``memlog.init`` and used without it: then they only prin
 
 from memlog.monitors.epochs import EpochMemoryMonitor
 from memlog.monitors.evaluations import watch_loss
+from memlog.monitors.iterations import track_iterations
 from memlog.monitors.points import MemoryMonitor, MemoryTracker
 from memlog.monitors.profiler import BatchMemoryProfiler
 from memlog.monitors.scopes import monitor_memory, track_memory
@@ -15,6 +16,7 @@ __all__ = [
     "MemoryMonitor",
     "MemoryTracker",
     "monitor_memory",
+    "track_iterations",
     "track_memory",
     "watch_loss",
 ]

@@ -7,11 +7,11 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from memlog.console import EvaluationNotice
 from memlog.events import Evaluation, now_us
-from memlog.monitors import _outlet
+from memlog.monitors import _outlet, iterations
 from memlog.monitors._late import LATE
 from memlog.monitors._losses import Reading, Value, read
 from memlog.monitors._meter import Meter
@@ -41,29 +41,72 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
         device: Whose accelerator figures.
 
     Returns:
-        The function with its own name and signature. What counts as the loss in its result: the first
-        of a tuple or list; a mapping's ``"loss"``, ``"value"`` or ``"fun"``; an object's ``loss``; the
-        mean of several elements.
+        A callable with the function's name and signature, which can be pickled where the function can (a
+        worker process that gets it so does not watch it). What counts as the loss in its result: the
+        first of a tuple or list; a mapping's ``"loss"``, ``"value"`` or ``"fun"``; an object's ``loss``;
+        the mean of several elements.
     """
     if function is None:
         return functools.partial(watch_loss, verbose_evaluations=verbose_evaluations, device=device)
-    watch = _Watch(verbose_evaluations, device)
-    # Only a function's own attributes are copied: a module's would keep its parameters alive here.
-    updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
+    watched = _WatchedLoss(function, _Watch(verbose_evaluations, device))
+    return _bindable(watched, function) if _is_method(function) else watched
 
-    @functools.wraps(function, updated=updated)
-    def call(*args: Any, **kwargs: Any) -> Any:
+
+class _WatchedLoss:
+    """The wrapper: an object, since optimisers send loss functions to their worker processes.
+
+    It has no ``__get__``: PhiFlow could not find out its arguments then.
+    """
+
+    def __init__(self, function: Callable[..., Any], watch: _Watch) -> None:
+        # Only a function's own attributes are copied: a module's would keep its parameters alive here.
+        updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
+        functools.update_wrapper(self, function, updated=updated)
+        self._function = function
+        self._watch = watch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compiling():
-            return function(*args, **kwargs)
+            return self._function(*args, **kwargs)
         try:
-            returned = function(*args, **kwargs)
+            returned = self._function(*args, **kwargs)
         except BaseException as error:
-            watch.evaluated(None, type(error).__name__)
+            self._watch.evaluated(None, type(error).__name__)
             raise
-        watch.evaluated(returned, None)
+        self._watch.evaluated(returned, None)
         return returned
 
-    return cast("Callable[..., Any]", call)
+    def __reduce__(self) -> str | tuple[Callable[[Any], Any], tuple[Any]]:
+        """Pickled by its name where that leads here; else the function alone is sent, unwatched."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (_itself, (self._function,))
+
+    def __copy__(self) -> _WatchedLoss:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedLoss:
+        """Like a function, it is its own copy."""
+        return self
+
+
+def _is_method(function: Any) -> bool:
+    """Whether it was written in a class's body."""
+    return inspect.isfunction(function) and "." in function.__qualname__.rpartition("<locals>.")[2]
+
+
+def _bindable(watched: _WatchedLoss, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return watched(*args, **kwargs)
+
+    return call
+
+
+def _itself(function: Any) -> Any:
+    return function
 
 
 class _Watch:
@@ -89,13 +132,17 @@ class _Watch:
             self._numbers = itertools.count()  # another run begins at 0
         index = next(self._numbers)
         number = index if session is None else session.next_evaluation()
+        tracker = iterations.innermost()
+        iteration = None if tracker is None else tracker.evaluated()
         time_us, rss, devices = now_us(), self._meter.rss(), self._meter.devices()
         shown = index < self._verbose
 
         def when_known(value: Value | None) -> None:
             number_or_none = None if value is None else value.value
-            event = Evaluation(time_us, number, number_or_none, rss, devices, error)
+            event = Evaluation(time_us, number, number_or_none, rss, devices, error, iteration)
             text = None if value is None else value.text
+            if tracker is not None:
+                tracker.show(text, quietly=shown)
             if session is not None:
                 session.publish(event)
             if shown:

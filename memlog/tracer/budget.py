@@ -6,15 +6,21 @@ import statistics
 from collections import deque
 
 DEFAULT_SHARE = 0.01
+SPACING = 20
+"""Of so many steps at most one is traced: where steps take now longer, now shorter, no clock tells what
+tracing adds."""
+
 _PLAIN_STEPS = 32
 """The newest steps without tracing, whose median is what a step takes."""
+_LEAST = 0.05
+"""A traced step costs at least this share of a plain one, whatever the clock says."""
 
 
 class Budget:
     """Keeps account of what tracing costs.
 
     A traced step's cost is the time that it took beyond the median of the newest plain ones; where there is
-    none yet, all of it. To that comes what tracing does between steps.
+    none yet, all of it until there are. To that comes what tracing does between steps.
 
     Args:
         share: Of training time, 0 to 1.
@@ -25,29 +31,40 @@ class Budget:
         self._share = share
         self._begun = now
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
-        self._traced = 0.0
-        self._count = 0
-        self._between = 0.0
+        self._since = SPACING
+        self._unsettled = 0.0
+        self._settled = 0.0
         self._dearest = 0.0
 
     def plain_step(self, seconds: float) -> None:
         """A step without tracing took so long."""
         self._plain.append(seconds)
+        self._since += 1
+        if self._unsettled:
+            unsettled, self._unsettled = self._unsettled, 0.0
+            self._settle(unsettled)
 
     def traced_step(self, seconds: float, between: float) -> None:
         """A traced step took so long, and tracing ``between`` more before and after it."""
-        self._traced += seconds
-        self._count += 1
-        self._between += between
-        self._dearest = max(self._dearest, seconds + between - self._step())
+        self._since = 0
+        self._settled += between
+        if self._plain:
+            self._settle(seconds, between)
+        else:
+            self._unsettled += seconds
 
     def spent(self) -> float:
         """Seconds that tracing has cost so far."""
-        return self._between + max(self._traced - self._count * self._step(), 0.0)
+        return self._settled + self._unsettled
 
     def allows_another(self, now: float) -> bool:
         """Whether one more, as dear as the dearest so far, stays within the share."""
+        if self._since < SPACING:
+            return False
         return self.spent() + self._dearest <= self._share * (now - self._begun)
 
-    def _step(self) -> float:
-        return statistics.median(self._plain) if self._plain else 0.0
+    def _settle(self, seconds: float, between: float = 0.0) -> None:
+        plain = statistics.median(self._plain)
+        cost = max(seconds - plain, _LEAST * plain)
+        self._settled += cost
+        self._dearest = max(self._dearest, cost + between)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memlog import exporters
 from memlog.analysis.trace.records import LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
-from memlog.errors import ConfigurationError
+from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.health import Health
 from memlog.tracer.text import summary_text
 
@@ -90,14 +90,19 @@ class MemoryTracer:
 
         Raises:
             ConfigurationError: The device isn't there, or ``engine`` can't trace it.
+        MissingExtraError: torch is not installed.
         """
         window = self._window(model)
-        window.start()
+        begun = False
+        with self.health.contained("beginning a trace"):
+            window.start()
+            begun = True
         try:
             yield self
         finally:
-            with self.health.contained("analysing a trace"):
-                self._trace = window.stop()
+            if begun:
+                with self.health.contained("analysing a trace"):
+                    self._trace = window.stop()
 
     @property
     def recording(self) -> Trace:
@@ -199,8 +204,14 @@ class MemoryTracer:
             sys.stdout.write(summary_text(self.result) + "\n")
 
     def _window(self, model: Any) -> Window:
-        from memlog.tracer.window import Window  # noqa: PLC0415 - loads torch, which `import memlog` must not
-
+        try:
+            from memlog.tracer.window import Window  # noqa: PLC0415 - loads torch, which `import memlog` must not
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise MissingExtraError(
+                "tracing needs torch, which is not installed: pip install 'memlog-ml[torch]'"
+            ) from None
         return Window(
             model,
             device=self._device,

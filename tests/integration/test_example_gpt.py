@@ -83,7 +83,11 @@ def test_memlog_notices_every_step(local_folder: Path, local_lines: list[str]) -
 def test_without_a_tracker_it_ends_with_the_command_that_shows_the_run(
     local_lines: list[str],
 ) -> None:
-    assert local_lines[-2:] == ["Look at the memory of this run:", "  memlog show latest"]
+    assert local_lines[-3:] == [
+        "Look at the memory of this run:",
+        "  memlog show latest",
+        "  memlog open latest    (which layer holds it, in your browser)",
+    ]
 
 
 def test_the_same_seed_gives_the_same_losses_and_the_command_runs_the_same_program(
@@ -98,8 +102,9 @@ def test_the_same_seed_gives_the_same_losses_and_the_command_runs_the_same_progr
 def test_by_default_the_run_is_in_mlflow_in_a_database_in_the_folder(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     lines = run(tmp_path, EXAMPLE)
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "  memlog show latest",
+        "  memlog open latest    (which layer holds it, in your browser)",
         "  mlflow ui --backend-store-uri sqlite:///mlflow.db   (then open http://127.0.0.1:5000)",
     ]
     wait_until(lambda: delivered(tmp_path / "mlflow.db") == STEPS)

@@ -79,7 +79,7 @@ def test_a_run_opened_after_the_first_steps_is_joined_and_has_them(tmp_path: Pat
     child.run(
         PREAMBLE
         + """
-    session = memlog.init("mlflow", finish_timeout=120)
+    session = memlog.init("mlflow", finish_timeout=120, config={"memlog": {"bind_grace": 60}})
     import mlflow
 
     train(session, 5)

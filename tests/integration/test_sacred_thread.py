@@ -53,6 +53,7 @@ FORBIDDEN = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "
 
 
 @pytest.mark.parametrize("arguments", [[], ["--joined"]])
+@pytest.mark.seed(18, 103)
 def test_no_network_no_import_no_process_start_in_the_loop(
     tmp_path: Path, arguments: list[str]
 ) -> None:

@@ -1,21 +1,15 @@
 """``memlog open`` as a person sees it: a flame graph in speedscope's own page, in a real browser."""
 
-import contextlib
 import gzip
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page
 from support.browser import SOFTWARE_GL, chromium
 from support.flamegraphs import document
+from support.opened_page import opened, shown_rows
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,42 +18,6 @@ pytestmark = [
 ]
 
 ODD_NAME = "step 100 #1 & 50%.json.gz"
-
-
-@contextlib.contextmanager
-def opened(path: Path, cache: Path) -> Iterator[str]:
-    """``memlog open`` on a machine without a screen; yields the address that it prints."""
-    hidden = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "MEMLOG_DIR")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "memlog", "open", str(path)],
-        env={**environment, "XDG_CACHE_HOME": str(cache)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        lines = [process.stdout.readline().strip() for _ in range(4)]
-        assert lines[0] == f"{path.name} is shown at"
-        port = urlsplit(lines[1]).port
-        assert lines[3].startswith(f"ssh -N -L {port}:127.0.0.1:{port} ")
-        yield lines[1]
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-        assert process.wait(timeout=60) == 0
-        assert rest.splitlines()[-1] == "memlog: no longer shown"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def shown_rows(page: Page) -> dict[str, str]:
-    """The sandwich table: the frames' figures by name."""
-    page.get_by_text("Sandwich").click()
-    page.get_by_text("[activations]").wait_for()
-    rows = [row.inner_text().split("\t") for row in page.locator("table tr").all()]
-    return {row[-1].strip(): " ".join(row[:-1]) for row in rows}
 
 
 def test_a_flame_graph_is_on_the_page_and_nothing_leaves_the_machine(tmp_path: Path) -> None:

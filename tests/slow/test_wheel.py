@@ -147,6 +147,7 @@ def test_the_wheel_registers_the_command_and_the_sinks(wheel: Path) -> None:
     assert entries["memlog.sinks"]["mlflow"] == "memlog_mlflow:backend"
 
 
+@pytest.mark.seed(32, 79, 144)
 def test_it_imports_with_the_core_dependencies_alone(installed: Installed) -> None:
     code = "import memlog, memlog._version as v; print(memlog.__version__ == v.__version__)"
     assert installed.python(code).stdout == "True\n"

@@ -39,11 +39,12 @@ def run(
     return output
 
 
-def memlog(*arguments: str, directory: Path, timeout: float = 240) -> str:
+def memlog(*arguments: str, directory: Path, timeout: float = 240, **environment: str) -> str:
     """Runs memlog's command line and returns what it printed; fails where it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "memlog", *arguments],
         cwd=directory,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -38,7 +38,15 @@ class MadeRun:
     Its trainer is gone, unless ``alive``: then it is this process.
     """
 
-    def __init__(self, root: Path, run_id: str = "k7m2xq9a", *, alive: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        run_id: str = "k7m2xq9a",
+        *,
+        alive: bool = False,
+        segment_bytes: int = 4096,
+    ) -> None:
+        self._segment_bytes = segment_bytes
         self.directory = RunDirectory(root / run_id)
         self.directory.delivery.mkdir(parents=True)
         self._alive = alive
@@ -78,7 +86,7 @@ class MadeRun:
             run=self.directory.id,
             role=role,
             begun_us=BEGUN_US,
-            segment_bytes=4096,
+            segment_bytes=self._segment_bytes,
             health=Counts(),
         )
 

@@ -129,6 +129,7 @@ class Answering(ThreadingHTTPServer):
 
     def __init__(self, status: int) -> None:
         self.status = status
+        self.body = b"<html>no</html>"
         self.asked: list[tuple[str, str | None]] = []
         super().__init__(("127.0.0.1", 0), Answer)
 
@@ -143,7 +144,7 @@ class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers["Authorization"]))
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b"<html>no</html>"
+        body = self.server.body
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Retry-After", "3600")
@@ -151,6 +152,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     do_POST = do_GET  # noqa: N815 - http.server's name
+    do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815 - likewise
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         """Says nothing."""

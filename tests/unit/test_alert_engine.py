@@ -43,6 +43,7 @@ def epoch(number: int, size: int | None, *devices: DeviceReading) -> Epoch:
     return Epoch(at(number), number, number * 10 + 9, size, None, None, devices)
 
 
+@pytest.mark.seed(163)
 def test_a_constant_87_percent_is_one_alert() -> None:
     [alert] = alerts("host.rss > 80%", rss(*[8.7] * 100_000))
     assert alert == Alert(

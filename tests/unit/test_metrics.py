@@ -143,7 +143,7 @@ def test_going_on_from_where_a_plan_was_open_yields_the_rest(
     cut = data.draw(st.integers(0, len(events)))
     first: Plan[int] = Plan("bucketed")
     before = [point for at, e in enumerate(events[:cut]) for point in first.feed(e, at)]
-    resume = cut if first.open_since is None else first.open_since
+    resume = min(first.open_since.values(), default=cut)
     second: Plan[int] = Plan("bucketed")
     after = []
     for at, event in enumerate(events[resume:], resume):

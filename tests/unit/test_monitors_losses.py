@@ -1,9 +1,11 @@
 """``watch_loss``, blocks and decorated functions: any result, any error, any thread."""
 
 import asyncio
+import copy
 import gc
 import inspect
 import math
+import pickle
 import threading
 import types
 import typing
@@ -73,6 +75,7 @@ LOSSES: list[tuple[Any, float | None]] = [
 
 
 @pytest.mark.parametrize(("returned", "expected"), LOSSES)
+@pytest.mark.seed(14)
 def test_every_kind_of_loss_is_understood_and_handed_back(returned: Any, expected: Any) -> None:
     reading = read(returned)
     assert reading is None if expected is None else reading == known(expected)
@@ -181,6 +184,37 @@ def test_scipy_minimises_a_watched_loss() -> None:
     assert found.nfev == len(calls)
 
 
+def test_methods_are_bound() -> None:
+    class Objective:
+        @memlog.watch_loss
+        def loss(self, x: float) -> tuple["Objective", float]:
+            return self, x
+
+        also = memlog.watch_loss(lambda self, x: (self, x))
+
+    objective = Objective()
+    assert objective.loss(1.0) == objective.also(1.0) == (objective, 1.0)
+    assert list(inspect.signature(objective.loss).parameters) == ["x"]
+
+
+@memlog.watch_loss
+def decorated(x: float) -> float:
+    return x + 1
+
+
+def plain(x: float) -> float:
+    return x + 1
+
+
+def test_a_watched_loss_can_be_sent_to_a_worker_process_where_the_function_can() -> None:
+    assert copy.deepcopy(decorated) is decorated
+    assert pickle.loads(pickle.dumps(decorated)) is decorated  # noqa: S301 - made here
+    assert pickle.loads(pickle.dumps(memlog.watch_loss(plain))) is plain  # noqa: S301 - made here
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(memlog.watch_loss(lambda x: x))
+
+
+@pytest.mark.seed(152)
 def test_metadata_is_kept() -> None:
     def loss(x: int, *, y: int = 2) -> int:
         """Its words."""
@@ -222,6 +256,7 @@ class SlowDevice:
         assert self.arrived.wait(20)
 
 
+@pytest.mark.seed(14)
 def test_a_loss_on_its_way_is_not_waited_for_and_order_is_kept() -> None:
     late, device, got = _late.LateLosses(), SlowDevice(), []
     threads = []
@@ -240,6 +275,7 @@ def test_a_loss_on_its_way_is_not_waited_for_and_order_is_kept() -> None:
     assert threads[2] is threading.current_thread() is not threads[0]
 
 
+@pytest.mark.seed(28, 29)
 def test_nested_blocks_and_what_they_are_called(capsys: pytest.CaptureFixture[str]) -> None:
     with memlog.track_memory("outer"):
         with memlog.track_memory():
@@ -252,12 +288,14 @@ def test_nested_blocks_and_what_they_are_called(capsys: pytest.CaptureFixture[st
     assert outer.startswith("[Memory] outer: CPU ")
 
 
+@pytest.mark.seed(151)
 def test_a_block_that_raises_prints(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), memlog.track_memory("x"):
         raise KeyboardInterrupt
     assert capsys.readouterr().out.startswith("[Memory] x: CPU ")
 
 
+@pytest.mark.seed(25, 26, 27, 44, 152)
 def test_decorators_with_and_without_brackets_and_async(capsys: pytest.CaptureFixture[str]) -> None:
     @memlog.monitor_memory
     def bare() -> int:

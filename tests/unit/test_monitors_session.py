@@ -141,6 +141,7 @@ def test_errors_inside_a_monitor_are_counted_in_the_runs_health() -> None:
     assert session.health.faults == {"reading a loss: RuntimeError": 1}
 
 
+@pytest.mark.seed(102, 155)
 def test_off_means_off(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     def everything(monitor: memlog.EpochMemoryMonitor, profiler: Any) -> None:
         monitor.on_epoch_start()
@@ -160,6 +161,7 @@ def test_off_means_off(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     assert list(runs.iterdir()) == []
 
 
+@pytest.mark.seed(101, 154)
 def test_a_disabled_monitor_costs_next_to_nothing() -> None:
     monitor, profiler = memlog.EpochMemoryMonitor(False), memlog.BatchMemoryProfiler(False)
     # Of a loop's own cost nothing is taken off, and the best of many is what a busy machine leaves.

@@ -278,6 +278,8 @@ def test_the_public_face_is_frozen() -> None:
         "finish",
         "init",
         "monitor_memory",
+        "snapshot",
+        "track_iterations",
         "track_memory",
         "watch_loss",
     ]

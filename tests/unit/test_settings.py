@@ -15,6 +15,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.seed(53)
 def test_the_seeds_keys_are_understood_wherever_they_stand() -> None:
     keys = {"enable_memory_monitoring": False, "memory_monitor_batches": 3}
     for config in (keys, {"trainer_params": {**keys, "batch_size": 8}}, {"memlog": keys}):

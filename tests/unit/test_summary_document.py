@@ -66,6 +66,7 @@ def test_the_fields_are_frozen() -> None:
         *(f"alerts[].{field}" for field in ("title", "text", "value")),
         *(f"artifacts[].{field}" for field in ("time", "name", "kind", "path", "size_bytes")),
         "health.published",
+        "health.thinned",
         *(f"health.delivered.<>.{field}" for field in ("points", "stage", "problem")),
         *(f"health.delivered.<>.runs[].{field}" for field in ("id", "uri", "own")),
         "health.dropped.<>",

@@ -215,6 +215,15 @@ def test_the_snapshot_is_one_of_plain_types(tracer: MemoryTracer, tmp_path: Path
     assert all(entry["frames"] for entry in history)
 
 
+def test_torchs_own_reader_of_snapshots_reads_it(tracer: MemoryTracer) -> None:
+    from torch.cuda import _memory_viz
+
+    told = _memory_viz.trace(exporters.snapshot(tracer.recording))
+    entries = exporters.snapshot(tracer.recording)["device_traces"][0]
+    assert f"{len(entries)} entries" in told
+    assert " = MEM[" in told
+
+
 def test_files_appear_whole_or_not_at_all(
     tracer: MemoryTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,12 +261,17 @@ def test_the_summary_is_printed(tracer: MemoryTracer, capsys: pytest.CaptureFixt
     assert max(map(len, printed.splitlines())) < 200
 
 
-def test_the_compact_summary_is_small_and_encodes(tracer: MemoryTracer) -> None:
+def test_the_event_of_a_trace_is_small_and_encodes(tracer: MemoryTracer) -> None:
     import msgspec
 
-    encoded = msgspec.json.encode(tracer.result.summary())
+    from memlog.events import Trace
+    from memlog.tracer.event import trace_event
+
+    encoded = msgspec.json.encode(trace_event(tracer.result, 3))
     assert len(encoded) < 1500
-    assert json.loads(encoded)["peak"] == tracer.result.peak
+    event = msgspec.json.decode(encoded, type=Trace)
+    assert (event.step, event.peak) == (3, tracer.result.peak)
+    assert sum(event.at_peak.values()) == event.peak
 
 
 def test_pickle_is_plain(tracer: MemoryTracer, tmp_path: Path) -> None:

@@ -328,3 +328,27 @@ def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choose.choose(torch.device("cpu"), "auto", mlp())
     assert choice.engine == "sampler"
     assert "lacks torch._C._current_autograd_node" in choice.why
+
+
+def test_an_error_inside_the_tracer_never_reaches_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from memlog.tracer import dispatch, ledger
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("memlog's own")
+
+    tracer, model = MemoryTracer(), mlp()
+    with monkeypatch.context() as broken:
+        broken.setattr(ledger.Ledger, "see", fail)
+        with tracer.trace(model):
+            model(BATCH).sum().backward()
+    assert tracer.health.faults["recording an operation: RuntimeError"] > 3
+    assert tracer.result.dropped["errors inside the tracer"] > 3
+    assert caplog.text.count("training goes on") == 1
+
+    with monkeypatch.context() as broken:
+        broken.setattr(dispatch.DispatchEngine, "_seed", fail)
+        with tracer.trace(model):
+            model(BATCH).sum().backward()
+    assert tracer.health.faults["beginning a trace: RuntimeError"] == 1

@@ -85,22 +85,6 @@ class Fragmentation(msgspec.Struct, frozen=True):
     source: Literal["blocks", "statistics"]
 
 
-class TraceSummary(msgspec.Struct, frozen=True):
-    """A trace in a few hundred bytes, for an event on the bus."""
-
-    engine: EngineName
-    device: str
-    exactness: Exactness
-    duration_ms: float
-    peak: int | None
-    before: int | None
-    categories: dict[str, int]
-    layers: tuple[tuple[str, int, int | None], ...]
-    """The layers that hold most at the peak: path, own bytes at the peak, peak while active."""
-    attributed: float | None
-    truncated: bool
-
-
 class TraceResult(msgspec.Struct, frozen=True):
     """A trace, analysed. Its size grows with the number of modules, never with the length of the trace."""
 
@@ -143,26 +127,6 @@ class TraceResult(msgspec.Struct, frozen=True):
     """What is missing from the totals, counted by reason."""
     unseen: tuple[str, ...]
     """What this engine can't see, in whole sentences."""
-
-    def summary(self, top: int = 8) -> TraceSummary:
-        """The compact form.
-
-        Args:
-            top: How many layers it has.
-        """
-        ranked = sorted(self.layers, key=lambda layer: (-layer.at_peak, layer.path))[:top]
-        return TraceSummary(
-            engine=self.engine,
-            device=self.device,
-            exactness=self.exactness,
-            duration_ms=self.duration_ms,
-            peak=self.peak,
-            before=self.before,
-            categories=self.categories,
-            layers=tuple((layer.path, layer.at_peak, layer.peak) for layer in ranked),
-            attributed=self.attributed,
-            truncated=self.truncated,
-        )
 
 
 class Trace(msgspec.Struct, frozen=True):

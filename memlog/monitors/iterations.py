@@ -1,0 +1,163 @@
+"""An optimiser's iterations, beside the evaluations of its loss: one takes several of the other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from memlog.console import ProgressLine
+from memlog.monitors import _outlet
+
+_entered: list[track_iterations] = []
+
+
+class track_iterations:  # noqa: N801 - a context manager, used like a function
+    """Counts the iterations of an optimiser that runs in a block, and shows how far it is.
+
+    ::
+
+        with memlog.track_iterations("L-BFGS-B") as iterations:
+            scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
+
+    Every evaluation of a watched loss in the block then knows its iteration. PhiFlow's ``math.minimize``
+    takes no callback and needs none: while the block lasts, a ``minimize`` that is looked up in the module
+    ``scipy.optimize``, as PhiFlow does it, reports its iterations beside whatever callback it was given.
+    Elsewhere call the tracker once an iteration. Several problems that are solved together count as the
+    one that needs most iterations.
+
+    Args:
+        label: What the line of progress begins with.
+        print_output: Whether there is one, on the standard error.
+
+    Attributes:
+        evaluations: Evaluations of watched losses in the block.
+    """
+
+    def __init__(self, label: str = "Optimization", print_output: bool = True) -> None:
+        self.evaluations = 0
+        self._label = label
+        self._print = print_output
+        self._line: ProgressLine | None = None
+        self._loss: str | None = None
+        self._lock = threading.Lock()
+        self._over = 0
+        self._running = 0
+        self._counts: dict[object, int] = {}
+        self._hooks = contextlib.ExitStack()
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that are over."""
+        return self._over + max(self._counts.values(), default=0)
+
+    def __enter__(self) -> track_iterations:  # noqa: PYI034 - typing.Self came with Python 3.11
+        """The optimiser is about to run."""
+        with _outlet.HEALTH.contained("beginning to count iterations"):
+            if not _outlet.silenced():
+                _entered.append(self)
+                self._line = ProgressLine(self._label) if self._print else None
+                self._hooks.enter_context(_listening(self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The optimiser is done, in whatever way."""
+        with _outlet.HEALTH.contained("ending to count iterations"):
+            self._hooks.close()
+            if self in _entered:
+                _entered.remove(self)
+                if self._line is not None:
+                    self._line.close(self.evaluations, self.iterations, self._loss)
+
+    def __call__(self, *_: Any) -> None:
+        """An iteration is over: what SciPy calls as ``callback``."""
+        with self._lock:
+            self._over += 1
+
+    def evaluated(self) -> int:
+        """A watched loss was called: the iteration that it was for."""
+        with self._lock:
+            self.evaluations += 1
+            return 0 if self.evaluations == 1 else self.iterations + 1
+
+    def show(self, loss: str | None, *, quietly: bool) -> None:
+        """An evaluation's loss is known; ``quietly``: it has lines of its own."""
+        self._loss = loss
+        if self._line is not None and not quietly:
+            self._line.update(self.evaluations, self.iterations, loss)
+
+    @contextlib.contextmanager
+    def minimisation(self) -> Iterator[Callable[[], None]]:
+        """One minimisation, maybe beside others: yields what to call after each of its iterations."""
+        key = object()
+        with self._lock:
+            self._counts[key] = 0
+            self._running += 1
+        try:
+            yield functools.partial(self._advance, key)
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._over, self._counts = self.iterations, {}
+
+    def _advance(self, key: object) -> None:
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+
+def innermost() -> track_iterations | None:
+    """The tracker whose block was entered last and is not over."""
+    return _entered[-1] if _entered else None
+
+
+@contextlib.contextmanager
+def _listening(tracker: track_iterations) -> Iterator[None]:
+    """Lets SciPy's ``minimize`` tell the tracker of its iterations, where SciPy is installed."""
+    if "scipy" not in sys.modules and importlib.util.find_spec("scipy") is None:
+        yield
+        return
+    module: Any = importlib.import_module("scipy.optimize")
+    original = module.minimize
+
+    @functools.wraps(original)
+    def minimize(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("callback")
+        if given is tracker or len(args) >= _POSITION_OF_CALLBACK:
+            return original(*args, **kwargs)
+        with tracker.minimisation() as advance:
+            return original(*args, **{**kwargs, "callback": _beside(given, advance)})
+
+    module.minimize = minimize
+    try:
+        yield
+    finally:
+        if module.minimize is minimize:
+            module.minimize = original
+
+
+_POSITION_OF_CALLBACK = 11
+"""How many positional arguments of ``minimize`` it takes to have the callback among them."""
+
+
+def _beside(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:
+    if given is None:
+        return lambda *_: advance()
+
+    @functools.wraps(given)  # SciPy reads the signature to know how to call it
+    def callback(*args: Any, **kwargs: Any) -> Any:
+        advance()
+        return given(*args, **kwargs)
+
+    return callback

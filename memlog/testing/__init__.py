@@ -1,0 +1,25 @@
+"""For people who write sinks and stores: what every one of them must do, as tests to inherit.
+
+A subclass says how to reach its tracker, and pytest runs what it inherits::
+
+    import pytest
+
+    pytest.register_assert_rewrite("memlog.testing")  # in conftest.py: failed assertions tell values
+    from memlog.testing import SinkContract
+
+    class TestMySink(SinkContract):
+        @pytest.fixture(autouse=True)
+        def _tracker(self, tmp_path):
+            self.tracker = start_my_tracker(tmp_path)
+
+        def open_sink(self, target):
+            return MySink(target, self.tracker.url)
+        ...
+
+memlog's own integrations run the same. Nothing here imports pytest.
+"""
+
+from memlog.testing.sinks import Row, SinkContract
+from memlog.testing.stores import ArtifactStoreContract
+
+__all__ = ["ArtifactStoreContract", "Row", "SinkContract"]

@@ -1,0 +1,179 @@
+"""The disk under the journal is full, gone, read-only or slow: training goes on, and the loss is told."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import child
+
+from memlog.analysis import summarize
+from memlog.journal import find_run
+
+pytestmark = pytest.mark.integration
+
+STEPS = 3_000
+
+TRAINER = """
+    import json
+    import os
+    import sys
+    import time
+
+    import memlog
+
+    {prepare}
+    config = {{"memlog": {{"segment_bytes": {segment_bytes}, "sample_interval": 60}}}}
+    session = memlog.init("local", dir=sys.argv[1], config=config)
+    while not list(session.directory.glob("helper-*")):
+        time.sleep(0.01)
+    for step in range({steps}):
+        if step == 100:
+            {trouble}
+        session.step()
+    published = session._live._journal.published + 2   # health and end
+    session.finish()
+    dropped, faults = session.health.dropped, session.health.faults
+    print(json.dumps({{"published": published, "dropped": dropped, "faults": faults}}))
+"""
+
+
+class Outcome:
+    """What became of a trainer that met trouble at its hundredth step."""
+
+    def __init__(
+        self,
+        directory: Path,
+        trouble: str,
+        *,
+        prepare: str = "",
+        segment_bytes: int = 1_000_000,
+        runs: Path | None = None,
+    ) -> None:
+        script = TRAINER.format(
+            trouble=trouble, prepare=prepare, segment_bytes=segment_bytes, steps=STEPS
+        )
+        process = child.start(script, directory, str(runs or directory / "runs"))
+        output, self.errors = process.communicate(timeout=120)
+        assert process.returncode == 0, self.errors
+        told = json.loads(output.splitlines()[-1])
+        self.published: int = told["published"]
+        self.dropped: dict[str, int] = told["dropped"]
+        self.faults: dict[str, int] = told["faults"]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [line for line in self.errors.splitlines() if line]
+
+
+def in_journal(runs: Path) -> int:
+    """Events of the trainer's that can be read."""
+    return sum(1 for _ in find_run(runs, "latest").files()[0].read())
+
+
+FULL = """
+            import resource
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+"""
+
+
+def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
+    run = Outcome(tmp_path, FULL.strip())
+    lost = run.dropped["journal_write"]
+    assert lost > STEPS / 2
+    # A line that was cut off is in the journal by half, and counts as lost.
+    assert in_journal(tmp_path / "runs") == run.published - lost
+    assert len(run.warnings) == 2
+    assert "could not be written" in run.warnings[0]
+    assert f"{lost} events" in run.warnings[1]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "memlog-test", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a small disk can be mounted by root alone: {error}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=10)
+
+
+def test_a_full_disk_and_room_again(tmp_path: Path, small_disk: Path) -> None:
+    fill = f"open({str(small_disk / 'full')!r}, 'wb', buffering=0).write(bytes(300_000))"
+    room = f"os.unlink({str(small_disk / 'full')!r}) if step == 2_000 else None"
+    run = Outcome(tmp_path, f"{fill}\n        {room}", runs=small_disk)
+    lost = run.dropped["journal_write"]
+    assert 0 < lost < 2_000
+    assert in_journal(small_disk) == run.published - lost
+    assert len(run.warnings) == 2
+    assert "No space left on device" in run.warnings[0] or "disk is full" in run.warnings[0]
+    summary = summarize(find_run(small_disk, "latest"))
+    assert summary.steps == STEPS  # what came after there was room again is there
+    assert summary.health.dropped["journal_write"] == lost
+
+
+GONE = "__import__('shutil').rmtree(sys.argv[1])"
+
+
+@pytest.mark.parametrize("segment_bytes", [4096, 1_000_000])
+def test_a_folder_that_is_gone(tmp_path: Path, segment_bytes: int) -> None:
+    """Deleted files take every write without a word."""
+    run = Outcome(tmp_path, GONE, segment_bytes=segment_bytes)
+    assert run.dropped["journal_gone"] >= STEPS - 100 - 200
+    [warning, end] = run.warnings
+    assert "was deleted" in warning
+    assert "are lost" in end
+    assert not (tmp_path / "runs").exists()
+
+
+READ_ONLY = """
+            import subprocess
+            if os.getuid() == 0:   # whom permissions don't stop
+                path = str(session.directory)
+                subprocess.run(["mount", "--bind", path, path], check=True)
+                subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+            else:
+                os.chmod(session.directory, 0o555)
+"""
+
+
+@pytest.mark.usefixtures("small_disk")  # it says whether anything can be mounted
+def test_a_folder_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
+    """What it can't begin, a new segment, goes on in the old one."""
+    try:
+        run = Outcome(tmp_path, READ_ONLY.strip(), segment_bytes=50_000)
+    finally:
+        for folder in (tmp_path / "runs").iterdir():
+            subprocess.run(["umount", "--lazy", str(folder)], check=False, capture_output=True)
+    assert not run.dropped
+    assert run.faults["beginning the journal's next segment: OSError"] > 1
+    assert len(run.warnings) == 1
+    assert in_journal(tmp_path / "runs") == run.published
+
+
+SLOW = """
+            import threading
+            from memlog.journal import writer
+            write, waited = writer._SegmentFile.write, []
+            def slow(self, line):
+                time.sleep(0.05)
+                waited.append(threading.current_thread() is threading.main_thread())
+                write(self, line)
+            writer._SegmentFile.write = slow
+"""
+
+
+def test_a_disk_that_takes_50_ms_a_write_holds_nobody_up(tmp_path: Path) -> None:
+    check = "import atexit; atexit.register(lambda: print(sum(waited), file=sys.stderr))"
+    run = Outcome(tmp_path, SLOW.strip() + f"\n            {check}")
+    [slow, queue, end, waits] = run.warnings
+    assert "moved to a background queue" in slow
+    assert "too slow for the journal's last events" in queue
+    assert int(waits) <= 20 + 2  # then the trainer's thread waits no more
+    lost = run.dropped["journal_queue_full"]
+    assert f"{lost} events" in end
+    assert in_journal(tmp_path / "runs") >= run.published - lost

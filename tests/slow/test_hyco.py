@@ -1,0 +1,260 @@
+"""HYCO on memlog: every documented command, and the lines that the documents show."""
+
+import functools
+import os
+import pty
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import pytest
+from support import hyco, pages
+from support.events import events_in, runs_in
+
+from memlog.events import Batch, Epoch, Evaluation, Loss, Run
+from memlog.journal import RunDirectory
+
+EventT = TypeVar("EventT")
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, hyco.needs_hyco]
+
+SYNTHETIC = "python run.py --config-name=burgers_experiment trainer=synthetic_with_memory"
+BURGERS = "python run.py --config-name=burgers_physical_experiment trainer=physical_with_memory"
+HEAT = "python run.py --config-name=heat_physical_experiment trainer=physical_with_memory"
+VELOCITY = "python run.py --config-name=burgers_velocity_experiment trainer=physical_with_memory"
+
+MB = r"\d+\.\d MB"
+ANNOUNCED = ["Memory monitoring enabled \\(verbose for first 5 batches\\)", ""]
+BATCH = rf"(GPU {MB}, )?CPU {MB}, loss=\d+\.\d{{6}}"
+PEAK = rf"{MB}( \((watermark|sampled)\))?"
+EPOCH_END = rf"  Epoch end: (GPU {MB} allocated, {MB} reserved|CPU {MB}), peak {PEAK}"
+USAGE = rf"CPU: {MB} \| (GPU Allocated: {MB} \| GPU Reserved: {MB}|GPU: Not available)"
+LOSS = r"\((-?\d+\.\d{3}|[\d.e+-]+)\) along batch\u1d47"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's folder: its simulations are made by the first command that needs them."""
+    return hyco.copy_to(tmp_path_factory.mktemp("examples"))
+
+
+class Outcome(NamedTuple):
+    """What a command left behind; ``run`` is ``None`` where memlog was off."""
+
+    lines: list[str]
+    run: RunDirectory | None
+
+
+@functools.cache
+def outcome(folder: Path, command: str) -> Outcome:
+    before = {run.id for run in runs_in(folder)}
+    lines = hyco.run(folder, command)
+    new = [run for run in runs_in(folder) if run.id not in before]
+    return Outcome(lines, new[0] if new else None)
+
+
+def printed(folder: Path, command: str) -> list[str]:
+    """Without the line of progress, which stands in docs/hyco.md."""
+    return [line for line in outcome(folder, command).lines if "L-BFGS-B: " not in line]
+
+
+def events(folder: Path, command: str, kind: type[EventT]) -> list[EventT]:
+    run = outcome(folder, command).run
+    assert run is not None
+    return events_in(run, kind)
+
+
+def matches(lines: list[str], patterns: list[str]) -> bool:
+    assert len(lines) == len(patterns), lines
+    wrong = [
+        pair for pair in zip(lines, patterns, strict=True) if not re.fullmatch(pair[1], pair[0])
+    ]
+    return wrong == []
+
+
+def epochs(number: int, batches: int) -> list[str]:
+    shown = [f"  Batch {index}: {BATCH}" for index in range(batches)]
+    return [
+        line
+        for epoch in range(1, number + 1)
+        for line in (*shown, EPOCH_END, rf"Epoch {epoch}/{number}: mean loss \d+\.\d{{6}}")
+    ]
+
+
+def optimization(evaluations: int) -> list[str]:
+    shown = [
+        line
+        for index in range(evaluations)
+        for line in (
+            f"  Loss evaluation {index}: {USAGE}",
+            f"    Iteration {index + 1}: loss={LOSS}",
+        )
+    ]
+    return [
+        f"After loading ground truth data: {USAGE}",
+        *shown,
+        f"After optimization: {USAGE}",
+        f"  Peak (GPU|CPU) memory during optimization: {PEAK}",
+    ]
+
+
+def recovered(line: str) -> float:
+    return float(line.split(": ")[1].split(" ", maxsplit=1)[0])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        SYNTHETIC,
+        "python run.py --config-name=burgers_experiment trainer_params.enable_memory_monitoring=true",
+        f"{SYNTHETIC} trainer_params.use_amp=true trainer_params.use_checkpointing=true",
+    ],
+)
+@pytest.mark.seed(1, 17, 54, 55, 57, 60, 61, 71, 75, 80, 81, 85, 88, 96, 97, 156, 157)
+def test_the_synthetic_trainer_prints_its_first_batches_and_every_epochs_peak(
+    command: str, folder: Path
+) -> None:
+    lines = printed(folder, command)
+    assert matches(lines, [*ANNOUNCED, *epochs(2, 5)])
+    assert len(events(folder, command, Batch)) == len(events(folder, command, Loss)) == 2 * 11
+    assert [event.epoch for event in events(folder, command, Epoch)] == [0, 1]
+    means = [float(line.split()[-1]) for line in lines if "mean loss" in line]
+    assert means[1] < means[0] / 2
+
+
+@pytest.mark.seed(74, 124, 131)
+def test_the_quick_test_with_gradient_accumulation_learns_as_the_large_batch_does(
+    folder: Path,
+) -> None:
+    command = "python run.py --config-name=burgers_quick_test trainer=synthetic_with_memory"
+    small = "trainer_params.batch_size=4 trainer_params.gradient_accumulation_steps=2"
+    one, two = printed(folder, command), printed(folder, f"{command} {small}")
+    assert matches(one, [*ANNOUNCED, *epochs(2, 3)])
+    assert matches(two, [*ANNOUNCED, *epochs(2, 5)])
+    means = [float(lines[-1].split()[-1]) for lines in (one, two)]
+    assert means[0] == pytest.approx(means[1], rel=0.05)
+
+
+@pytest.mark.parametrize(("command", "true"), [(BURGERS, 0.1), (HEAT, 1.0)])
+@pytest.mark.seed(1, 41, 56, 58, 62, 63, 70, 75, 80, 86, 87, 90, 91, 93, 94, 96, 97, 98, 161)
+def test_the_physical_trainer_prints_its_first_evaluations_and_recovers_the_coefficient(
+    command: str, true: float, folder: Path
+) -> None:
+    *lines, verdict = printed(folder, command)
+    assert matches(lines, [*ANNOUNCED, *optimization(5)])
+    assert recovered(verdict) == pytest.approx(true, rel=0.01)
+    evaluations = events(folder, command, Evaluation)
+    losses = [event.value or 0 for event in evaluations]
+    assert losses[-1] < losses[0] / 100
+    iterations = [event.iteration for event in evaluations]
+    assert iterations[0] == 0
+    assert 1 < (iterations[-1] or 0) < len(evaluations)
+
+
+def test_the_physical_trainer_recovers_an_initial_velocity(folder: Path) -> None:
+    *_, verdict = printed(folder, VELOCITY)
+    assert verdict.startswith("Recovered initial velocity: largest error 0.")
+    evaluations = events(folder, VELOCITY, Evaluation)
+    assert (evaluations[-1].value or 0) < (evaluations[0].value or 0) / 1000
+
+
+@pytest.mark.seed(64, 92, 99, 100)
+def test_the_physical_quick_test_takes_two_iterations_and_several_simulations(folder: Path) -> None:
+    command = "python run.py --config-name=burgers_physical_quick_test trainer=physical_with_memory"
+    two = f"{command} trainer_params.memory_monitor_batches=2"
+    *lines, verdict = printed(folder, two)
+    announced = ["Memory monitoring enabled \\(verbose for first 2 batches\\)", ""]
+    assert matches(lines, [*announced, *optimization(2)])
+    assert verdict.startswith("Recovered nu: 0.1")
+    assert events(folder, two, Evaluation)[-1].iteration == 2
+    *_, verdict = printed(folder, f"{command} trainer_params.train_sim=[0,1]")
+    assert verdict == "Recovered nu: 0.1000, 0.1000 (true 0.1)"
+
+
+@pytest.mark.parametrize("name", ["burgers_quick_test", "burgers_physical_quick_test"])
+@pytest.mark.seed(77, 83, 84, 89, 100, 132, 146)
+def test_by_default_monitoring_is_off_and_leaves_no_trace(name: str, folder: Path) -> None:
+    lines, run = outcome(folder, f"python run.py --config-name={name}")
+    assert all(re.match(r"Epoch \d/\d: mean loss|Recovered nu", line) for line in lines)
+    assert run is None
+
+
+def metrics(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Points of one metric of the newest run in MLflow's database."""
+    query = """
+        SELECT step, value FROM metrics WHERE key = ? AND run_uuid =
+            (SELECT run_uuid FROM runs ORDER BY start_time DESC LIMIT 1) ORDER BY step
+    """
+    with closing(sqlite3.connect(f"file:{folder / 'mlflow.db'}?mode=ro", uri=True)) as connection:
+        return [(int(step), float(value)) for step, value in connection.execute(query, (name,))]
+
+
+@pytest.mark.parametrize("command", [SYNTHETIC, HEAT])
+@pytest.mark.seed(136, 162, 167)
+def test_with_mlflow_as_backend_the_metrics_are_in_mlflow(command: str, folder: Path) -> None:
+    pytest.importorskip("mlflow")
+    run = outcome(folder, f"{command} memlog.backend=mlflow").run
+    assert run is not None
+    hyco.run(folder, f"python -m memlog sync {run.id}")  # on a slow machine there is more to come
+    batches, evaluations = events_in(run, Batch), events_in(run, Evaluation)
+    if batches:
+        assert [step for step, _ in metrics(folder, "memory/host/rss_mib")] == list(range(22))
+    else:
+        expected = [(event.evaluation, float(event.iteration or 0)) for event in evaluations]
+        assert metrics(folder, "memory/eval/iteration") == expected
+        losses = [value for _, value in metrics(folder, "memory/eval/loss")]
+        assert losses == pytest.approx([event.value for event in evaluations])
+
+
+def test_multirun_gives_every_job_a_run_of_its_own(folder: Path) -> None:
+    name = "python run.py -m --config-name=burgers_quick_test trainer=synthetic_with_memory"
+    before = {run.id for run in runs_in(folder)}
+    hyco.run(folder, f"{name} trainer_params.batch_size=4,8")
+    runs = [run for run in runs_in(folder) if run.id not in before]
+    assert [len(events_in(run, Batch)) for run in runs] == [10, 6]
+    assert [event.step for event in events_in(runs[1], Batch)] == list(range(6))
+    assert [events_in(run, Run)[0].name for run in runs] == ["burgers_quick"] * 2
+
+
+@pytest.mark.seed(95, 167)
+def test_both_counters_are_shown_while_the_optimiser_runs(folder: Path) -> None:
+    """In a terminal: a line that is rewritten, with more evaluations than iterations at the end."""
+    terminal, own = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *f"{VELOCITY} trainer_params.memory_monitor_batches=0".split()[1:]],
+        cwd=folder,
+        env=hyco.environment(),
+        stdout=subprocess.PIPE,
+        stderr=own,
+    )
+    os.close(own)
+    try:
+        process.communicate(timeout=hyco.LIMIT_S)
+        seen = os.read(terminal, 1 << 16).decode()
+    finally:
+        process.kill()
+        os.close(terminal)
+    counts = re.findall(r"L-BFGS-B: (\d+) evaluations?, (\d+) iterations?, loss=", seen)
+    assert len(counts) > 1
+    assert seen.count("\x1b[2K") == len(counts)
+    evaluations, iterations = map(int, counts[-1])
+    assert evaluations > iterations == 20
+
+
+def documented() -> list[tuple[str, str]]:
+    """The commands of docs/hyco.md that show what they print, and that."""
+    consoles = [block.code for block in pages.blocks("hyco.md") if block.language == "console"]
+    parted = [code.removeprefix("$ ").partition("\n") for code in consoles]
+    return [(command, shown) for command, _, shown in parted if command.startswith("python run.py")]
+
+
+@pytest.mark.parametrize(("command", "shown"), documented())
+def test_the_documentation_shows_what_is_printed(command: str, shown: str, folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("the page shows the lines of a machine without a GPU")
+    assert pages.masked("\n".join(outcome(folder, command).lines)) == pages.masked(shown)

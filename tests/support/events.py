@@ -1,0 +1,20 @@
+"""What a program that a test has run left in its folder."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from memlog.journal import RunDirectory
+
+EventT = TypeVar("EventT")
+
+
+def runs_in(folder: Path) -> list[RunDirectory]:
+    """The runs that were recorded in a working directory, the oldest first."""
+    found = [RunDirectory(path) for path in (folder / "memlog_runs").glob("*") if path.is_dir()]
+    return sorted(found, key=RunDirectory.begun)
+
+
+def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:
+    """The trainer's events of one kind, in order."""
+    trainers = [file for file in run.files() if file.process.startswith("trainer")]
+    return [e.event for file in trainers for e in file.read() if isinstance(e.event, kind)]

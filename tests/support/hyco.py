@@ -1,0 +1,58 @@
+"""HYCO's commands, run as they are documented, in a copy of the example."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 120
+"""A command takes three to twelve seconds; PhiFlow may hang where its loss raises."""
+
+needs_hyco = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("phi", "hydra")),
+    reason="phiflow or hydra-core is not installed: dependency group `examples`",
+)
+
+
+def copy_to(folder: Path) -> Path:
+    """A working copy of the example, as after ``cd examples/hyco``."""
+    copy = folder / "hyco"
+    copy.mkdir()
+    for module in (EXAMPLES / "hyco").glob("*.py"):
+        shutil.copy(module, copy)
+    shutil.copytree(EXAMPLES / "hyco" / "conf", copy / "conf")
+    return copy
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without what would change where memlog writes."""
+    own = ("MLFLOW_", "MEMLOG_", "WANDB_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+    return {**kept, "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore", **more}
+
+
+def run(folder: Path, command: str) -> list[str]:
+    """What a documented command (``python run.py …``) prints, errors among it; fails where it fails.
+
+    Left out is what depends on what ran before, and on the machine's speed.
+    """
+    program, *arguments = command.split()
+    assert program == "python"
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment(MLFLOW_DISABLE_TELEMETRY="true", PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    unsteady = ("Simulating ", "memlog: delivering the last points")
+    return [line for line in done.stdout.splitlines() if not line.startswith(unsteady)]

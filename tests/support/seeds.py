@@ -1,0 +1,106 @@
+"""docs/seeds.md held to its word: a row that says kept names tests that bear its number, ran and passed.
+
+A plugin of pytest's, which `tests/conftest.py` switches on. It judges whole runs alone: one of a few tests
+shows nothing of the others.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
+OUTCOMES = ("kept", "better", "refused", "open")
+ROWS = 283
+
+
+class Row(NamedTuple):
+    """A promise, and what became of it."""
+
+    number: int
+    outcome: str
+    tests: tuple[str, ...]
+
+
+def read_rows(text: str) -> list[Row]:
+    """The rows of the page's tables."""
+    lines = re.findall(r"^\| (\d+) \| .* \| (\w+) \| (.*) \|$", text, re.MULTILINE)
+    return [
+        Row(int(number), outcome, tuple(re.findall(r"`(test_\w+)`", where)))
+        for number, outcome, where in lines
+    ]
+
+
+def unshown(
+    rows: Iterable[Row], marked: Mapping[str, set[int]], passed: Mapping[str, bool]
+) -> list[str]:
+    """What a whole run did not show, a line each.
+
+    Args:
+        rows: Of the page.
+        marked: The rows that each test's marks name, by the test's name.
+        passed: Whether it ran, and passed in all its variants.
+    """
+    wrong = []
+    for row in rows:
+        if row.outcome not in ("kept", "better"):
+            continue
+        strangers = [name for name in row.tests if row.number not in marked.get(name, set())]
+        wrong += [f"row {row.number}: {name} does not bear its number" for name in strangers]
+        if not any(passed.get(name) for name in row.tests):
+            wrong.append(f"row {row.number} says {row.outcome}: none of its tests ran and passed")
+    named = {(name, row.number) for row in rows for name in row.tests}
+    for name, numbers in marked.items():
+        wrong += [
+            f"row {number}: the page does not name {name}"
+            for number in numbers
+            if (name, number) not in named
+        ]
+    return wrong
+
+
+class SeedsPlugin:
+    """Collects marks and results, and judges them at the end."""
+
+    def __init__(self) -> None:
+        self.marked: dict[str, set[int]] = {}
+        self.passed: dict[str, bool] = {}
+        self.whole = True
+        self.wrong: list[str] = []
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Before anything is deselected: every test with its rows."""
+        everything = config.args == config.getini("testpaths")
+        self.whole = everything and not config.option.collectonly
+        for item in items:
+            name = getattr(item, "originalname", item.name)
+            rows = {row for mark in item.iter_markers("seed") for row in mark.args}
+            self.marked.setdefault(name, set()).update(rows)
+
+    def pytest_deselected(self) -> None:
+        """By ``-k``, ``-m``, ``--lf`` and the like."""
+        self.whole = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A part of a test is over: its setup, its call, its teardown."""
+        name = report.location[2].partition("[")[0].rpartition(".")[2]
+        if report.failed or (report.when == "call" and report.passed):
+            self.passed[name] = report.passed and self.passed.get(name, True)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """The run fails where the page says more than it showed."""
+        if self.whole and exitstatus == pytest.ExitCode.OK:
+            self.wrong = unshown(read_rows(PAGE.read_text("utf-8")), self.marked, self.passed)
+            if self.wrong:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Says why."""
+        if self.wrong:
+            terminalreporter.section("docs/seeds.md says more than this run showed", red=True)
+            for line in self.wrong:
+                terminalreporter.write_line(line)
