@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memlog.analysis.trace.stream import OUTSIDE, OUTSIDE_PATH
+from memlog.tracer.scopes import Scope
 
 MAX_NAMES = 10_000
 """Layers at most; what belongs to others is counted with what surrounds it."""
@@ -19,7 +20,7 @@ class ModuleNames:
     """Gives layers numbers and paths.
 
     A path is what ``named_modules`` says; the model's own is the name of its class, and so is, in
-    parentheses, that of a module that the model does not own, such as a loss.
+    parentheses, that of a module that the model does not own, such as a loss, and the name of a scope.
 
     Args:
         model: The model; ``None``: the first module that is called is taken for it.
@@ -50,6 +51,9 @@ class ModuleNames:
             surrounding: The layer that calls it. A module that stands at several places of the model is
                 taken for the one nearest to it.
         """
+        if isinstance(module, Scope):
+            inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
+            return self.number(f"{inside}({module.name})", "scope")
         entry = self._known.get(id(module))
         if entry is None or entry[0]() is not module:
             return self._discover(module, surrounding)

@@ -14,6 +14,7 @@ from memlog.analysis.trace.records import LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.health import Health
+from memlog.tracer.scopes import scope
 from memlog.tracer.text import summary_text
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class MemoryTracer:
 
         Raises:
             ConfigurationError: The device isn't there, or ``engine`` can't trace it.
-        MissingExtraError: torch is not installed.
+            MissingExtraError: torch is not installed.
         """
         window = self._window(model)
         begun = False
@@ -103,6 +104,8 @@ class MemoryTracer:
             if begun:
                 with self.health.contained("analysing a trace"):
                     self._trace = window.stop()
+
+    scope = staticmethod(scope)
 
     @property
     def recording(self) -> Trace:
