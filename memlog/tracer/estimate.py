@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from memlog.analysis.trace.phases import phase_levels
+from memlog.analysis.trace.phases import PhaseName, phase_levels
 from memlog.analysis.trace.records import Trace
 from memlog.errors import ConfigurationError
 from memlog.tracer.storages import tensors_in
@@ -147,9 +147,14 @@ def _estimate(trace: Trace, model: nn.Module, state: int, gradients: int) -> Mem
         raise ConfigurationError(
             f"a step has more than {_MAX_EVENTS:,} events: estimate a shorter one"
         )
-    resting = levels.before
-    after_data = levels.data if levels.data is not None else resting
-    after_forward = levels.forward if levels.forward is not None else after_data
+    resting = trace.result.before or 0
+
+    def after(name: PhaseName, otherwise: int) -> int:
+        return levels[name].after if name in levels else otherwise
+
+    after_data = after("data", resting)
+    after_forward = after("forward", after_data)
+    after_backward = after("backward", after_forward)
     return MemoryEstimate(
         parameters=_size(model.parameters()),
         buffers=_size(model.buffers()),
@@ -159,7 +164,7 @@ def _estimate(trace: Trace, model: nn.Module, state: int, gradients: int) -> Mem
         activations=after_forward - after_data,
         after_data=after_data,
         after_forward=after_forward,
-        after_backward=levels.backward if levels.backward is not None else levels.end,
-        after_optimizer=levels.optimizer if levels.optimizer is not None else levels.end,
+        after_backward=after_backward,
+        after_optimizer=after("optimizer", after_backward),
         peak=trace.result.peak,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlog import exporters
+from memlog.analysis.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.analysis.trace.records import LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.errors import ConfigurationError, MissingExtraError
@@ -160,6 +161,17 @@ class MemoryTracer:
             if layer.path == path:
                 return layer
         raise KeyError(path)
+
+    def get_phase_levels(self) -> dict[PhaseName, PhaseLevel] | None:
+        """What was live as the phases of a step ended, and at most, in bytes.
+
+        ``data`` is what comes before the first module is called, then ``forward``, ``backward``,
+        ``optimizer``, and ``end``, as far as the step came.
+
+        Returns:
+            ``None`` where the trace is not exact or has lost events.
+        """
+        return phase_levels(self.recording)
 
     def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
         """Writes a flame graph for https://www.speedscope.app: bytes at the peak, in order, milliseconds.

@@ -1,53 +1,84 @@
-"""What was live as the phases of a traced training step ended."""
+"""A traced training step phase by phase: what was live as each ended, and at most."""
 
 from __future__ import annotations
+
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
 
-
-class PhaseLevels(msgspec.Struct, frozen=True):
-    """Bytes that were live; ``None`` where the step did not come so far."""
-
-    before: int
-    """As the trace began."""
-    data: int | None
-    """As the first module was called: with the batch."""
-    forward: int | None
-    """As the first backward pass began: with what it needs."""
-    backward: int | None
-    """As the last backward pass had ended."""
-    optimizer: int | None
-    """As the optimizer's last step had ended."""
-    end: int
-    """As the trace ended."""
+PhaseName: TypeAlias = Literal["data", "forward", "backward", "optimizer", "end"]
 
 
-def phase_levels(trace: Trace) -> PhaseLevels | None:
-    """Reads them off a trace of one step; ``None`` where it does not hold every event."""
-    result = trace.result
-    if result.truncated or result.before is None or result.end is None:
+class PhaseLevel(msgspec.Struct):
+    """Bytes that were live."""
+
+    after: int
+    """As it ended; of several forward passes (accumulated gradients) the first."""
+    highest: int
+    """At most."""
+
+
+def phase_levels(trace: Trace) -> dict[PhaseName, PhaseLevel] | None:
+    """The phases that a traced step came to.
+
+    ``data`` is what comes before the first module is called, ``end`` what comes after the optimizer.
+
+    Args:
+        trace: Of one step.
+
+    Returns:
+        ``None`` where the trace does not hold every event, or does not know what was live.
+    """
+    if trace.result.truncated or trace.result.before is None or trace.result.exactness != "exact":
         return None
-    live = result.before
-    sizes: dict[int, int] = {}
-    data = forward = backward = optimizer = None
-    phase = stream.FORWARD
+    fold = _Fold(trace.result.before)
     for event in stream.decode(trace.events):
+        fold.take(event)
+    fold.turn("end")
+    fold.turn("data")  # which ends the end
+    return fold.levels
+
+
+class _Fold:
+    def __init__(self, before: int) -> None:
+        self.levels: dict[PhaseName, PhaseLevel] = {}
+        self._live = self._highest = before
+        self._sizes: dict[int, int] = {}
+        self._now: PhaseName = "data"
+
+    def take(self, event: stream.TraceEvent) -> None:
         if event.kind == stream.ALLOC:
-            sizes[event.key] = event.size
-            live += event.size if event.phase != stream.BEFORE else 0
+            self._sizes[event.key] = event.size
+            if event.phase != stream.BEFORE:
+                self._live += event.size
+                self._highest = max(self._highest, self._live)
         elif event.kind == stream.FREE:
-            live -= sizes.pop(event.key, 0)
-        elif event.kind == stream.ENTER and data is None:
-            data = live
+            self._live -= self._sizes.pop(event.key, 0)
+        elif event.kind == stream.ENTER and event.phase == stream.FORWARD:
+            self.turn("forward")
         elif event.kind == stream.TURN:
-            if event.phase == stream.BACKWARD and forward is None:
-                forward = live
-            if phase == stream.BACKWARD:
-                backward = live  # and again as each of its stretches ends
-            elif phase == stream.OPTIMIZER:
-                optimizer = live
-            phase = event.phase
-    return PhaseLevels(result.before, data, forward, backward, optimizer, result.end)
+            self._turned(event.phase)
+
+    def _turned(self, phase: int) -> None:
+        if phase == stream.BACKWARD:
+            self.turn("backward")
+        elif phase == stream.OPTIMIZER:
+            self.turn("optimizer")
+        elif self._now in ("backward", "optimizer"):
+            self.turn("end")
+
+    def turn(self, to: PhaseName) -> None:
+        """A phase ends, and another begins."""
+        if to == self._now:
+            return
+        known = self.levels.get(self._now)
+        if known is None:
+            self.levels[self._now] = PhaseLevel(self._live, self._highest)
+        else:
+            known.highest = max(known.highest, self._highest)
+            if self._now != "forward":
+                known.after = self._live
+        self._now, self._highest = to, self._live
