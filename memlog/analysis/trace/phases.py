@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -16,7 +16,7 @@ class PhaseLevel(msgspec.Struct):
     """Bytes that were live."""
 
     after: int
-    """As it ended; of several forward passes (accumulated gradients) the first."""
+    """As it ended for the last time; of several forward passes (accumulated gradients) the first."""
     highest: int
     """At most."""
 
@@ -24,7 +24,8 @@ class PhaseLevel(msgspec.Struct):
 def phase_levels(trace: Trace) -> dict[PhaseName, PhaseLevel] | None:
     """The phases that a traced step came to.
 
-    ``data`` is what comes before the first module is called, ``end`` what comes after the optimizer.
+    ``data`` is what comes before the first module is called, ``end`` what belongs to no other phase and comes
+    after the backward pass.
 
     Args:
         trace: Of one step.
@@ -39,7 +40,8 @@ def phase_levels(trace: Trace) -> dict[PhaseName, PhaseLevel] | None:
         fold.take(event)
     fold.turn("end")
     fold.turn("data")  # which ends the end
-    return fold.levels
+    # What comes between the backward pass and the optimizer is heard of first, and counts as the end.
+    return {name: fold.levels[name] for name in get_args(PhaseName) if name in fold.levels}
 
 
 class _Fold:
