@@ -70,14 +70,14 @@ def tracer(model: nn.Module, input_tensor: Tensor) -> MemoryTracer:
 # The face.
 
 
-@pytest.mark.seed(171, 177)
+@pytest.mark.seed(171)
 def test_the_old_imports_are_the_tracers_own() -> None:
     assert MemoryTracer is memlog.MemoryTracer
     assert MemoryEvent is memlog.MemoryEvent
     assert LayerMemoryStats is memlog.LayerMemoryStats
 
 
-@pytest.mark.seed(173, 175, 176, 217, 220, 221, 222)
+@pytest.mark.seed(173, 217)
 def test_the_arguments_and_their_defaults() -> None:
     parameters = inspect.signature(MemoryTracer).parameters
     assert list(parameters)[:3] == ["max_events", "device", "enable_fragmentation_tracking"]
@@ -110,7 +110,7 @@ def test_the_records_have_their_fields() -> None:
     ]
 
 
-@pytest.mark.seed(197, 198, 207, 210, 223, 248, 250)
+@pytest.mark.seed(197, 198, 207, 210, 222, 223, 233, 248, 250)
 def test_the_quick_start(
     model: nn.Module, input_tensor: Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +216,7 @@ def test_the_most_memory_intensive_layers(
     assert sorted_layers[-1][1] > 0
 
 
-@pytest.mark.seed(195, 202, 206)
+@pytest.mark.seed(195, 202, 206, 264)
 def test_hooks_are_there_inside_the_block_alone(model: nn.Module, input_tensor: Tensor) -> None:
     from torch.nn.modules import module as hooks
 
@@ -238,7 +238,7 @@ def test_hooks_are_there_inside_the_block_alone(model: nn.Module, input_tensor: 
 # Fragmentation analysis.
 
 
-@pytest.mark.seed(180, 196, 204, 209, 236, 246)
+@pytest.mark.seed(180, 196, 209, 236, 246)
 def test_fragmentation_is_a_share_or_unknown_with_its_reason(model: nn.Module) -> None:
     tracer = MemoryTracer(enable_fragmentation_tracking=True)
     with tracer.trace(model):
@@ -350,7 +350,7 @@ def test_the_documents_recipe_for_the_overhead_runs_and_costs_no_memory_afterwar
     assert LISTENERS.now == ()
 
 
-@pytest.mark.seed(174, 200, 218, 219, 224, 225)
+@pytest.mark.seed(174, 200, 218, 224)
 def test_events_are_few_bytes_and_bounded_and_totals_go_on(
     model: nn.Module, input_tensor: Tensor
 ) -> None:

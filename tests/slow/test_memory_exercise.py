@@ -124,6 +124,7 @@ def steady(text: str) -> list[str]:
     return [line for line in lines if line and not line.startswith(("host.tree", "host.cgroup"))]
 
 
+@pytest.mark.seed(69)
 def test_the_page_shows_what_is_printed(parts: dict[str, str], folder: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("the page shows the lines of a machine without a GPU")

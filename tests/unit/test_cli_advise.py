@@ -55,6 +55,7 @@ def traced_run(root: Path) -> RunDirectory:
     return directory
 
 
+@pytest.mark.seed(166)
 def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> None:
     traced_run(tmp_path)
     result = memlog("advise", "latest")

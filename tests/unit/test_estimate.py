@@ -45,6 +45,7 @@ def test_weights_gradients_and_state_are_counted() -> None:
     assert found.after_forward < found.peak
 
 
+@pytest.mark.seed(119, 120)
 def test_half_the_batch_halves_data_and_activations_alone() -> None:
     whole, half = estimate("gpt"), estimate("gpt", batch=CASES["gpt"].batch // 2)
     assert half.activations == pytest.approx(whole.activations / 2, rel=0.001)

@@ -43,6 +43,7 @@ def test_the_peak_that_hints_start_from_is_the_measured_one(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.seed(137, 166, 254)
 def test_half_the_batch(case: str) -> None:
     found = hint(case, "batch")
     measured = measured_peak(CASES[case], batch=CASES[case].batch // 2)
@@ -51,6 +52,7 @@ def test_half_the_batch(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["gpt", "unet", "rollout", "encoder"])
+@pytest.mark.seed(254)
 def test_checkpointing_the_named_modules(case: str) -> None:
     found = hint(case, "checkpointing")
     assert all(f"`{path}`" in found.what for path in found.modules)
@@ -79,6 +81,7 @@ def test_leaves_have_nothing_to_drop() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.seed(254)
 def test_bfloat16_autocast(case: str) -> None:
     found = hint(case, "precision")
     measured = measured_peak(CASES[case], autocast=True)
@@ -113,6 +116,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("words", OPTIMIZERS)
 @pytest.mark.parametrize("case", ["gpt", "mlp"])
+@pytest.mark.seed(254)
 def test_a_lighter_optimizer(case: str, words: str) -> None:
     found = hint(case, "optimizer", words)
     make: Any = OPTIMIZERS[words]
