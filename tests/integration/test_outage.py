@@ -40,6 +40,7 @@ TRAINER = """
 """
 
 
+@pytest.mark.seed(251)
 def test_a_server_killed_in_mid_run_and_started_again_has_every_point(tmp_path: Path) -> None:
     server = MlflowServer(tmp_path)
     server.start()
