@@ -8,11 +8,13 @@
     │   └── MissingExtraError               a backend whose client package is not installed
     ├── JournalError                      the run's own files
     │   ├── UnwritableDirectoryError        the folder for runs can't be written
-    │   └── RunNotFoundError                no run, or more than one, goes by that name
+    │   ├── RunNotFoundError                no run, or more than one, goes by that name
+    │   └── TraceNotFoundError              no step of the run was traced, or its trace is damaged
     ├── ArtifactError                     files that runs keep: bringing them back, showing them
     │   ├── UnknownRunError                 the tracker has no run of that name
     │   ├── UnopenableFileError             a file that can't be shown, or is damaged
     │   └── ViewerUnavailableError          what shows it is not installed and can't be fetched
+    ├── GateFailedError                   a gate of `memlog compare` failed, or could not be judged
     ├── LaunchError                       a command that `memlog run` can't start
     ├── DeliveryError                     what a sink raises
     │   ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
@@ -20,8 +22,8 @@
     └── SnapshotError                     a file is no snapshot of an allocator
         └── UnsafeSnapshotError             it holds what no snapshot holds, and nothing of it was run
 
-Each message is one line that ends with the remedy; a wrong alert rule has two lines more, which show the
-place. What goes wrong *inside* memlog while training runs
+Each message is one line that ends with the remedy; a wrong alert rule or gate has two lines more, which show
+the place. What goes wrong *inside* memlog while training runs
 is never raised: it is logged once per cause and counted in the run's health.
 """
 
@@ -56,6 +58,10 @@ class RunNotFoundError(JournalError):
     """No run, or more than one, goes by that name."""
 
 
+class TraceNotFoundError(JournalError):
+    """No step of the run was traced, or what is kept of it can't be read."""
+
+
 class ArtifactError(MemlogError):
     """Files that a run keeps can't be brought back or shown."""
 
@@ -70,6 +76,10 @@ class UnopenableFileError(ArtifactError):
 
 class ViewerUnavailableError(ArtifactError):
     """The viewer that shows a file is not installed and can't be fetched."""
+
+
+class GateFailedError(MemlogError):
+    """What a gate of ``memlog compare`` says is true of a run, or nobody knows."""
 
 
 class LaunchError(MemlogError):

@@ -22,44 +22,25 @@ A level in front makes YAML take an unquoted rule for a mapping; ``as error`` at
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from memlog.errors import ConfigurationError
+from memlog.grammar import DEVICE_MEASURES, Comparison, Reader
 
 Level: TypeAlias = Literal["info", "warning", "error"]
-Comparison: TypeAlias = Literal[">", ">=", "<", "<="]
 GrowthAxis: TypeAlias = Literal["epoch", "step"]
 
 HOST_FIGURES = ("host.rss", "host.tree", "host.available")
-DEVICE_MEASURES = ("allocated", "reserved", "peak", "fragmentation")
 SAMPLED_FIGURES = ("host.tree", "host.available")
 """Figures that the helper process reads, about once a second."""
 
-MAX_LENGTH = 200
 MAX_COUNT = 10**9
 """Steps or epochs that a rule may name."""
 
 _LEVELS: tuple[Level, ...] = get_args(Level)
-_COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
 _FIGURES = (*HOST_FIGURES, *(f"device.{measure}" for measure in DEVICE_MEASURES))
-_SIZES = {"b": 1} | {
-    unit: 1024**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for unit in (f"{prefix}b", f"{prefix}ib")
-}
-_LARGEST_SIZE = 2**63
-_SIZE_NAMES = "B, KiB, MiB, GiB or TiB"
-_DEVICE = re.compile(r"[a-z]+[0-9]+", re.ASCII)
-_TOKEN = re.compile(
-    r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
-    r"|(?P<word>[A-Za-z_][A-Za-z0-9_.]*)"
-    r"|(?P<sign>[<>]=?|.)",
-    re.ASCII | re.DOTALL,
-)
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -130,16 +111,7 @@ def parse_rule(text: str) -> Rule:
         ConfigurationError: it is none. The message has three lines: what would be right, the rule, and
             a caret under the place.
     """
-    if len(text) > MAX_LENGTH:
-        raise _error(text[:MAX_LENGTH], MAX_LENGTH - 1, f"write at most {MAX_LENGTH} characters")
-    return _Parser(text).rule()
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    start: int
-    end: int
+    return _Parser(text, "an alert rule").rule()
 
 
 class _Amount(NamedTuple):
@@ -148,31 +120,19 @@ class _Amount(NamedTuple):
     said: str
 
 
-class _Parser:
-    """Reads one rule from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = [
-            _Token(str(match.lastgroup), match.group(), match.start(), match.end())
-            for match in _TOKEN.finditer(text)
-            if not match.group().isspace()
-        ]
-        end = len(text.rstrip())
-        self._tokens.append(_Token("end", "", end, end))
-        self._at = 0
+class _Parser(Reader):
+    """Reads one rule."""
 
     def rule(self) -> Rule:
         level = self._level_before()
         figure, device = self._figure()
-        grows = self._took_word("grows")
+        grows = self.took_word("grows")
         comparison = self._comparison(upward_only=grows)
         amount = self._amount(figure)
         growth = self._growth(figure) if grows else None
         hold = self._hold("epoch" if growth is not None and growth.axis == "epoch" else "step")
         level = self._level_after(level)
-        if self._next.kind != "end":
-            raise self._error("the rule is over here: leave out what follows")
+        self.end("rule")
         return Rule(
             text=self._text.strip(),
             figure=figure,
@@ -186,123 +146,92 @@ class _Parser:
             level=level or "warning",
         )
 
-    @property
-    def _next(self) -> _Token:
-        return self._tokens[self._at]
-
-    def _take(self) -> _Token:
-        token = self._next
-        self._at += token.kind != "end"
-        return token
-
-    def _took_word(self, *words: str) -> bool:
-        found = self._next.kind == "word" and self._next.text in words
-        self._at += found
-        return found
-
-    def _took_sign(self, sign: str) -> bool:
-        found = self._next.kind == "sign" and self._next.text == sign
-        self._at += found
-        return found
-
-    def _error(self, remedy: str, token: _Token | None = None) -> ConfigurationError:
-        return _error(self._text, (token or self._next).start, remedy)
-
     def _level_before(self) -> Level | None:
-        if len(self._tokens) > 1 and self._tokens[1].text == ":":
+        if self.after_next == ":":
             level = self._level()
-            self._take()
+            self.take()
             return level
         return None
 
     def _level_after(self, before: Level | None) -> Level | None:
-        here = self._next
-        if not self._took_word("as"):
+        here = self.next
+        if not self.took_word("as"):
             return before
         if before is not None:
-            raise self._error("the level is said twice: leave one out", here)
+            raise self.error("the level is said twice: leave one out", here)
         return self._level()
 
     def _level(self) -> Level:
         for level in _LEVELS:
-            if self._took_word(level):
+            if self.took_word(level):
                 return level
-        raise self._error("a level is info, warning or error")
+        raise self.error("a level is info, warning or error")
 
     def _figure(self) -> tuple[str, str | None]:
-        token = self._next
-        owner, _, measure = token.text.partition(".")
-        if token.kind == "word" and token.text in _FIGURES:
-            self._take()
+        token = self.next
+        if self.took_word(*_FIGURES):
             return token.text, None
-        is_device = _DEVICE.fullmatch(owner) is not None and not owner.startswith("gpu")
-        if token.kind == "word" and is_device and measure in DEVICE_MEASURES:
-            self._take()
-            return f"device.{measure}", owner
-        raise self._error(_unknown_figure(token.text))
+        found = self.device()
+        if found is not None:
+            device, measure = found
+            return f"device.{measure}", device
+        raise self.error(_unknown_figure(token.text))
 
     def _comparison(self, *, upward_only: bool) -> Comparison:
-        token = self._next
-        for comparison in _COMPARISONS:
-            if token.text == comparison and (comparison[0] == ">" or not upward_only):
-                self._take()
-                return comparison
-        if upward_only:
-            raise self._error("after 'grows' write > or >=")
-        raise self._error("write >, >=, < or <=, or 'grows >'")
+        if upward_only and not self.next.text.startswith(">"):
+            raise self.error("after 'grows' write > or >=")
+        comparison = self.comparison()
+        if comparison is None:
+            raise self.error("write >, >=, < or <=, or 'grows >'")
+        return comparison
 
     def _amount(self, figure: str) -> _Amount:
-        token = self._next
+        token = self.next
         plain = figure == "device.fragmentation"
         example = "a number such as 0.4 or 40%" if plain else "a size such as 32 GiB, or 80%"
         if token.kind != "number":
-            raise self._error(f"write {example}")
-        value = float(self._take().text)
-        unit = self._next
-        if self._took_sign("%"):
+            raise self.error(f"write {example}")
+        value = float(self.take().text)
+        unit = self.next
+        if self.took_sign("%"):
             if value > 100:  # noqa: PLR2004 - per cent
-                raise self._error("a share is at most 100%", token)
+                raise self.error("a share is at most 100%", token)
             return _Amount(value / 100, not plain, f"{token.text}%")
         if plain:
             if value > 1:
-                raise self._error("fragmentation is between 0 and 1: write 0.4 or 40%", token)
+                raise self.error("fragmentation is between 0 and 1: write 0.4 or 40%", token)
             return _Amount(value, share=False, said=token.text)
-        if unit.kind != "word" or unit.text.lower() not in _SIZES:
-            raise self._error(f"write the unit here: {_SIZE_NAMES}, or %")
-        self._take()
-        size = value * _SIZES[unit.text.lower()]
-        if not size < _LARGEST_SIZE:
-            raise self._error("no machine has so much memory: write a smaller size", token)
+        size = self.size(token)
         return _Amount(size, share=False, said=f"{token.text} {unit.text}")
 
     def _growth(self, figure: str) -> Growth:
-        if not self._took_sign("/"):
-            raise self._error("say how fast: /epoch, /step or /100 steps")
-        every = self._count() if self._next.kind == "number" else 1
-        axis = self._next
-        if self._took_word("epoch", "epochs"):
+        if not self.took_sign("/"):
+            raise self.error("say how fast: /epoch, /step or /100 steps")
+        every = self._count() if self.next.kind == "number" else 1
+        axis = self.next
+        if self.took_word("epoch", "epochs"):
             if figure in SAMPLED_FIGURES:
-                raise self._error(f"{figure} is known by steps only: write /100 steps", axis)
+                raise self.error(f"{figure} is known by steps only: write /100 steps", axis)
             return Growth(every, "epoch")
-        if self._took_word("step", "steps"):
+        if self.took_word("step", "steps"):
             return Growth(every, "step")
-        raise self._error("write epoch or step")
+        raise self.error("write epoch or step")
 
     def _hold(self, axis: GrowthAxis) -> int:
-        if not self._took_word("for"):
+        if not self.took_word("for"):
             return 1
         count = self._count()
-        if not self._took_word(axis, f"{axis}s"):
-            raise self._error(f"write {axis}s: that is what this rule is judged by")
+        if not self.took_word(axis, f"{axis}s"):
+            raise self.error(f"write {axis}s: that is what this rule is judged by")
         return count
 
     def _count(self) -> int:
-        token = self._next
+        token = self.next
         digits = token.text.lstrip("0")
         whole = token.kind == "number" and digits.isdecimal() and len(digits) <= len(str(MAX_COUNT))
         if not whole or int(digits) > MAX_COUNT:
-            raise self._error("write a whole number from 1 up")
-        self._take()
+            raise self.error("write a whole number from 1 up")
+        self.take()
         return int(digits)
 
 
@@ -313,9 +242,3 @@ def _unknown_figure(name: str) -> str:
     close = difflib.get_close_matches(name, _FIGURES, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"{hint}there are {', '.join(_FIGURES)}; one device is cuda0.allocated"
-
-
-def _error(text: str, place: int, remedy: str) -> ConfigurationError:
-    # What can't be printed keeps its width, so that the caret stays under the place.
-    shown = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
-    return ConfigurationError(f"an alert rule can't be read: {remedy}\n  {shown}\n  {' ' * place}^")

@@ -1,4 +1,4 @@
-"""What would help a run that had too little memory, from what its journal says."""
+"""What would help a run that had too little memory, from what its journal and its worst traced step say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from memlog.analysis.last_moments import LastMoments
+from memlog.analysis.predict import Advice
 from memlog.events import OutOfMemory, Trace
 from memlog.units import format_bytes
 
@@ -17,12 +18,17 @@ _WORKERS = 0.5
 """Share of the tree's memory in other processes that is worth a word."""
 
 
-def advice(moments: LastMoments) -> list[str]:
-    """Lines, the most promising first; never empty."""
+def advice(moments: LastMoments, predicted: Advice | None = None) -> list[str]:
+    """Lines, the most promising first; never empty.
+
+    Args:
+        moments: How the run ended.
+        predicted: What would make its worst traced step smaller, where its events are there.
+    """
     found = [
         *_leak(moments),
         *_fragmentation(moments.failure),
-        *_by_category(moments.trace),
+        *(_by_prediction(predicted) or _by_category(moments.trace)),
         *_workers(moments),
         *_limit(moments.failure),
     ]
@@ -59,6 +65,15 @@ def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
         )
 
 
+def _by_prediction(predicted: Advice | None) -> list[str]:
+    if predicted is None or not predicted.hints:
+        return []
+    return [hint.sentence() for hint in predicted.hints] + [
+        f"These peaks are predicted from the worst traced step, which needs {format_bytes(predicted.peak)}. "
+        + " ".join(predicted.notes)
+    ]
+
+
 def _by_category(trace: Trace | None) -> Iterator[str]:
     if trace is None or not trace.peak:
         return
@@ -73,7 +88,7 @@ def _by_category(trace: Trace | None) -> Iterator[str]:
         )
     if share.get("optimizer state", 0) >= _LARGE:
         yield (
-            f"The optimizer's state holds {format_bytes(trace.at_peak['optimizer_state'])}: SGD with "
+            f"The optimizer's state holds {format_bytes(trace.at_peak['optimizer state'])}: SGD with "
             "momentum needs half of Adam's, 8-bit optimizers a quarter; sharding (FSDP, ZeRO) divides it."
         )
     if share.get("parameters", 0) + share.get("gradients", 0) >= 2 * _LARGE:

@@ -1,6 +1,6 @@
 """A run's end in plain words: what was asked for, what was free, who held what, what would help.
 
-A pure function of the journal, and of what the writer saw from outside.
+A pure function of the journal, of the worst traced step, and of what the writer saw from outside.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 
 from memlog.analysis.advice import advice
 from memlog.analysis.last_moments import LastMoments
+from memlog.analysis.predict import Advice
 from memlog.events import Batch, OutOfMemory, Trace
 from memlog.units import format_bytes
 
@@ -39,8 +40,14 @@ class Report(msgspec.Struct, frozen=True):
     """Markdown."""
 
 
-def report(moments: LastMoments, witness: Witness) -> Report:
-    """Explains how a run ended that ended badly."""
+def report(moments: LastMoments, witness: Witness, predicted: Advice | None = None) -> Report:
+    """Explains how a run ended that ended badly.
+
+    Args:
+        moments: What its journal says.
+        witness: What was seen from outside.
+        predicted: What would make its worst traced step smaller.
+    """
     title = _title(moments, witness)
     sections = [
         f"# {title}",
@@ -50,7 +57,7 @@ def report(moments: LastMoments, witness: Witness) -> Report:
         "## How it came",
         *_course(moments),
         "## What would help",
-        *(f"- {line}" for line in advice(moments)),
+        *(f"- {line}" for line in advice(moments, predicted)),
     ]
     return Report(title, "\n\n".join(_joined(sections)) + "\n")
 

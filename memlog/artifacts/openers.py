@@ -11,8 +11,10 @@ import msgspec
 
 from memlog.artifacts import flamegraph
 from memlog.artifacts.contents import read_content
+from memlog.artifacts.snapshots import parse_snapshot
 from memlog.artifacts.viewer import find_viewer
-from memlog.errors import UnopenableFileError, ViewerUnavailableError
+from memlog.errors import SnapshotError, UnopenableFileError, ViewerUnavailableError
+from memlog.exporters import trace_plot
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -25,6 +27,10 @@ _TYPES = {
     ".ico": "image/x-icon",
     ".woff2": "font/woff2",
 }
+
+
+_SNAPSHOT_START = 200
+_SNAPSHOT_KEYS = (b"segments", b"device_traces")
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -80,7 +86,29 @@ class FlamegraphOpener:
         return Page(entry, files, tuple(notes))
 
 
-OPENERS: tuple[Opener, ...] = (FlamegraphOpener(),)
+class SnapshotOpener:
+    """Draws allocators' snapshots."""
+
+    title = "snapshots of an allocator (what torch.cuda.memory._dump_snapshot() or memlog writes)"
+
+    def recognises(self, content: bytes) -> bool:
+        """Whether it is a pickle whose first value is a mapping with one of a snapshot's keys."""
+        start = content[:_SNAPSHOT_START]
+        return start.startswith(b"\x80") and any(key in start for key in _SNAPSHOT_KEYS)
+
+    def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
+        """One page with the drawing in it."""
+        del announce
+        try:
+            drawn = trace_plot(parse_snapshot(content, title), title)
+        except SnapshotError as error:
+            raise UnopenableFileError(str(error)) from error
+        return Page(
+            "index.html", {"index.html": (_TYPES[".html"], drawn.encode("utf-8", "replace"))}
+        )
+
+
+OPENERS: tuple[Opener, ...] = (FlamegraphOpener(), SnapshotOpener())
 
 
 def page_of(path: Path, announce: Callable[[str], object]) -> Page:

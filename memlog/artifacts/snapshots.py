@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from memlog.artifacts.pickle_bounds import require_bounded
 from memlog.errors import SnapshotError, UnsafeSnapshotError
+from memlog.exporters import trace_plot, write_text
 
 MAX_SNAPSHOT = 1 << 30
 """Bytes of a snapshot that are read; a ring of 65,536 entries with stacks has some hundred million."""
@@ -47,6 +48,23 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
     except OSError as error:
         raise SnapshotError(f"{file} can't be read: {error.strerror or error}") from None
     return parse_snapshot(content, str(file))
+
+
+def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -> Path:
+    """Draws a snapshot's history: a page that needs neither the network nor a script.
+
+    Args:
+        path: The snapshot's file.
+        output_path: The page, HTML.
+
+    Returns:
+        The page's file.
+
+    Raises:
+        UnsafeSnapshotError: As `read_snapshot`.
+        SnapshotError: As `read_snapshot`.
+    """
+    return write_text(trace_plot(read_snapshot(path), Path(path).name), output_path)
 
 
 def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]:

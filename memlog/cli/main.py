@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from memlog._version import __version__
+from memlog.cli.advise import advise_run
+from memlog.cli.compare import compare_runs
 from memlog.cli.demo import demo
 from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
@@ -31,7 +33,11 @@ class _Failure(click.ClickException):
     exit_code = 1
 
     def __init__(self, text: str) -> None:
-        super().__init__(one_line(without_credentials(text)))
+        super().__init__(self._shown(without_credentials(text)))
+
+    @staticmethod
+    def _shown(text: str) -> str:
+        return one_line(text)
 
     def show(self, file: Any = None) -> None:
         """Prints the line as memlog prints all its messages."""
@@ -39,9 +45,16 @@ class _Failure(click.ClickException):
 
 
 class _WrongUse(_Failure):
-    """What was asked for can't be right: click's own exit code for that."""
+    """What was asked for can't be right: click's own exit code for that.
+
+    A wrong rule's or gate's message has more lines than one: they show the place.
+    """
 
     exit_code = 2
+
+    @staticmethod
+    def _shown(text: str) -> str:
+        return "\n".join(one_line(line) for line in text.split("\n"))
 
 
 class _Commands(click.Group):
@@ -79,7 +92,7 @@ def cli() -> None:
     """Where the memory of your training goes, step by step."""
 
 
-for _command in (demo, open_file, pull, run, runs, show, sync):
+for _command in (advise_run, compare_runs, demo, open_file, pull, run, runs, show, sync):
     cli.add_command(_command)
 
 

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
-
 from memlog import exporters
-from memlog.analysis.trace.records import Trace
+from memlog.analysis.worst import MAX_BYTES, read_worst_step
 from memlog.events import Event
-from memlog.events import Trace as TraceEvent
 from memlog.health import Health
 from memlog.journal import RunDirectory
 from memlog.journal.kept import keep
@@ -21,7 +18,6 @@ logger = logging.getLogger("memlog.delivery")
 
 FLAME_GRAPH = "worst-step.speedscope.json.gz"
 KIND = "flamegraph"
-_MAX_BYTES = 256 * 1024**2
 
 
 class WorstStep:
@@ -48,13 +44,13 @@ class WorstStep:
             found = path.stat()
         except OSError:
             return  # no step has been traced yet
-        if found.st_mtime_ns != self._seen and found.st_size <= _MAX_BYTES:
+        if found.st_mtime_ns != self._seen and found.st_size <= MAX_BYTES:
             self._seen = found.st_mtime_ns
             with self._health.contained("making a flame graph"):
-                self._draw(path)
+                self._draw()
 
-    def _draw(self, path: Path) -> None:
-        event, trace = msgspec.msgpack.decode(path.read_bytes(), type=tuple[TraceEvent, Trace])
+    def _draw(self) -> None:
+        event, trace = read_worst_step(self._run)
         step = "in the middle of a step" if event.step is None else f"step {event.step}"
         with TemporaryDirectory() as folder:
             file = Path(folder) / FLAME_GRAPH

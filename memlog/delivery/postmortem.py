@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from memlog.analysis.last_moments import REPORT, LastMoments, last_moments
 from memlog.analysis.postmortem import Report, Witness, report
+from memlog.analysis.predict import Advice, advise
+from memlog.analysis.worst import read_worst_step
 from memlog.bus import EventBus
+from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, End, now_us
 from memlog.health import Health
 from memlog.journal import Binding, JournalWriter, Position, RunDirectory
@@ -26,7 +30,14 @@ def explain(run: RunDirectory, bus: EventBus, witness: Witness) -> None:
     """
     moments = last_moments(run)
     if _wants_explanation(moments):
-        _publish(run, bus, moments, report(moments, witness))
+        _publish(run, bus, moments, report(moments, witness, _predicted(run)))
+
+
+def _predicted(run: RunDirectory) -> Advice | None:
+    """What would make the worst traced step smaller; ``None`` where none was traced."""
+    with suppress(TraceNotFoundError):
+        return advise(read_worst_step(run).trace)
+    return None
 
 
 def _publish(run: RunDirectory, bus: EventBus, moments: LastMoments, written: Report) -> None:
@@ -71,7 +82,7 @@ def explain_afterwards(run: RunDirectory) -> None:
             journal.bind(backend, binding)
         bus = EventBus(health)
         bus.subscribe(journal.append)
-        _publish(run, bus, moments, report(moments, Witness("sync")))
+        _publish(run, bus, moments, report(moments, Witness("sync"), _predicted(run)))
         journal.close()
 
 

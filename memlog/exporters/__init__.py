@@ -2,9 +2,10 @@
 
 from memlog.exporters.chrome import chrome_trace, merged, read_profiler_trace
 from memlog.exporters.cuda_snapshot import snapshot
-from memlog.exporters.files import write_json, write_pickle
+from memlog.exporters.files import write_json, write_pickle, write_text
 from memlog.exporters.speedscope import flame_graph
 from memlog.exporters.timeline import timeline
+from memlog.exporters.trace_plot import trace_plot
 
 __all__ = [
     "chrome_trace",
@@ -13,6 +14,8 @@ __all__ = [
     "read_profiler_trace",
     "snapshot",
     "timeline",
+    "trace_plot",
     "write_json",
     "write_pickle",
+    "write_text",
 ]

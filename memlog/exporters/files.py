@@ -44,6 +44,19 @@ def write_pickle(document: Any, output_path: str | PathLike[str]) -> Path:
     return _write(output_path, lambda file: pickle.dump(document, file, _PICKLE_PROTOCOL))
 
 
+def write_text(text: str, output_path: str | PathLike[str]) -> Path:
+    """Writes text as UTF-8, compressed where the name ends in ``.gz``.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigurationError: There is no such folder.
+        OSError: It can't be written.
+    """
+    return _write(output_path, lambda file: file.write(text.encode("utf-8", "replace")))
+
+
 def _write(output_path: str | PathLike[str], fill: Callable[[BinaryIO], object]) -> Path:
     path = Path(output_path)
     if not path.parent.is_dir():

@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from memlog.health import Health
+from memlog.tracer.scopes import LISTENERS, Scope
 
 
 class Listener(Protocol):
@@ -70,12 +71,14 @@ class Hooks:
             self._handles.append(hold_optimizer_hooks())
             self._optimizer = _OptimizerListener(self._listener, self._health)
             _watch.listeners = (*_watch.listeners, self._optimizer)
+            LISTENERS.add(self)
         except BaseException:
             self.remove()
             raise
 
     def remove(self) -> None:
         """Takes them out again. Calling it again is harmless."""
+        LISTENERS.remove(self)
         gone, self._optimizer = self._optimizer, None
         if gone is not None:
             _watch.listeners = tuple(one for one in _watch.listeners if one is not gone)
@@ -83,6 +86,18 @@ class Hooks:
             self._handles.pop().remove()
         if self._warning in warnings.filters:
             warnings.filters.remove(self._warning)  # type: ignore[attr-defined] # it is a list, whatever typeshed says
+
+    def scope_begins(self, scope: Scope) -> None:
+        """A scope begins, which is to the listener as a module."""
+        with self._health.contained("noticing that a scope begins"):
+            if not torch.compiler.is_compiling():
+                self._listener.module_begins(scope, ())
+
+    def scope_ends(self, scope: Scope) -> None:
+        """It has ended."""
+        with self._health.contained("noticing that a scope ends"):
+            if not torch.compiler.is_compiling():
+                self._listener.module_ends(scope, None)
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         listener, health, compiling = self._listener, self._health, torch.compiler.is_compiling

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memlog.analysis.trace.stream import OUTSIDE, OUTSIDE_PATH
+from memlog.tracer.scopes import Scope
 
 MAX_NAMES = 10_000
 """Layers at most; what belongs to others is counted with what surrounds it."""
@@ -19,18 +20,20 @@ class ModuleNames:
     """Gives layers numbers and paths.
 
     A path is what ``named_modules`` says; the model's own is the name of its class, and so is, in
-    parentheses, that of a module that the model does not own, such as a loss.
+    parentheses, that of a module that the model does not own, such as a loss, and the name of a scope.
 
     Args:
         model: The model; ``None``: the first module that is called is taken for it.
 
     Attributes:
         paths: By number. The first is "outside all modules", the second the model.
+        kinds: The names of their classes, by the same numbers.
         omitted: Modules past `MAX_NAMES`.
     """
 
     def __init__(self, model: Any = None) -> None:
         self.paths = [OUTSIDE_PATH]
+        self.kinds = [""]
         self.omitted = 0
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
         # By identity: hashing a module may be the user's own code. Each entry knows its module, since an
@@ -48,6 +51,9 @@ class ModuleNames:
             surrounding: The layer that calls it. A module that stands at several places of the model is
                 taken for the one nearest to it.
         """
+        if isinstance(module, Scope):
+            inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
+            return self.number(f"{inside}({module.name})", "scope")
         entry = self._known.get(id(module))
         if entry is None or entry[0]() is not module:
             return self._discover(module, surrounding)
@@ -62,7 +68,7 @@ class ModuleNames:
         entry = self._known.get(id(module))
         return entry is not None and entry[0]() is module
 
-    def number(self, path: str) -> int:
+    def number(self, path: str, kind: str = "") -> int:
         """The number of a path, a new one where it has none; that of "outside" past the limit."""
         number = self._numbers.get(path)
         if number is None:
@@ -71,6 +77,7 @@ class ModuleNames:
                 return OUTSIDE
             number = self._numbers[path] = len(self.paths)
             self.paths.append(path)
+            self.kinds.append(kind)
         return number
 
     def owner_of(self, name: str) -> int:
@@ -106,7 +113,7 @@ class ModuleNames:
                 self._remember(module, prefix + _plain(name))
 
     def _remember(self, module: Any, path: str) -> None:
-        number = self.number(path)
+        number = self.number(path, _kind(module))
         known = self._known.get(id(module))
         others = known[1] if known is not None and known[0]() is module else ()
         if number not in others and len(self._known) <= 2 * MAX_NAMES:

@@ -99,7 +99,8 @@ def _begun(begin: Callable[[], Any]) -> bool:
 
 def _signature(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
+        # A fake tensor's operation runs without taking anything, which says nothing of a real one's.
+        return hasattr(value, "fake_mode"), tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(_signature, value))
     return value

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlog import exporters
+from memlog.analysis.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.analysis.trace.records import LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.health import Health
+from memlog.tracer.scopes import scope
 from memlog.tracer.text import summary_text
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class MemoryTracer:
 
         Raises:
             ConfigurationError: The device isn't there, or ``engine`` can't trace it.
-        MissingExtraError: torch is not installed.
+            MissingExtraError: torch is not installed.
         """
         window = self._window(model)
         begun = False
@@ -103,6 +105,8 @@ class MemoryTracer:
             if begun:
                 with self.health.contained("analysing a trace"):
                     self._trace = window.stop()
+
+    scope = staticmethod(scope)
 
     @property
     def recording(self) -> Trace:
@@ -157,6 +161,17 @@ class MemoryTracer:
             if layer.path == path:
                 return layer
         raise KeyError(path)
+
+    def get_phase_levels(self) -> dict[PhaseName, PhaseLevel] | None:
+        """What was live as the phases of a step ended, and at most, in bytes.
+
+        ``data`` is what comes before the first module is called, then ``forward``, ``backward``,
+        ``optimizer``, and ``end``, as far as the step came.
+
+        Returns:
+            ``None`` where the trace is not exact or has lost events.
+        """
+        return phase_levels(self.recording)
 
     def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
         """Writes a flame graph for https://www.speedscope.app: bytes at the peak, in order, milliseconds.

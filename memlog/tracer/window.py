@@ -130,7 +130,8 @@ class Window:
                 fragmentation_reason=finding.fragmentation_reason,
             )
             paths = tuple(self._names.paths)
-            self._trace = Trace(build(self._books, paths, facts), paths, events)
+            result = build(self._books, paths, facts)
+            self._trace = Trace(result, paths, events, tuple(self._names.kinds))
         return self._trace
 
     def leave(self) -> bool:

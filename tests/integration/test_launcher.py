@@ -99,6 +99,7 @@ RANKS = """
 """
 
 
+@pytest.mark.seed(165, 249)
 def test_under_torchrun_each_rank_has_a_run_and_the_first_alone_one_in_the_tracker(
     tmp_path: Path,
 ) -> None:

@@ -102,6 +102,7 @@ def test_nothing_is_left_in_torch() -> None:
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
+@pytest.mark.seed(194)
 def test_a_worse_step_takes_the_place_of_the_graph() -> None:
     loop = Loop()
     session = memlog.init("local", layers=True, config={"memlog": {"sample_interval": 0.05}})

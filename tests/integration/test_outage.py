@@ -68,6 +68,7 @@ JOINED = """
 """
 
 
+@pytest.mark.seed(251)
 def test_a_server_killed_in_mid_run_and_started_again_has_every_point(
     tmp_path: Path, server: MlflowServer
 ) -> None:

@@ -155,6 +155,46 @@ def test_no_error_of_memlogs_own_reaches_the_loss_where_it_would_hang_the_interp
 
 
 @needs_phiflow
+@pytest.mark.seed(170)
+def test_field_operations_are_profiled_by_the_tracers_scopes(tmp_path: Path) -> None:
+    script = f"""{BURGERS}
+    tracer = memlog.MemoryTracer(device="cpu")
+    diffuse_by = tracer.scope("diffusion")(diffuse.explicit)
+    advect_by = tracer.scope("advection")(advect.semi_lagrangian)
+
+    def traced_step(u):
+        u = diffuse_by(u, viscosity, dt=0.8)
+        return advect_by(u, u, dt=0.8)
+
+    def traced_loss(u):
+        calls.append(1)
+        for _ in range(3):
+            u = traced_step(u)
+        return field.l2_loss(u - target)
+
+    plain, _, _ = solve(loss, true * 0)
+    with tracer.trace():
+        traced, _, evaluations = solve(traced_loss, true * 0)
+    layers = {{}}
+    for path in ("(diffusion)", "(advection)"):
+        found = tracer.get_layer_figures(path)
+        layers[path] = {{phase.phase: [phase.calls, phase.allocated] for phase in found.phases}}
+    largest = float(math.max(abs((plain - traced).values)))
+    print(json.dumps([evaluations, largest, layers, tracer.result.attributed, tracer.health.faults]))
+    """
+    output = child.run(script, tmp_path, timeout=100, PYTHONWARNINGS="ignore")
+    evaluations, largest, layers, attributed, faults = result(output)
+    assert faults == {}
+    assert largest < 1e-4
+    for phases in layers.values():
+        calls, allocated = phases["forward"]
+        assert calls == 3 * evaluations
+        assert allocated > calls * 2 * 16 * 16 * 4  # more than the field that it returns
+        assert phases["backward"][1] > 0
+    assert attributed > 0.9
+
+
+@needs_phiflow
 def test_an_error_of_the_losss_own_is_recorded_before_phiflow_hangs(tmp_path: Path) -> None:
     script = f"""{BURGERS}
     import os

@@ -87,6 +87,7 @@ def test_a_reset_by_the_user_is_noticed(probe: AcceleratorProbe) -> None:
     assert reading.peak == torch.cuda.memory_allocated(0) >= kept.nbytes
 
 
+@pytest.mark.seed(30)
 def test_reading_never_resets_the_users_peak(probe: AcceleratorProbe) -> None:
     passing = held(300 * MIB)
     del passing

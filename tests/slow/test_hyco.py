@@ -26,6 +26,7 @@ SYNTHETIC = "python run.py --config-name=burgers_experiment trainer=synthetic_wi
 BURGERS = "python run.py --config-name=burgers_physical_experiment trainer=physical_with_memory"
 HEAT = "python run.py --config-name=heat_physical_experiment trainer=physical_with_memory"
 VELOCITY = "python run.py --config-name=burgers_velocity_experiment trainer=physical_with_memory"
+NAMES = ("burgers_inverse", "heat_inverse")
 
 MB = r"\d+\.\d MB"
 ANNOUNCED = ["Memory monitoring enabled \\(verbose for first 5 batches\\)", ""]
@@ -245,10 +246,36 @@ def test_both_counters_are_shown_while_the_optimiser_runs(folder: Path) -> None:
     assert evaluations > iterations == 20
 
 
+@pytest.mark.seed(169)
+def test_the_physical_models_are_compared(folder: Path) -> None:
+    runs = [outcome(folder, command).run for command in (BURGERS, HEAT)]
+    names = " ".join(run.id for run in runs if run is not None)
+    compare = f"python -m memlog compare {names}"
+    lines = hyco.run(folder, f"{compare} --fail-if host.rss>+100%")
+    assert lines[0].split() == [f for n in zip(names.split(), NAMES, strict=True) for f in n] + [
+        "change"
+    ]
+    figures = {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    assert {"host.rss", "evaluation.time"} <= set(figures)
+    assert all(
+        re.fullmatch(r"[\d.]+ (MiB|ms) [\d.]+ (MiB|ms) [+-][\d.]+ %", " ".join(row))
+        for row in figures.values()
+    )
+    with pytest.raises(AssertionError, match=r"the gate 'host.rss>-99%' failed: run \w{8} has"):
+        hyco.run(folder, f"{compare} --fail-if host.rss>-99%")
+    [shown] = [code for code in consoles() if code.startswith("$ memlog compare")]
+    documented_rows = {line.split()[0] for line in shown.splitlines()[2:]}
+    optional = {"host.tree", "host.cgroup"}  # the first on Linux, the second in a container
+    assert documented_rows - optional == set(figures) - optional
+
+
+def consoles() -> list[str]:
+    return [block.code for block in pages.blocks("hyco.md") if block.language == "console"]
+
+
 def documented() -> list[tuple[str, str]]:
     """The commands of docs/hyco.md that show what they print, and that."""
-    consoles = [block.code for block in pages.blocks("hyco.md") if block.language == "console"]
-    parted = [code.removeprefix("$ ").partition("\n") for code in consoles]
+    parted = [code.removeprefix("$ ").partition("\n") for code in consoles()]
     return [(command, shown) for command, _, shown in parted if command.startswith("python run.py")]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
-OUTCOMES = ("kept", "better", "refused", "open")
+OUTCOMES = ("kept", "better", "refused")
 ROWS = 283
 
 

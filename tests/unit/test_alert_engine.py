@@ -135,6 +135,7 @@ def test_fragmentation() -> None:
     assert alert.value == 0.43
 
 
+@pytest.mark.seed(139, 252)
 def test_growth_an_epoch() -> None:
     sizes = [100, 500, 505, 509, 525, 526]  # the first epoch is warming up
     found = alerts(

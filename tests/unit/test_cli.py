@@ -62,6 +62,13 @@ def surface(command: click.Command) -> dict[str, list[str]]:
 def test_the_commands_and_their_options_are_frozen() -> None:
     assert surface(cli) == {"version": ["--version"]}
     assert {name: surface(command) for name, command in cli.commands.items()} == {
+        "advise": {"run": ["run"], "as_json": ["--json"], "directory": ["--dir"]},
+        "compare": {
+            "runs": ["runs"],
+            "gates": ["--fail-if"],
+            "as_json": ["--json"],
+            "directory": ["--dir"],
+        },
         "demo": {"steps": ["--steps"], "backend": ["--backend"]},
         "open": {
             "what": ["what"],

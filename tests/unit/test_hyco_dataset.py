@@ -66,3 +66,23 @@ def test_every_window_is_drawn_once_and_every_simulation_loaded_once(
     if sliding:
         assert drawn != sorted(drawn)
         assert list(sampler) != drawn  # another order in the next epoch
+
+
+@pytest.mark.parametrize(("gpu", "wanted"), [(True, True), (True, False), (False, True)])
+@pytest.mark.seed(130)
+def test_batches_are_pinned_where_there_is_a_gpu(
+    gpu: bool, wanted: bool, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader alone, which nothing is drawn from: pinning itself needs the GPU."""
+    from hyco import synthetic
+    from hyco.config import Config, Data, Equation, SyntheticParams
+
+    data = Data("none", 3, len(files), FRAMES, max_cached_sims=2, pin_memory=wanted)
+    equation = Equation("burgers", 0.1, 1.0, {"nu": 0.1})
+    config = Config("synthetic", data, equation, None, None, None)
+    params = SyntheticParams(
+        epochs=1, num_predict_steps=2, train_sim=[], learning_rate=0.1, batch_size=2
+    )
+    monkeypatch.setattr(synthetic, "simulation_files", lambda _: files)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert synthetic._loader(config, params).pin_memory is (gpu and wanted)

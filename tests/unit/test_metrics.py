@@ -35,6 +35,7 @@ def test_a_batch_has_its_own_point_at_its_own_time() -> None:
     assert [point.time_us for point in points if point.name == "memory/host/rss_mib"] == [0, 10]
 
 
+@pytest.mark.seed(165, 249)
 def test_devices_have_names_of_their_own_and_the_unknown_has_none() -> None:
     known = DeviceReading("cuda0", 1 * MIB, 4 * MIB, 3 * MIB, "exact", 1 * MIB)
     gaps = DeviceReading("mps0", 1 * MIB, 2 * MIB, None, None, None)
@@ -49,6 +50,7 @@ def test_devices_have_names_of_their_own_and_the_unknown_has_none() -> None:
     }
 
 
+@pytest.mark.seed(205)
 def test_fragmentation_of_nothing_reserved_is_unknown() -> None:
     assert fragmentation(DeviceReading("cuda0", 0, 0, 0, "exact", 0)) is None
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,6 +188,7 @@ def test_a_device_is_noticed_once_it_is_initialised(use: Any, probe: Accelerator
     assert [reading.name for reading in probe.read()] == ["cuda0"]
 
 
+@pytest.mark.seed(203)
 def test_reads_statistics_once_for_each_device_in_use(
     use: Any, probe: AcceleratorProbe, health: Health
 ) -> None:
@@ -380,3 +383,20 @@ def test_the_accelerator_interface_is_not_asked_on_builds_that_have_their_own_cl
 
     assert probe.read() == ()
     assert not health.faults
+
+
+@pytest.mark.seed(30)
+def test_nothing_of_memlogs_resets_a_statistic() -> None:
+    """The user's peak stays the user's: no code of memlog's even names what resets one."""
+    root = Path(__file__).parents[2]
+    names = set()
+    for folder in ("memlog", "integrations"):
+        for file in (root / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Attribute):
+                    names.add(node.attr)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    names.add(node.value)
+    resets = {name for name in names if name.startswith(("reset_peak", "reset_max", "reset_accum"))}
+    assert resets | (names & {"empty_cache", "_cuda_resetPeakMemoryStats"}) == set()
+    assert "memory_stats" in names  # that what reads is found in this way

@@ -46,6 +46,7 @@ def steps(run: str | None) -> list[int]:
     return [event.step for event in events(run, Batch)]  # type: ignore[union-attr]
 
 
+@pytest.mark.seed(245)
 def test_an_unchanged_loop_gives_one_event_a_step() -> None:
     session = memlog.init("local", name="n", project="p")
     train(5)

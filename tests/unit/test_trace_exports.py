@@ -45,6 +45,7 @@ def frames(document: Any, profile: int) -> list[tuple[list[str], int]]:
     ]
 
 
+@pytest.mark.seed(181, 242)
 def test_the_flame_graph_is_valid_and_holds_the_peak(tracer: MemoryTracer, tmp_path: Path) -> None:
     path = tracer.export_flame_graph(tmp_path / "a.speedscope.json")
     document = json.loads(path.read_bytes())
@@ -122,6 +123,7 @@ def test_the_validator_is_strict(tracer: MemoryTracer, damage: Any) -> None:
         speedscope.check(document)
 
 
+@pytest.mark.seed(192)
 def test_the_timeline_has_the_seeds_keys(tracer: MemoryTracer, tmp_path: Path) -> None:
     path = tracer.export_timeline(tmp_path / "timeline.json.gz")
     document = json.loads(gzip.decompress(path.read_bytes()))
@@ -165,6 +167,7 @@ def test_the_chrome_trace_has_layers_and_counters(tracer: MemoryTracer, tmp_path
     assert min(min(counter.values()) for counter in counters) >= 0
 
 
+@pytest.mark.seed(164)
 def test_layers_lie_beside_the_profilers_operations(tmp_path: Path) -> None:
     model, tracer = GPT(), MemoryTracer()
     with torch.profiler.profile() as profile, tracer.trace(model):
@@ -215,6 +218,7 @@ def test_the_snapshot_is_one_of_plain_types(tracer: MemoryTracer, tmp_path: Path
     assert all(entry["frames"] for entry in history)
 
 
+@pytest.mark.seed(135)
 def test_torchs_own_reader_of_snapshots_reads_it(tracer: MemoryTracer) -> None:
     from torch.cuda import _memory_viz
 

@@ -29,7 +29,9 @@ from memlog.analysis.trace.stream import (
     OTHER,
     OUTSIDE,
     PARAMETER,
+    READING,
     TURN,
+    decode,
 )
 from memlog.health import Health
 from memlog.tracer.dispatch import DispatchEngine
@@ -50,6 +52,7 @@ def joined(
     return books, join
 
 
+@pytest.mark.seed(201)
 def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
     marks = [
         Mark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
@@ -161,6 +164,7 @@ def test_notes_are_short_however_many() -> None:
     assert number_of(label(10**12)) == 10**12
 
 
+@pytest.mark.seed(196, 204, 205, 246)
 def test_fragmentation_is_told_by_the_blocks() -> None:
     segments = [
         {
@@ -251,3 +255,26 @@ def test_categories_are_found_by_address() -> None:
     )
     assert min(truth.values()) > 0
     assert found == pytest.approx(truth, rel=0.1)  # blocks are rounded up
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.seed(176, 190, 225)
+def test_layers_read_the_allocator_where_that_is_wanted(wanted: bool) -> None:
+    """``enable_fragmentation_tracking``: what the allocator says at each change of layer, or nothing."""
+    model, health = GPT(), Health()
+    names, books = ModuleNames(model), Accountant()
+    log = EventLog(10**6, books)
+    history: Any = SimulatedHistory()
+    engine = NativeEngine(log, names, health, model, history, readings=wanted)
+    engine._read = lambda: (600, 1000)  # what a device's allocator would say
+    engine.start()
+    model(text()).sum().backward()
+    engine.stop()
+    events, _ = log.close()
+    read = [event for event in decode(events) if event.kind == READING]
+    assert not health.faults
+    if wanted:
+        assert {(event.key, event.size) for event in read} == {(600, 1000)}
+        assert len(read) > 2 * len(list(model.modules()))
+    else:
+        assert read == []

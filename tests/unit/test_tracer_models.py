@@ -35,6 +35,7 @@ def layer(tracer: MemoryTracer, path: str) -> LayerFigures:
     return tracer.get_layer_figures(path)
 
 
+@pytest.mark.seed(179)
 def test_a_nested_modules_bytes_are_its_own_and_its_parents_in_total() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 2))
     tracer = traced(model, torch.randn(3, 4))
@@ -50,6 +51,7 @@ def test_a_nested_modules_bytes_are_its_own_and_its_parents_in_total() -> None:
     assert root.peak == max(layer(tracer, path).peak or 0 for path in ("0", "0.0", "0.1", "1"))
 
 
+@pytest.mark.seed(195)
 def test_the_backward_pass_of_every_layer_is_known() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
     tracer = traced(model, torch.randn(3, 4))
@@ -60,6 +62,7 @@ def test_the_backward_pass_of_every_layer_is_known() -> None:
     assert phase(tracer, "1", "backward").time_ms > 0
 
 
+@pytest.mark.seed(187)
 def test_a_module_that_is_called_several_times_is_counted_each_time() -> None:
     class Repeated(nn.Module):
         def __init__(self) -> None:
@@ -135,6 +138,7 @@ def test_a_loss_module_of_its_own_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.seed(230)
 def test_multihead_attention_has_what_it_allocates(training: bool) -> None:
     model = nn.MultiheadAttention(16, 4, batch_first=True)
     model.train(training)

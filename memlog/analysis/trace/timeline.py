@@ -27,7 +27,7 @@ class LayerMemoryStats:
     avg_fragmentation: float | None
     """Mean of ``(reserved - allocated) / reserved``, 0 to 1; ``None`` on the CPU."""
     duration_ms: float
-    """Time in forward, recompute and backward, children included."""
+    """Time in forward and recompute, children included, and its own part of backward."""
 
 
 @dataclass

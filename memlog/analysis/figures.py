@@ -1,0 +1,163 @@
+"""A run in the figures that runs are compared by: one pass over its journal, in bounded memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+import msgspec
+
+from memlog.analysis.document import RunStatus
+from memlog.analysis.folds import ALLOCATED, CGROUP, HOST, TREE, PeakFold
+from memlog.events import (
+    Batch,
+    DeviceReading,
+    End,
+    Epoch,
+    Evaluation,
+    Event,
+    Recorded,
+    Run,
+    Trace,
+)
+from memlog.journal import Entry, RunDirectory
+from memlog.metrics import fragmentation
+
+STEP_TIME = "step.time"
+EVALUATION_TIME = "evaluation.time"
+TRACE_PEAK = "trace.peak"
+ANY_DEVICE = "device"
+
+_MOST_TIMES = 100_000
+
+
+class RunFigures(msgspec.Struct):
+    """One run. Sizes are bytes, times milliseconds, fragmentation is from 0 to 1, ``None`` is unknown."""
+
+    id: str
+    name: str | None
+    status: RunStatus
+    steps: int
+    figures: dict[str, float | None]
+    """``host.rss``, ``device.peak``, ``cuda0.peak``, ``trace.peak``, ``step.time`` and the like."""
+    categories: dict[str, int]
+    """What was live at the peak of the worst traced step."""
+    layers: dict[str, int]
+    """The layers that held most then; others are unknown."""
+
+
+def run_figures(run: RunDirectory) -> RunFigures:
+    """Reads a run's journal."""
+    alive = run.is_alive()  # asked first, so that a run that ends meanwhile says its end
+    fold = _Fold()
+    for file in run.files():
+        fold.take_all(file.read(complete=not alive))
+    status: RunStatus = "running" if alive else "killed"
+    return RunFigures(
+        id=run.id,
+        name=fold.begin.name if fold.begin else None,
+        status=fold.end.status if fold.end else status,
+        steps=fold.last_step + 1,
+        figures=fold.figures(),
+        categories=dict(fold.worst.at_peak) if fold.worst else {},
+        layers={layer.path: layer.at_peak for layer in fold.worst.layers} if fold.worst else {},
+    )
+
+
+class _Fold:
+    def __init__(self) -> None:
+        self.begin: Run | None = None
+        self.end: End | None = None
+        self.last_step = -1
+        self.worst: Trace | None = None
+        self._peaks = PeakFold()
+        self._levels: dict[str, float] = {}
+        self._step_times = _Times()
+        self._evaluation_times = _Times()
+
+    def take_all(self, entries: Iterable[Entry]) -> None:
+        """Takes in what one process wrote."""
+        self._step_times.begin()
+        self._evaluation_times.begin()
+        for entry in entries:
+            self._take(entry.event)
+
+    def _take(self, event: Event) -> None:
+        self._peaks.take(event)
+        if isinstance(event, (Batch, Epoch, Evaluation, Recorded)):
+            self._read_devices(event.devices)
+        if isinstance(event, Batch):
+            self.last_step = max(self.last_step, event.step)
+            self._step_times.take(event.time_us)
+        elif isinstance(event, Evaluation):
+            self._evaluation_times.take(event.time_us)
+        elif isinstance(event, Trace):
+            if self.worst is None or (event.peak or 0) > (self.worst.peak or 0):
+                self.worst = event
+        elif isinstance(event, Run):
+            self.begin = self.begin or event
+        elif isinstance(event, End):
+            self.end = event
+
+    def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
+        for device in devices:
+            for measure, value in (
+                ("allocated", device.allocated),
+                ("fragmentation", fragmentation(device)),
+            ):
+                name = f"{device.name}.{measure}"
+                if value is not None and value >= self._levels.get(name, 0.0):
+                    self._levels[name] = value
+
+    def figures(self) -> dict[str, float | None]:
+        """By name; what is unknown of the host, of devices and of times is there as ``None``."""
+        known: dict[str, float | None] = {HOST: None, TREE: None}
+        for kind, peak in self._peaks.summary().items():
+            named = kind if kind in (HOST, TREE, CGROUP) else _device_kind(kind)
+            known[named] = peak.bytes
+        known.update(self._levels)
+        for measure in ("peak", "allocated", "reserved", "fragmentation"):
+            each = [
+                value
+                for name, value in known.items()
+                if name.endswith(f".{measure}") and value is not None
+            ]
+            known[f"{ANY_DEVICE}.{measure}"] = max(each, default=None)
+        known[TRACE_PEAK] = self.worst.peak if self.worst else None
+        known[STEP_TIME] = self._step_times.median_ms()
+        known[EVALUATION_TIME] = self._evaluation_times.median_ms()
+        return known
+
+
+def _device_kind(kind: str) -> str:
+    """A fold's ``cuda0.allocated`` is the highest that was allocated: in rules that is ``cuda0.peak``."""
+    return kind.removesuffix(ALLOCATED) + ".peak" if kind.endswith(ALLOCATED) else kind
+
+
+class _Times:
+    """Time between one event and the next; of very many every second, fourth, … is kept."""
+
+    def __init__(self) -> None:
+        self._kept: list[int] = []
+        self._every = 1
+        self._count = 0
+        self._before: int | None = None
+
+    def begin(self) -> None:
+        """Another process begins: what came before has nothing to do with it."""
+        self._before = None
+
+    def take(self, time_us: int) -> None:
+        before, self._before = self._before, time_us
+        if before is None or time_us < before:
+            return
+        if self._count % self._every == 0:
+            self._kept.append(time_us - before)
+            if len(self._kept) >= _MOST_TIMES:
+                self._kept = self._kept[::2]
+                self._every *= 2
+        self._count += 1
+
+    def median_ms(self) -> float | None:
+        """The median; ``None`` where there are no two events."""
+        return statistics.median(self._kept) / 1000 if self._kept else None

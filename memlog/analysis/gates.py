@@ -1,0 +1,130 @@
+"""What a comparison may not find, as text, for continuous integration.
+
+::
+
+    FIGURE COMPARISON CHANGE
+
+    FIGURE      host.rss  host.tree  host.cgroup  trace.peak  step.time  evaluation.time
+                device.peak  device.allocated  device.reserved  device.fragmentation   (the highest of any)
+                cuda0.peak …                                                    (that one's)
+    COMPARISON  >  >=  <  <=
+    CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation alone), against the first run
+
+A gate fails where what it says is true: ``device.peak > +5%`` where a run needs over 5 % more than the first,
+``device.peak > -30%`` where it does not save 30 %.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from memlog.analysis.figures import EVALUATION_TIME, STEP_TIME, TRACE_PEAK
+from memlog.analysis.folds import CGROUP, HOST, TREE
+from memlog.grammar import DEVICE_MEASURES, Comparison, Reader
+
+Unit: TypeAlias = Literal["bytes", "ms", "ratio"]
+
+_TIMES = (STEP_TIME, EVALUATION_TIME)
+_FIGURES = (
+    HOST,
+    TREE,
+    CGROUP,
+    *(f"device.{measure}" for measure in DEVICE_MEASURES),
+    TRACE_PEAK,
+    *_TIMES,
+)
+_MILLISECONDS = {"ms": 1.0, "s": 1000.0}
+_EXAMPLES = {
+    "bytes": "a change such as +5% or +100 MiB",
+    "ms": "a change such as +5% or +20 ms",
+    "ratio": "a change such as +5% or +0.1",
+}
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """One gate, understood."""
+
+    text: str
+    """As it was written."""
+    figure: str
+    comparison: Comparison
+    amount: float
+    """The change that it compares with; where ``share``, as a part of the first run's figure."""
+    share: bool
+
+    def fails(self, first: float, value: float) -> bool:
+        """Whether what it says is true of a run.
+
+        Args:
+            first: The first run's figure, which is not 0 where ``share``.
+            value: The run's.
+        """
+        change = (value - first) / first if self.share else value - first
+        if self.comparison == ">":
+            return change > self.amount
+        if self.comparison == ">=":
+            return change >= self.amount
+        return change < self.amount if self.comparison == "<" else change <= self.amount
+
+
+def unit_of(figure: str) -> Unit:
+    """What a figure is counted in."""
+    if figure in _TIMES:
+        return "ms"
+    return "ratio" if figure.endswith(".fragmentation") else "bytes"
+
+
+def parse_gate(text: str) -> Gate:
+    """Parses a gate.
+
+    Raises:
+        ConfigurationError: it is none. The message has three lines: what would be right, the gate, and a
+            caret under the place.
+    """
+    return _Parser(text, "a gate").gate()
+
+
+class _Parser(Reader):
+    def gate(self) -> Gate:
+        figure = self._figure()
+        comparison = self.comparison()
+        if comparison is None:
+            raise self.error("write >, >=, < or <=")
+        amount, share = self._change(figure)
+        self.end("gate")
+        return Gate(self._text.strip(), figure, comparison, amount, share)
+
+    def _figure(self) -> str:
+        token = self.next
+        if self.took_word(*_FIGURES):
+            return token.text
+        device = self.device()
+        if device is not None:
+            return ".".join(device)
+        close = difflib.get_close_matches(token.text, _FIGURES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise self.error(f"{hint}there are {', '.join(_FIGURES)}; one device is cuda0.peak")
+
+    def _change(self, figure: str) -> tuple[float, bool]:
+        example = _EXAMPLES[unit_of(figure)]
+        sign = -1.0 if self.next.text == "-" else 1.0
+        if not (self.took_sign("+") or self.took_sign("-")):
+            raise self.error(f"write + or -: a gate is about {example}, against the first run")
+        number = self.next
+        if number.kind != "number":
+            raise self.error(f"write {example}")
+        self.take()
+        if self.took_sign("%"):
+            return sign * float(number.text) / 100, True
+        unit = unit_of(figure)
+        if unit == "bytes":
+            return sign * self.size(number), False
+        factor = 1.0 if unit == "ratio" else _MILLISECONDS.get(self.next.text)
+        if factor is None:
+            raise self.error("write the unit here: ms, s or %")
+        if unit == "ms":
+            self.take()
+        return sign * float(number.text) * factor, False

@@ -1,0 +1,10 @@
+"""What a traced step would need if something about it were different.
+
+No model runs here: a trace's stream of events says when each storage was made, by whom and when it went,
+and each change makes some of them smaller, or live for another time. The highest level of what comes of that
+is the predicted peak.
+"""
+
+from memlog.analysis.predict.hints import Advice, Hint, advise
+
+__all__ = ["Advice", "Hint", "advise"]

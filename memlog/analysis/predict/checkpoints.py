@@ -1,0 +1,178 @@
+"""Checkpointing: which modules, and what it would save.
+
+A checkpointed module keeps its inputs alone. What its forward keeps for the backward pass is gone at its
+end, and is made again (with all that its forward needs on the way) as the backward pass comes to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from memlog.analysis.predict.course import START, Call, Course, Life, Span, highest, steady_begin
+from memlog.analysis.trace.stream import BACKWARD, FORWARD
+
+_WORTH = 0.02
+"""A group of modules is looked at where what they drop is such a part of the peak."""
+_MOST_GROUPS = 12
+_RESULT = 20
+"""A module's result is the last storage that is not this many times smaller than its largest: what comes
+after it (a norm's statistics) is small."""
+_SAME = 1.005
+"""Peaks within half a per cent are the same."""
+
+
+class Replay(NamedTuple):
+    """One call of a checkpointed module."""
+
+    dropped: tuple[Life, ...]
+    """What is gone at the end of the call."""
+    ends: int
+    again: int
+    """When the forward runs again."""
+    spike: float
+    """Bytes that this needs at most."""
+    done: int
+    """When the last of it is freed in the backward pass."""
+
+
+class Plan(NamedTuple):
+    """Modules to checkpoint, and the peak with that."""
+
+    modules: tuple[str, ...]
+    peak: int
+
+
+def best_plan(course: Course, peak: int) -> Plan | None:
+    """The siblings whose checkpointing gives the lowest peak; ``None`` where none lowers it.
+
+    Args:
+        course: Of the traced step.
+        peak: Without it.
+    """
+    replays = _replays(course)
+    plans = [
+        Plan(_paths(course, group), _peak(course, replays, group))
+        for group in _groups(course, replays, peak)
+    ]
+    best = min(plans, key=lambda plan: (plan.peak, len(plan.modules)), default=None)
+    if best is None or best.peak * _SAME >= peak:
+        return None
+    return _without_the_last(course, replays, best)
+
+
+def _without_the_last(course: Course, replays: dict[int, list[Replay]], plan: Plan) -> Plan:
+    """The last module of all runs again at once, which seldom saves anything: then it need not."""
+    group = [layer for layer in replays if course.path(layer) in plan.modules]
+    if len(group) > 1:
+        last = max(group, key=lambda layer: replays[layer][0].ends)
+        fewer = tuple(layer for layer in group if layer != last)
+        peak = _peak(course, replays, fewer)
+        if peak <= plan.peak * _SAME:
+            return Plan(_paths(course, fewer), peak)
+    return plan
+
+
+def _paths(course: Course, group: Sequence[int]) -> tuple[str, ...]:
+    return tuple(course.path(layer) for layer in sorted(group))
+
+
+def _groups(course: Course, replays: dict[int, list[Replay]], peak: int) -> list[tuple[int, ...]]:
+    """Siblings that keep much, those that keep most first."""
+    siblings: dict[str, list[int]] = {}
+    for layer in replays:
+        siblings.setdefault(course.path(layer).rpartition(".")[0], []).append(layer)
+    kept = {
+        layer: sum(life.size for replay in of_one for life in replay.dropped)
+        for layer, of_one in replays.items()
+    }
+    worth = [
+        tuple(group)
+        for group in siblings.values()
+        if sum(kept[layer] for layer in group) >= _WORTH * peak
+    ]
+    worth.sort(key=lambda group: -sum(kept[layer] for layer in group))
+    return worth[:_MOST_GROUPS]
+
+
+def _replays(course: Course) -> dict[int, list[Replay]]:
+    """By layer, its calls were it checkpointed; without those that would drop nothing."""
+    already = course.recomputed()
+    made = _Made(course)
+    found: dict[int, list[Replay]] = {}
+    # From the last call to the first: in this order the backward pass comes to them.
+    for call in reversed(course.calls):
+        wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in already
+        if wanted and not course.path(call.layer).startswith("("):
+            before = found.get(call.layer, ())
+            replay = _replay(course, made, call, before[-1].done if before else START)
+            if replay is not None:
+                found.setdefault(call.layer, []).append(replay)
+    return found
+
+
+class _Made:
+    """The storages by when they were made."""
+
+    def __init__(self, course: Course) -> None:
+        self._lives = sorted(course.lives, key=lambda life: life.begin)
+        self._begins = [life.begin for life in self._lives]
+
+    def during(self, call: Call) -> list[Life]:
+        first = bisect_left(self._begins, call.begin)
+        last = bisect_left(self._begins, call.end)
+        return [
+            life for life in self._lives[first:last] if life.passing and life.thread == call.thread
+        ]
+
+
+def _replay(course: Course, made: _Made, call: Call, not_before: int) -> Replay | None:
+    inner = made.during(call)
+    left = [life for life in inner if life.end > call.end]
+    result = _result(left)
+    backward = course.backward_after(call.end)
+    dropped = tuple(life for life in left if life is not result and life.end > backward)
+    if not dropped:
+        return None
+    again = max(_reached(course, call, min(life.end for life in dropped)), not_before)
+    # What is left at the end of the call is made again, but for the result: nobody asks for that.
+    again_made = [
+        Span(life.begin - call.begin, min(life.end, call.end) - call.begin, life.size)
+        for life in inner
+        if life is not result
+    ]
+    spike = highest(again_made, call.end - call.begin)
+    return Replay(dropped, call.end, again, spike, max(life.end for life in dropped))
+
+
+def _result(left: Sequence[Life]) -> Life | None:
+    largest = max((life.size for life in left), default=0)
+    return next((life for life in reversed(left) if life.size * _RESULT >= largest), None)
+
+
+def _reached(course: Course, call: Call, first_freed: int) -> int:
+    """When the backward pass comes to the module, without leaving it until something of it is freed."""
+    inside = course.below(call.layer)
+    reached = first_freed
+    for turn in reversed(course.turns[: course.turns_before(first_freed)]):
+        if turn.phase != BACKWARD or turn.layer not in inside:
+            break
+        reached = turn.at
+    return reached
+
+
+def _peak(course: Course, replays: dict[int, list[Replay]], group: Sequence[int]) -> int:
+    calls = [replay for layer in group for replay in replays[layer]]
+    gone = {life for replay in calls for life in replay.dropped}
+    spans = [
+        Span(steady_begin(life), life.end, life.size) for life in course.lives if life not in gone
+    ]
+    spans += [span for replay in calls for span in _dropped_spans(replay)]
+    return highest(spans, course.length, [(replay.again, replay.spike) for replay in calls])
+
+
+def _dropped_spans(replay: Replay) -> Iterator[Span]:
+    for life in replay.dropped:
+        yield Span(life.begin, replay.ends, life.size)
+        yield Span(replay.again, life.end, life.size)

@@ -1,0 +1,228 @@
+"""The course of a traced step: when each storage lived, and what ran meanwhile.
+
+Moments are indices into the trace's stream of events; -1 is before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from memlog.analysis.trace import stream
+from memlog.analysis.trace.records import Trace
+from memlog.analysis.trace.stream import (
+    BACKWARD,
+    BEFORE,
+    OPTIMIZER,
+    OPTIMIZER_STATE,
+    PARAMETER,
+    RECOMPUTE,
+    TEMPORARY,
+    UNDECIDED,
+    TraceEvent,
+)
+
+START = -1
+
+
+class Life:
+    """A storage, from when it is made to when it is gone."""
+
+    __slots__ = ("begin", "category", "end", "layer", "phase", "size", "thread")
+
+    def __init__(self, event: TraceEvent, begin: int, end: int) -> None:
+        self.begin = begin
+        self.end = end
+        self.size = event.size
+        self.layer = event.layer
+        self.phase = event.phase
+        self.category = event.category
+        self.thread = event.thread
+
+    @property
+    def passing(self) -> bool:
+        """Whether it is an activation or a temporary, rather than anything that outlives the step."""
+        return self.category in (UNDECIDED, TEMPORARY)
+
+
+class Call(NamedTuple):
+    """One run of a module's ``forward``."""
+
+    layer: int
+    phase: int
+    begin: int
+    end: int
+    thread: int
+
+
+class Turn(NamedTuple):
+    """From here on what a thread does outside modules belongs to a layer and a phase."""
+
+    at: int
+    layer: int
+    phase: int
+
+
+class Span(NamedTuple):
+    """So many bytes from one moment to another."""
+
+    begin: int
+    end: int
+    size: float
+
+
+class Course:
+    """A trace's stream of events, put together.
+
+    Args:
+        trace: All of whose events are there one by one.
+
+    Attributes:
+        trace: It.
+        lives: Every storage, in the order in which they are heard of.
+        calls: Every call of a module, in the order in which they end.
+        turns: Every change outside modules, in order.
+        length: Number of events, which is also the end of what is never freed.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.lives: list[Life] = []
+        self.calls: list[Call] = []
+        self.turns: list[Turn] = []
+        self.length = len(trace.events) // stream.EVENT_BYTES
+        self._live: dict[int, Life] = {}
+        self._open: dict[int, list[tuple[int, int, int]]] = {}
+        for at, event in enumerate(stream.decode(trace.events)):
+            self._take(at, event)
+        self._note_state()
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a backward pass was seen."""
+        return any(turn.phase == BACKWARD for turn in self.turns)
+
+    def turns_before(self, at: int) -> int:
+        """How many turns were before a moment."""
+        return bisect_left(self.turns, at, key=lambda turn: turn.at)
+
+    def backward_after(self, at: int) -> int:
+        """When the first backward pass after a moment begins; the course's length where there is none."""
+        for turn in self.turns[self.turns_before(at) :]:
+            if turn.phase == BACKWARD:
+                return turn.at
+        return self.length
+
+    def path(self, layer: int) -> str:
+        """A layer's path."""
+        return self.trace.paths[layer]
+
+    def kind(self, layer: int) -> str:
+        """The name of its class; empty where unknown."""
+        return self.trace.kinds[layer] if layer < len(self.trace.kinds) else ""
+
+    def below(self, layer: int) -> frozenset[int]:
+        """A layer and those inside it."""
+        if layer == 1:
+            return frozenset(range(1, len(self.trace.paths)))
+        inside = f"{self.path(layer)}."
+        return frozenset(
+            {layer, *(n for n, path in enumerate(self.trace.paths) if path.startswith(inside))}
+        )
+
+    def parameters(self) -> dict[int, list[int]]:
+        """Sizes of the parameters of each layer that has any."""
+        found: dict[int, list[int]] = {}
+        for life in self.lives:
+            if life.category == PARAMETER:
+                found.setdefault(life.layer, []).append(life.size)
+        return found
+
+    def recomputed(self) -> set[int]:
+        """Layers that run their forward again in the backward pass: they are checkpointed."""
+        return {call.layer for call in self.calls if call.phase == RECOMPUTE}
+
+    def spans(self, sizes: Mapping[Life, float] | None = None) -> list[Span]:
+        """When how much lived.
+
+        Args:
+            sizes: Sizes other than the storages' own.
+        """
+        changed = sizes or {}
+        return [
+            Span(steady_begin(life), life.end, changed.get(life, life.size)) for life in self.lives
+        ]
+
+    def _take(self, at: int, event: TraceEvent) -> None:
+        if event.kind == stream.ALLOC:
+            begin = START if event.phase == BEFORE else at
+            life = self._live[event.key] = Life(event, begin, self.length)
+            self.lives.append(life)
+        elif event.kind == stream.FREE:
+            gone = self._live.pop(event.key, None)
+            if gone is not None:
+                gone.end = at
+        elif event.kind == stream.CLASSIFY:
+            self._classify(event)
+        elif event.kind == stream.TURN:
+            self.turns.append(Turn(at, event.layer, event.phase))
+        elif event.kind == stream.ENTER:
+            self._open.setdefault(event.thread, []).append((event.layer, event.phase, at))
+        elif event.kind == stream.EXIT:
+            self._exit(at, event)
+
+    def _note_state(self) -> None:
+        """What an optimizer's step makes and keeps is its state, also where the trace ends within it."""
+        for life in self._live.values():
+            if life.phase == OPTIMIZER and life.passing:
+                life.category = OPTIMIZER_STATE
+
+    def _classify(self, event: TraceEvent) -> None:
+        life = self._live.get(event.key)
+        if life is not None:
+            life.category = event.category
+            if event.layer != stream.OUTSIDE:
+                life.layer = event.layer
+
+    def _exit(self, at: int, event: TraceEvent) -> None:
+        opened = self._open.get(event.thread, [])
+        if all(layer != event.layer for layer, _, _ in opened):
+            return  # it began before the trace did
+        while True:
+            layer, phase, begin = opened.pop()
+            self.calls.append(Call(layer, phase, begin, at, event.thread))
+            if layer == event.layer:
+                return
+
+
+def steady_begin(life: Life) -> int:
+    """When it begins in a step that is not the first: the optimizer's state is there from then on."""
+    return START if life.category == OPTIMIZER_STATE else life.begin
+
+
+def highest(spans: Iterable[Span], length: int, spikes: Iterable[tuple[int, float]] = ()) -> int:
+    """The highest level of all spans together.
+
+    Args:
+        spans: They last to the moment before their end.
+        length: Of the course.
+        spikes: At a moment, so much more for an instant than there was just before it.
+
+    Returns:
+        Bytes.
+    """
+    changes = [0.0] * (length + 2)  # the first is START
+    for begin, end, size in spans:
+        changes[begin + 1] += size
+        changes[end + 1] -= size
+    above = dict[int, float]()
+    for at, size in spikes:
+        above[at + 1] = max(size, above.get(at + 1, 0.0))
+    level = peak = 0.0
+    for at, change in enumerate(changes):
+        if at in above:
+            peak = max(peak, level + above[at])
+        level += change
+        peak = max(peak, level)
+    return round(peak)

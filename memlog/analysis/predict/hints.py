@@ -1,0 +1,187 @@
+"""What would make a traced step smaller, with the peak that each change would leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from memlog.analysis.predict import changes
+from memlog.analysis.predict.checkpoints import best_plan
+from memlog.analysis.predict.course import Course
+from memlog.analysis.predict.precision import with_autocast
+from memlog.analysis.trace.records import Trace
+from memlog.units import format_bytes
+
+HintKind: TypeAlias = Literal["batch", "checkpointing", "precision", "optimizer"]
+
+_WORTH = 0.01
+"""What saves less of the peak is no hint."""
+_NAMED = 6
+"""Modules that a sentence names."""
+_LAYERS = 8
+_TWO_MOMENTS = 2
+_8_BIT = (1 + 4 / 256) / 4
+"""Of a float32 state: a byte a number, and four for each block of 256 (Dettmers et al., "8-bit Optimizers via
+Block-wise Quantization", 2022, as in bitsandbytes)."""
+
+
+class HeldByLayer(msgspec.Struct, frozen=True):
+    """A layer at the traced peak, in bytes."""
+
+    path: str
+    at_peak: int
+    """Its own part, without the layers inside it."""
+    largest: str
+    """The category that most of it is."""
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A change, and what it would do."""
+
+    kind: HintKind
+    what: str
+    """The change, in words, with code between backticks."""
+    peak: int
+    """Bytes that the step would need at most."""
+    saved: int
+    """Bytes less than without it."""
+    share: float
+    """The same as a part of the peak, 0 to 1."""
+    modules: tuple[str, ...] = ()
+    """Those to checkpoint."""
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        return (
+            f"{self.what}: a peak of about {format_bytes(self.peak)}, "
+            f"{format_bytes(self.saved)} ({self.share:.0%}) less."
+        )
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """What a traced step's memory went to, and what would help. Sizes are bytes."""
+
+    device: str
+    engine: str
+    traced_peak: int | None
+    peak: int | None
+    """The same of a later step, where the optimizer's state is there from the start: what the hints are
+    measured by. ``None`` where the trace is not complete."""
+    categories: dict[str, int]
+    """What was live at the traced peak, largest first."""
+    layers: tuple[HeldByLayer, ...]
+    """Those that held most then, largest first."""
+    hints: tuple[Hint, ...]
+    """What saves most first."""
+    notes: tuple[str, ...]
+    """What is to be known about these figures, in whole sentences."""
+
+
+def advise(trace: Trace) -> Advice:
+    """Works out what would make a traced step smaller.
+
+    Every figure is a replay of the trace's own events: no model runs.
+    """
+    result = trace.result
+    incomplete = _incomplete(trace)
+    course = None if incomplete else Course(trace)
+    return Advice(
+        device=result.device,
+        engine=result.engine,
+        traced_peak=result.peak,
+        peak=None if course is None else changes.steady_peak(course),
+        categories=dict(sorted(result.categories.items(), key=lambda item: -item[1])),
+        layers=_layers(trace),
+        hints=() if course is None else _hints(course),
+        notes=(incomplete,) if incomplete else tuple(_notes(course)),
+    )
+
+
+def _incomplete(trace: Trace) -> str | None:
+    result = trace.result
+    if result.exactness != "exact":
+        return "The trace does not hold every allocation, so nothing can be predicted from it."
+    if result.truncated:
+        return (
+            f"The trace holds {result.kept_events:,} of {result.events:,} events, so nothing can be "
+            "predicted from it."
+        )
+    return None
+
+
+def _notes(course: Course | None) -> Iterator[str]:
+    if course is None:
+        return
+    if not course.has_backward:
+        yield "The traced step did not reach its backward pass: what that would need is not in these figures."
+    if course.trace.result.peak != changes.steady_peak(course):
+        yield (
+            "The traced step was the first: the figures are those of a later one, in which the optimizer's "
+            "state is there from the start."
+        )
+    yield "Each figure stands for one change alone: two of them save less than both added up."
+
+
+def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
+    held: dict[str, Counter[str]] = {}
+    for share in trace.result.shares:
+        held.setdefault(share.path, Counter())[share.category] += share.size
+    ranked = sorted(held.items(), key=lambda item: (-item[1].total(), item[0]))
+    return tuple(
+        HeldByLayer(path, sizes.total(), sizes.most_common(1)[0][0])
+        for path, sizes in ranked[:_LAYERS]
+    )
+
+
+def _hints(course: Course) -> tuple[Hint, ...]:
+    now = changes.steady_peak(course)
+    found = [*_smaller_batch(course, now), *_checkpointing(course, now)]
+    found += [*_precision(course, now), *_optimizers(course, now)]
+    worth = [hint for hint in found if hint.share >= _WORTH]
+    return tuple(sorted(worth, key=lambda hint: hint.peak))
+
+
+def _hint(kind: HintKind, what: str, now: int, peak: int, modules: tuple[str, ...] = ()) -> Hint:
+    saved = now - peak
+    return Hint(kind, what, peak, saved, saved / now if now else 0.0, modules)
+
+
+def _smaller_batch(course: Course, now: int) -> Iterator[Hint]:
+    what = (
+        "Half the batch (with gradients accumulated over two of them the training stays the same)"
+    )
+    yield _hint("batch", what, now, changes.with_batch(course, 0.5))
+
+
+def _checkpointing(course: Course, now: int) -> Iterator[Hint]:
+    plan = best_plan(course, now)
+    if plan is not None:
+        named = ", ".join(f"`{path}`" for path in plan.modules[:_NAMED])
+        more = len(plan.modules) - _NAMED
+        what = f"`torch.utils.checkpoint` on {named}" + (f" and {more} more" if more > 0 else "")
+        yield _hint("checkpointing", what, now, plan.peak, plan.modules)
+
+
+def _precision(course: Course, now: int) -> Iterator[Hint]:
+    peak = with_autocast(course)
+    if peak is not None:
+        device = course.trace.result.device.partition(":")[0]
+        what = f'`torch.autocast("{device}", dtype=torch.bfloat16)`, if all is float32 now'
+        yield _hint("precision", what, now, peak)
+
+
+def _optimizers(course: Course, now: int) -> Iterator[Hint]:
+    state, moments = changes.state_bytes(course), changes.moments(course)
+    if not moments:
+        return
+    keeps = "one number" if moments == 1 else f"{moments} numbers"
+    place = f"in place of an optimizer that keeps {keeps} for each parameter"
+    if moments >= _TWO_MOMENTS:
+        momentum = changes.with_state(course, state / moments)
+        yield _hint("optimizer", f"SGD with momentum {place}", now, momentum)
+    yield _hint("optimizer", f"SGD without momentum {place}", now, changes.with_state(course, 0))
+    eight = changes.with_state(course, state * _8_BIT)
+    yield _hint("optimizer", "An optimizer whose state has 8 bits a number", now, eight)

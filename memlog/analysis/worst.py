@@ -1,0 +1,67 @@
+"""The worst step that a session traced, with all its events, as its tracer left it in the run's folder."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from memlog.analysis.trace import stream
+from memlog.analysis.trace.records import Trace
+from memlog.errors import TraceNotFoundError
+from memlog.events import Trace as TraceEvent
+from memlog.journal import RunDirectory
+
+MAX_BYTES = 256 * 1024**2
+_LARGEST = 2**62
+"""Bytes that no storage has; sums of them still fit."""
+
+
+class WorstStep(NamedTuple):
+    """A traced step."""
+
+    event: TraceEvent
+    """What was published of it."""
+    trace: Trace
+
+
+def read_worst_step(run: RunDirectory) -> WorstStep:
+    """The traced step that needed most memory.
+
+    Raises:
+        TraceNotFoundError: None was traced, or what is kept of it can't be read.
+    """
+    path = run.worst_step
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise _unreadable(run, "it is too large")
+        event, trace = msgspec.msgpack.decode(path.read_bytes(), type=tuple[TraceEvent, Trace])
+    except FileNotFoundError:
+        raise TraceNotFoundError(
+            f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True)"
+        ) from None
+    except msgspec.MsgspecError as error:
+        raise _unreadable(run, str(error)) from error
+    if not _is_sound(trace):
+        raise _unreadable(run, "its events are damaged")
+    return WorstStep(event, trace)
+
+
+def _unreadable(run: RunDirectory, why: str) -> TraceNotFoundError:
+    return TraceNotFoundError(
+        f"the traced step of run {run.id} can't be read ({why}): trace it again"
+    )
+
+
+def _is_sound(trace: Trace) -> bool:
+    """Whether whoever replays the events may trust their numbers: the file is anybody's."""
+    if len(trace.events) % stream.EVENT_BYTES or not trace.paths:
+        return False
+    return all(
+        event.kind <= stream.READING
+        and event.layer < len(trace.paths)
+        and event.phase < len(stream.PHASES)
+        and event.category < len(stream.CATEGORIES)
+        and (event.kind != stream.ALLOC or 0 <= event.size <= _LARGEST)
+        for event in stream.decode(trace.events)
+    )

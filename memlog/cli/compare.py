@@ -1,0 +1,124 @@
+"""``memlog compare``: runs side by side, and a gate for continuous integration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from memlog.analysis.compare import Compared, Comparison, Verdict, change_percent, compare
+from memlog.analysis.figures import ANY_DEVICE, run_figures
+from memlog.analysis.gates import Unit, parse_gate
+from memlog.cli.options import SETTINGS, dir_option, json_option
+from memlog.cli.output import number, page, plain, print_json, table
+from memlog.errors import ConfigurationError, GateFailedError
+from memlog.journal import find_run
+from memlog.settings import runs_directory
+from memlog.units import format_bytes
+
+
+@click.command("compare", context_settings=SETTINGS)
+@click.argument("runs", metavar="RUN_A RUN_B …", nargs=-1, required=True)
+@click.option(
+    "--fail-if",
+    "gates",
+    metavar="GATE",
+    multiple=True,
+    help='Exit with 1 where this is true of a run, such as "device.peak > +5%". May be repeated.',
+)
+@json_option
+@dir_option
+def compare_runs(
+    runs: Sequence[str], gates: Sequence[str], directory: Path | None, as_json: bool
+) -> None:
+    """Shows runs side by side: peaks, step time, categories and layers.
+
+    Changes are in per cent of the first run's. A RUN is a run's id, the unique beginning of one, or
+    "latest". docs/compare.md tells of gates and of the JSON document.
+    """
+    if len(runs) < 2:  # noqa: PLR2004 - one alone can't be compared
+        raise ConfigurationError("name two runs or more: `memlog runs` lists them")
+    parsed = [parse_gate(text) for text in gates]
+    root = runs_directory(directory)
+    found = [find_run(root, name) for name in runs]
+    comparison = compare([run_figures(run) for run in found], parsed)
+    if as_json:
+        print_json(msgspec.json.format(msgspec.json.encode(comparison), indent=2))
+    else:
+        with page() as console:
+            _print(console, comparison)
+    _judge(comparison.gates)
+
+
+def _judge(verdicts: Sequence[Verdict]) -> None:
+    """Ends the command where a gate failed, or could not be judged."""
+    told = [_failed(verdict) for verdict in verdicts if verdict.failed is not False]
+    if told:
+        raise GateFailedError("; ".join(told))
+
+
+def _failed(verdict: Verdict) -> str:
+    if verdict.failed is None:
+        of = "the first run" if verdict.first is None else f"run {verdict.run}"
+        why = f"unknown in {of}" if None in (verdict.first, verdict.value) else "0 in the first run"
+        return f"the gate {verdict.gate!r} can't be judged: {verdict.figure} is {why}"
+    change = change_percent(verdict.first, verdict.value)
+    percent = "" if change is None else f" ({change:+.1f} %)"
+    values = (_value(verdict.unit, value) for value in (verdict.value, verdict.first))
+    return f"the gate {verdict.gate!r} failed: run {verdict.run} has {' against '.join(values)}{percent}"
+
+
+def _print(console: Console, comparison: Comparison) -> None:
+    figures = {
+        name: compared
+        for name, compared in comparison.figures.items()
+        if _is_known(compared) and not _is_said_twice(name, comparison)
+    }
+    _print_table(console, "", figures, comparison)
+    _print_table(console, "at the traced peak", comparison.categories, comparison)
+    _print_table(console, "layer", comparison.layers, comparison)
+
+
+def _is_known(compared: Compared) -> bool:
+    return any(value is not None for value in compared.values)
+
+
+def _is_said_twice(name: str, comparison: Comparison) -> bool:
+    """Whether ``device.…`` stands for one device only, whose own row says the same."""
+    owner, _, measure = name.partition(".")
+    if owner == ANY_DEVICE:
+        return False
+    any_of_them = comparison.figures.get(f"{ANY_DEVICE}.{measure}")
+    return any_of_them is not None and any_of_them.values == comparison.figures[name].values
+
+
+def _print_table(
+    console: Console, heading: str, rows: Mapping[str, Compared], comparison: Comparison
+) -> None:
+    if not rows:
+        return
+    grid = table(console)
+    grid.add_column(heading, overflow="fold")
+    for at, run in enumerate(comparison.runs):
+        grid.add_column(plain(f"{run.id} {run.name}" if run.name else run.id), justify="right")
+        if at:
+            grid.add_column("change", justify="right", no_wrap=True)
+    for name, compared in rows.items():
+        cells = [_value(compared.unit, compared.values[0])]
+        for value, change in zip(compared.values[1:], compared.changes_percent[1:], strict=True):
+            cells += [_value(compared.unit, value), "" if change is None else f"{change:+.1f} %"]
+        grid.add_row(plain(name), *cells)
+    if heading:
+        console.print()
+    console.print(grid)
+
+
+def _value(unit: Unit, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if unit == "bytes":
+        return format_bytes(value)
+    return f"{number(value)} ms" if unit == "ms" else number(value)

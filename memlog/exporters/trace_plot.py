@@ -1,0 +1,222 @@
+"""A snapshot of an allocator as a picture: every storage from its allocation to its end, one upon another.
+
+PyTorch's own page for this loads a library from the network. This one is HTML with a drawing in it: no
+script, and nothing to be fetched.
+"""
+
+from __future__ import annotations
+
+import html
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from memlog.units import format_bytes
+
+_MOST_DRAWN = 400
+"""Storages that are drawn one by one, the largest; the others are one grey band on top."""
+_MOST_DEVICES = 8
+_WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
+_TICKS = 5
+_FRAMES = 12
+
+
+class _Change(NamedTuple):
+    """A storage comes (positive) or goes."""
+
+    address: int
+    size: int
+    label: str
+
+
+class _Band:
+    """A storage in the picture: where its lower edge was, moment by moment."""
+
+    def __init__(self, size: int, label: str, at: int, level: int) -> None:
+        self.size = size
+        self.label = label
+        self.edge = [(at, level)]
+
+    def move(self, at: int, down: int) -> None:
+        level = self.edge[-1][1]
+        self.edge += [(at, level), (at + 1, level - down)]
+
+    def end(self, at: int) -> None:
+        self.edge.append((at, self.edge[-1][1]))
+
+
+class _Drawing:
+    """Storages as they come and go.
+
+    Attributes:
+        bands: Those that are drawn one by one.
+        top: Moments and bytes of everything, what is not drawn one by one included.
+    """
+
+    def __init__(self, changes: list[_Change]) -> None:
+        self.bands: list[_Band] = []
+        self.top = [(0, 0)]
+        self._stack: list[_Band] = []
+        self._here: dict[int, tuple[_Band | None, int]] = {}
+        self._level = 0
+        self._others = 0
+        drawn = _largest(changes)
+        for at, change in enumerate(changes):
+            if change.size >= 0:
+                self._come(at, change, drawn=at in drawn)
+            else:
+                self._go(at, change.address)
+            self.top.append((at + 1, self._level + self._others))
+        for band in self._stack:
+            band.end(len(changes))
+
+    @property
+    def moments(self) -> int:
+        """How many there are."""
+        return len(self.top) - 1
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the highest."""
+        return max(level for _, level in self.top)
+
+    def _come(self, at: int, change: _Change, *, drawn: bool) -> None:
+        band = _Band(change.size, change.label, at, self._level) if drawn else None
+        self._here[change.address] = band, change.size
+        if band is None:
+            self._others += change.size
+            return
+        self._level += change.size
+        self._stack.append(band)
+        self.bands.append(band)
+
+    def _go(self, at: int, address: int) -> None:
+        band, size = self._here.pop(address, (None, 0))
+        if band is None:
+            self._others -= size
+            return
+        self._level -= size
+        band.end(at)
+        place = self._stack.index(band)
+        del self._stack[place]
+        for above in self._stack[place:]:
+            above.move(at, size)
+
+
+def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
+    """A snapshot's picture.
+
+    Args:
+        snapshot: What ``torch.cuda.memory._snapshot()`` gives, or `memlog.exporters.snapshot`. Entries that
+            are of another form are passed over.
+        title: Heading of the page.
+
+    Returns:
+        HTML.
+    """
+    drawings = []
+    for device, history in enumerate(_list(snapshot.get("device_traces"))[:_MOST_DEVICES]):
+        changes = [*_before(snapshot, device, _list(history)), *_changes(_list(history))]
+        if changes:
+            drawings.append(_section(device, _Drawing(changes)))
+    body = "\n".join(drawings) or "<p>The snapshot holds no history: nothing was recorded.</p>"
+    heading = html.escape(title)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{heading}</title>'
+        "<style>body{font-family:sans-serif;margin:1em}svg{width:100%;height:auto}"
+        "path:hover{stroke:#000}</style></head>\n"
+        f"<body><h1>{heading}</h1>\n"
+        "<p>Each band is a storage; what it is stands in its tooltip. From left to right: each allocation "
+        f"and each free, in order.</p>\n{body}\n</body></html>\n"
+    )
+
+
+def _changes(history: list[Any]) -> Iterator[_Change]:
+    for entry in history:
+        if isinstance(entry, dict) and entry.get("action") in ("alloc", "free_completed"):
+            size = _number(entry.get("size"))
+            label = _label(size, _list(entry.get("frames")))
+            sign = 1 if entry["action"] == "alloc" else -1
+            yield _Change(_number(entry.get("addr")), sign * size, label)
+
+
+def _before(snapshot: Mapping[str, Any], device: int, history: list[Any]) -> Iterator[_Change]:
+    """What was there before the history began: freed in it, or still there, and never allocated in it."""
+    made: set[int] = set()
+    for change in _changes(history):
+        if change.size >= 0:
+            made.add(change.address)
+        elif change.address not in made:
+            made.add(change.address)
+            yield change._replace(size=-change.size)
+    for segment in _list(snapshot.get("segments")):
+        if isinstance(segment, dict) and segment.get("device", 0) == device:
+            yield from _blocks_before(segment, made)
+
+
+def _blocks_before(segment: Mapping[str, Any], made: set[int]) -> Iterator[_Change]:
+    address = _number(segment.get("address"))
+    for block in _list(segment.get("blocks")):
+        if isinstance(block, dict):
+            size = _number(block.get("size"))
+            if block.get("state") == "active_allocated" and address not in made:
+                yield _Change(address, size, _label(size, _list(block.get("frames"))))
+            address += size
+
+
+def _largest(changes: list[_Change]) -> set[int]:
+    """Which changes are the largest allocations, by their number."""
+    made = [number for number, change in enumerate(changes) if change.size > 0]
+    made.sort(key=lambda number: -changes[number].size)
+    return set(made[:_MOST_DRAWN])
+
+
+def _section(device: int, drawing: _Drawing) -> str:
+    peak = max(drawing.peak, 1)
+    across, up = _WIDTH / drawing.moments, _HEIGHT / peak
+
+    def path(points: Iterable[tuple[int, int]]) -> str:
+        placed = (f"{_MARGIN + x * across:.1f} {_HEIGHT - y * up:.1f}" for x, y in points)
+        return "M" + "L".join(placed) + "Z"
+
+    outline = [(0, 0), *drawing.top, (drawing.moments, 0)]
+    shapes = [f'<path d="{path(outline)}" fill="#bbb"><title>all others</title></path>']
+    for band in drawing.bands:
+        upper = [(x, y + band.size) for x, y in reversed(band.edge)]
+        shapes.append(
+            f'<path d="{path([*band.edge, *upper])}" fill="{_colour(band.label)}">'
+            f"<title>{html.escape(band.label)}</title></path>"
+        )
+    ticks = [
+        f'<text x="{_MARGIN - 8:.0f}" y="{_HEIGHT * (1 - part / _TICKS) + 5:.0f}" text-anchor="end" '
+        f'font-size="14">{format_bytes(drawing.peak * part / _TICKS)}</text>'
+        for part in range(_TICKS + 1)
+    ]
+    box = f"0 -15 {_MARGIN + _WIDTH:.0f} {_HEIGHT + 30:.0f}"
+    return (
+        f"<h2>Device {device}: {format_bytes(drawing.peak)} at the peak</h2>\n"
+        f'<svg viewBox="{box}" xmlns="http://www.w3.org/2000/svg">\n'
+        + "\n".join([*shapes, *ticks])
+        + "\n</svg>"
+    )
+
+
+def _label(size: int, frames: list[Any]) -> str:
+    names = [
+        str(frame.get("name", "?"))[:200] for frame in frames[:_FRAMES] if isinstance(frame, dict)
+    ]
+    return "\n".join([format_bytes(size), *names])
+
+
+def _colour(label: str) -> str:
+    """The same for storages of the same origin."""
+    origin = label.partition("\n")[2]
+    return f"hsl({zlib.crc32(origin.encode('utf-8', 'replace')) % 360} 60% 60%)"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -1,0 +1,144 @@
+"""What the short texts that users write have in common: words, numbers, sizes, and a caret under a mistake.
+
+Alert rules (``host.rss > 80%``) and comparison gates (``device.peak > +5%``) are read with it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from memlog.errors import ConfigurationError
+
+Comparison: TypeAlias = Literal[">", ">=", "<", "<="]
+
+MAX_LENGTH = 200
+DEVICE_MEASURES = ("allocated", "reserved", "peak", "fragmentation")
+SIZE_NAMES = "B, KiB, MiB, GiB or TiB"
+"""KB, MB, GB and TB mean the same: everywhere in memlog "MB" is 1024² bytes."""
+
+_COMPARISONS: tuple[Comparison, ...] = get_args(Comparison)
+_SIZES: dict[str, int] = {"b": 1} | {
+    unit: 1024**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit in (f"{prefix}b", f"{prefix}ib")
+}
+_LARGEST_SIZE = 2**63
+_DEVICE = re.compile(r"[a-z]+[0-9]+", re.ASCII)
+_TOKEN = re.compile(
+    r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<word>[A-Za-z_][A-Za-z0-9_.]*)"
+    r"|(?P<sign>[<>]=?|.)",
+    re.ASCII | re.DOTALL,
+)
+
+
+class Token(NamedTuple):
+    """A piece of the text."""
+
+    kind: str
+    """``number``, ``word``, ``sign`` or ``end``."""
+    text: str
+    start: int
+    end: int
+
+
+class Reader:
+    """Reads one text from left to right.
+
+    Args:
+        text: It.
+        what: What it ought to be, with its article, for the message where it is not.
+
+    Raises:
+        ConfigurationError: it is too long. The message has three lines, as all of a reader's: what would
+            be right, the text, and a caret under the place.
+    """
+
+    def __init__(self, text: str, what: str) -> None:
+        self._what = what
+        self._text = text[:MAX_LENGTH]
+        self._tokens = [
+            Token(str(match.lastgroup), match.group(), match.start(), match.end())
+            for match in _TOKEN.finditer(self._text)
+            if not match.group().isspace()
+        ]
+        end = len(self._text.rstrip())
+        self._tokens.append(Token("end", "", end, end))
+        self._at = 0
+        if len(text) > MAX_LENGTH:
+            place = Token("end", "", MAX_LENGTH - 1, MAX_LENGTH)
+            raise self.error(f"write at most {MAX_LENGTH} characters", place)
+
+    @property
+    def next(self) -> Token:
+        """What comes now."""
+        return self._tokens[self._at]
+
+    @property
+    def after_next(self) -> str:
+        """The text of what comes then."""
+        return self._tokens[min(self._at + 1, len(self._tokens) - 1)].text
+
+    def take(self) -> Token:
+        """Goes on."""
+        token = self.next
+        self._at += token.kind != "end"
+        return token
+
+    def took_word(self, *words: str) -> bool:
+        """Goes on where one of the words comes."""
+        found = self.next.kind == "word" and self.next.text in words
+        self._at += found
+        return found
+
+    def took_sign(self, sign: str) -> bool:
+        """Goes on where the sign comes."""
+        found = self.next.kind == "sign" and self.next.text == sign
+        self._at += found
+        return found
+
+    def error(self, remedy: str, token: Token | None = None) -> ConfigurationError:
+        """What to raise; the caret stands under the token, or under what comes now."""
+        # What can't be printed keeps its width, so that the caret stays under the place.
+        shown = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in self._text)
+        place = (token or self.next).start
+        return ConfigurationError(
+            f"{self._what} can't be read: {remedy}\n  {shown}\n  {' ' * place}^"
+        )
+
+    def comparison(self) -> Comparison | None:
+        """Goes on where a comparison comes."""
+        for comparison in _COMPARISONS:
+            if self.took_sign(comparison):
+                return comparison
+        return None
+
+    def device(self) -> tuple[str, str] | None:
+        """Goes on where a measure of one device comes, such as ``cuda0.peak``: the device and the measure."""
+        owner, _, measure = self.next.text.partition(".")
+        is_device = _DEVICE.fullmatch(owner) is not None and not owner.startswith("gpu")
+        if self.next.kind != "word" or not is_device or measure not in DEVICE_MEASURES:
+            return None
+        self.take()
+        return owner, measure
+
+    def size(self, number: Token) -> float:
+        """Takes the unit of a size, whose number has been taken.
+
+        Returns:
+            Bytes.
+        """
+        unit = self.next
+        if unit.kind != "word" or unit.text.lower() not in _SIZES:
+            raise self.error(f"write the unit here: {SIZE_NAMES}, or %")
+        self.take()
+        size = float(number.text) * _SIZES[unit.text.lower()]
+        if not size < _LARGEST_SIZE:
+            raise self.error("no machine has so much memory: write a smaller size", number)
+        return size
+
+    def end(self, what: str) -> None:
+        """Nothing may follow."""
+        if self.next.kind != "end":
+            raise self.error(f"the {what} is over here: leave out what follows")

@@ -1,0 +1,138 @@
+"""The exercise, run as a user runs it, and docs/memory_exercise.md, which shows what it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import hyco, pages
+
+from memlog.artifacts.snapshots import read_snapshot
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+MIB = r"([\d.]+) MiB"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exercise")
+
+
+def run(folder: Path, program: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(hyco.EXAMPLES / program), *arguments],
+        cwd=folder,
+        env=hyco.environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def parts(folder: Path) -> dict[str, str]:
+    """What each of the four parts prints."""
+    printed = run(folder, "memory_exercise.py")
+    found = re.findall(r"^== Part \d: .*?(?=^== |\Z)", printed, re.MULTILINE | re.DOTALL)
+    return dict(zip(("profile", "snapshot", "phases", "compare"), found, strict=True))
+
+
+@pytest.mark.seed(255, 259, 260, 261, 272, 280)
+def test_the_profilers_table_names_what_allocates_most(parts: dict[str, str]) -> None:
+    if torch.cuda.is_available():
+        assert "Self CUDA Mem" in parts["profile"]
+    else:
+        assert "There is no GPU: the profiler watches the CPU." in parts["profile"]
+        sizes = re.findall(r"aten::\w+ .* ([\d.]+) MB +\d+ *$", parts["profile"], re.MULTILINE)
+        assert [float(size) for size in sizes] == sorted(map(float, sizes), reverse=True)
+        assert "aten::mm" in parts["profile"]
+
+
+@pytest.mark.seed(135, 259, 262, 263, 264, 265, 281)
+def test_a_snapshot_and_its_picture_are_there(parts: dict[str, str], folder: Path) -> None:
+    assert "memory.html: the picture of memory_snapshot.pkl" in parts["snapshot"]
+    history = read_snapshot(folder / "memory_snapshot.pkl")["device_traces"][0]
+    assert {"alloc", "free_completed"} <= {entry["action"] for entry in history}
+    page = (folder / "memory.html").read_text(encoding="utf-8")
+    assert "at the peak" in page
+    assert page.count("<path ") > 50
+    if not torch.cuda.is_available():
+        assert history[-1]["action"] != "free_requested"
+        assert "block2" in page
+
+
+@pytest.mark.seed(256, 258, 266, 267, 268, 273)
+def test_the_memory_is_told_phase_by_phase(parts: dict[str, str]) -> None:
+    line = r"^After (\w+): \{'allocated': ([\d.]+), 'reserved': (\S+), 'max_allocated': ([\d.]+)\}$"
+    found = re.findall(line, parts["phases"], re.MULTILINE)
+    assert [name for name, *_ in found] == ["forward", "backward", "optimizer", "zero_grad"]
+    allocated = {name: float(size) for name, size, *_ in found}
+    highest = [float(size) for *_, size in found]
+    assert allocated["forward"] > 4 * allocated["backward"] > 4 * allocated["zero_grad"]
+    assert highest == sorted(highest)
+    assert "The peak lies in: backward" in parts["phases"]
+    assert "Left behind by a step: 0 bytes" in parts["phases"]
+
+
+@pytest.mark.seed(257, 270, 271, 274, 275, 282, 283)
+def test_the_table_is_filled_in_and_checkpointing_saves_over_30_percent(
+    parts: dict[str, str],
+) -> None:
+    row = rf"^\| ([+\w ]+?) +\| +{MIB} \| +(?:(\d+)%)? \| +(\d+) ms \|$"
+    table = re.findall(row, parts["compare"], re.MULTILINE)
+    assert [name for name, *_ in table] == ["Baseline", "+ Checkpointing", "+ AMP", "+ Both"]
+    baseline, checkpointed, amp, both = (float(peak) for _, peak, *_ in table)
+    assert checkpointed < 0.7 * baseline
+    assert both < amp < 0.75 * baseline
+    assert both < checkpointed
+    assert all(int(time) > 0 for *_, time in table)
+    assert "exit code 0" in parts["compare"]  # the gate: memlog compare … --fail-if "… > -30%"
+    assert "Peak memory reduced by more than 30%: yes" in parts["compare"]
+
+
+@pytest.mark.seed(276, 277, 278, 279, 283)
+def test_the_four_questions_are_answered_from_the_run(parts: dict[str, str]) -> None:
+    text = parts["compare"]
+    assert "1. Where does memory peak (forward or backward)?\n   In: backward." in text
+    saved = re.search(
+        rf"checkpointing save\?\n   {MIB} of ([\d.]+), (\d+)%; with AMP besides", text
+    )
+    assert saved
+    assert float(saved[1]) / float(saved[2]) == pytest.approx(int(saved[3]) / 100, abs=0.01)
+    assert re.search(
+        r"overhead of checkpointing\?\n   A step takes [+-]\d+%: \d+ ms for \d+\.", text
+    )
+    losses = re.search(r"unseen data is ([\d.]+) for ([\d.]+) \(", text)
+    assert losses
+    assert float(losses[1]) == pytest.approx(float(losses[2]), rel=0.02)
+
+
+def steady(text: str) -> list[str]:
+    """Lines without numbers, names of runs, widths of columns, and rows that only some machines have."""
+    runs = re.search(r"^\$ memlog compare (\w+) (\w+)", text, re.MULTILINE)
+    for name in runs.groups() if runs else ():
+        text = text.replace(name, "RUN")
+    lines = (" ".join(line.split()) for line in pages.masked(text))
+    return [line for line in lines if line and not line.startswith(("host.tree", "host.cgroup"))]
+
+
+@pytest.mark.seed(69)
+def test_the_page_shows_what_is_printed(parts: dict[str, str], folder: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the page shows the lines of a machine without a GPU")
+    exercise, estimates = (
+        block.code for block in pages.blocks("memory_exercise.md") if block.language == "console"
+    )
+    for part in ("snapshot", "phases", "compare"):  # times decide the units in the profiler's table
+        shown = exercise[exercise.index(parts[part].splitlines()[0]) :].partition("\n== ")[0]
+        assert steady(shown) == steady(parts[part])
+    printed = run(folder, "gpu_memory_profiler.py")
+    assert estimates.partition("\n")[2].splitlines() == printed.splitlines()

@@ -1,0 +1,148 @@
+"""``memlog advise``, and the same predictions in a post-mortem report."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from support.journals import GIB, MadeRun, at, batch
+from support.training import CASES, traced
+
+from memlog.analysis.last_moments import last_moments
+from memlog.analysis.postmortem import Witness, report
+from memlog.analysis.predict import advise
+from memlog.analysis.trace.records import Trace
+from memlog.analysis.worst import read_worst_step
+from memlog.cli.main import cli
+from memlog.delivery.postmortem import explain_afterwards
+from memlog.events import OutOfMemory
+from memlog.journal import RunDirectory
+from memlog.tracer.event import trace_event
+from memlog.units import format_bytes
+
+
+@pytest.fixture(autouse=True)
+def _runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def memlog(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="memlog")
+
+
+@cache
+def trace() -> Trace:
+    return traced(CASES["gpt"])
+
+
+def traced_run(root: Path) -> RunDirectory:
+    """A run that ran out of memory, and whose worst step was traced."""
+    event = trace_event(trace().result, 7)
+    run = MadeRun(root).write(*(batch(step, GIB) for step in range(8)), event)
+    run.write(
+        OutOfMemory(
+            at(1), 7, "host", GIB, 0, None, None, None, None, "blocks.1", "forward", "no memory"
+        )
+    )
+    directory = run.closed()
+    directory.worst_step.write_bytes(msgspec.msgpack.encode((event, trace())))
+    return directory
+
+
+@pytest.mark.seed(166)
+def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> None:
+    traced_run(tmp_path)
+    result = memlog("advise", "latest")
+    assert result.exit_code == 0, result.output
+    advice = advise(trace())
+    assert f"step 7: {format_bytes(advice.traced_peak)} at the peak on cpu" in result.stdout
+    lines = {line.split("  ")[0]: line for line in result.stdout.splitlines()}
+    held = advice.categories["activations"]
+    assert format_bytes(held) in lines["activations"]
+    assert "blocks.3.mlp.0 (activations)" in lines
+    for hint in advice.hints:
+        line = lines[hint.what.replace("`", "")]
+        assert line.endswith(f"{format_bytes(hint.saved)}, {hint.share:.0%}")
+        assert format_bytes(hint.peak) in line
+    assert {hint.kind for hint in advice.hints} == {
+        "batch",
+        "checkpointing",
+        "precision",
+        "optimizer",
+    }
+
+
+def test_the_document_is_stable(tmp_path: Path) -> None:
+    run = traced_run(tmp_path)
+    document = json.loads(memlog("advise", "latest", "--json").stdout)
+    assert set(document) == {"schema", "run", "step", "advice"}
+    assert (document["schema"], document["run"], document["step"]) == (1, run.id, 7)
+    advice = document["advice"]
+    assert set(advice) == {
+        "device",
+        "engine",
+        "traced_peak",
+        "peak",
+        "categories",
+        "layers",
+        "hints",
+        "notes",
+    }
+    assert set(advice["layers"][0]) == {"path", "at_peak", "largest"}
+    assert set(advice["hints"][0]) == {"kind", "what", "peak", "saved", "share", "modules"}
+    assert msgspec.json.encode(advise(trace()), order="sorted") == msgspec.json.encode(
+        advice, order="sorted"
+    )
+
+
+def test_a_run_without_a_trace_says_how_to_get_one(tmp_path: Path) -> None:
+    MadeRun(tmp_path).write(batch(0, GIB)).closed()
+    result = memlog("advise", "latest")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("memlog: no step of run k7m2xq9a was traced: train with ")
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "layer", "size", "odd"])
+def test_a_damaged_trace_is_one_line(tmp_path: Path, damage: str) -> None:
+    run = traced_run(tmp_path)
+    event, whole = read_worst_step(run)
+    content = msgspec.msgpack.encode((event, whole))
+    broken = {
+        "cut": content[:-100],
+        "garbage": b"\x00garbage",
+        "layer": _with_events(event, whole, whole.events[:24] + b"\xff" * 4 + whole.events[28:]),
+        "size": _with_events(event, whole, whole.events[:15] + b"\xff" + whole.events[16:]),
+        "odd": _with_events(event, whole, whole.events[:-1]),
+    }
+    run.worst_step.write_bytes(broken[damage])
+    result = memlog("advise", "latest")
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("memlog: the traced step of run k7m2xq9a can't be read")
+
+
+def _with_events(event: object, whole: Trace, events: bytes) -> bytes:
+    return msgspec.msgpack.encode((event, msgspec.structs.replace(whole, events=events)))
+
+
+def test_a_post_mortem_report_has_the_same_predictions(tmp_path: Path) -> None:
+    run = traced_run(tmp_path)
+    explain_afterwards(run)
+    text = (run.artifacts / "postmortem.md").read_text()
+    for hint in advise(trace()).hints:
+        assert f"- {hint.sentence()}\n" in text
+    assert "These peaks are predicted from the worst traced step" in text
+
+
+def test_without_the_traces_events_a_report_has_no_figures(tmp_path: Path) -> None:
+    run = traced_run(tmp_path)
+    run.worst_step.unlink()
+    text = report(last_moments(run), Witness("sync")).text
+    assert "half the batch needs about half of that" in text
+    assert "predicted" not in text

@@ -1,0 +1,252 @@
+"""Runs side by side, and gates on the change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.journals import GIB, MIB, MadeRun, at, batch, cuda
+
+from memlog import ConfigurationError
+from memlog.analysis import figures
+from memlog.analysis.compare import compare
+from memlog.analysis.figures import run_figures
+from memlog.analysis.gates import parse_gate
+from memlog.cli.main import cli
+from memlog.events import Batch, Device, End, Evaluation, Run, Trace, TracedLayer
+
+
+@pytest.fixture(autouse=True)
+def _runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def memlog(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="memlog")
+
+
+def trace(peak: int, at_peak: dict[str, int], **layers: int) -> Trace:
+    held = tuple(TracedLayer(path, size, peak, size, size) for path, size in layers.items())
+    return Trace(at(1), 3, "dispatch", True, peak, at_peak, held, 0)
+
+
+def made(root: Path, run_id: str, *, peak: int = GIB, every_s: float = 0.1) -> MadeRun:
+    """Five steps on a GPU."""
+    run = MadeRun(root, run_id).write(
+        Run(at(0), f"run {run_id[0]}", None, (), {}), Device(at(0), "cuda0", "GPU", 80 * GIB)
+    )
+    for step in range(5):
+        run.write(Batch(at(step * every_s), step, GIB, GIB, "exact", (cuda(GIB // 2, peak),)))
+    return run
+
+
+def two_runs(root: Path) -> None:
+    small = {"activations": 100 * MIB, "parameters": 10 * MIB}
+    run = made(root, "aaaa2222").write(
+        trace(50 * MIB, {"activations": 50 * MIB}, old=5),
+        trace(110 * MIB, small, head=60 * MIB, body=40 * MIB),
+        trace(60 * MIB, {"activations": 60 * MIB}, older=5),
+    )
+    run.write(End(at(9), "finished")).closed()
+    large = {"activations": 150 * MIB, "gradients": 10 * MIB}
+    run = made(root, "bbbb2222", peak=2 * GIB, every_s=0.15)
+    run.write(trace(160 * MIB, large, head=90 * MIB, tail=50 * MIB))
+    run.write(End(at(9), "finished")).closed()
+
+
+def test_figures_stand_side_by_side_with_the_change(tmp_path: Path) -> None:
+    two_runs(tmp_path)
+    lines = memlog("compare", "aaaa", "bbbb").stdout.splitlines()
+    rows = {line.split("  ")[0]: " ".join(line.split()) for line in lines if line}
+
+    assert lines[0].split() == ["aaaa2222", "run", "a", "bbbb2222", "run", "b", "change"]
+    assert rows["device.peak"] == "device.peak 1.0 GiB 2.0 GiB +100.0 %"
+    assert rows["device.allocated"] == "device.allocated 512.0 MiB 512.0 MiB +0.0 %"
+    assert rows["host.rss"] == "host.rss 1.0 GiB 1.0 GiB +0.0 %"
+    assert rows["step.time"] == "step.time 100.0 ms 150.0 ms +50.0 %"
+    assert rows["trace.peak"] == "trace.peak 110.0 MiB 160.0 MiB +45.5 %"
+    # Of the worst step. A category that a trace lacks holds nothing; a layer that it does not name is
+    # unknown.
+    assert rows["activations"] == "activations 100.0 MiB 150.0 MiB +50.0 %"
+    assert rows["parameters"] == "parameters 10.0 MiB 0 B -100.0 %"
+    assert rows["gradients"] == "gradients 0 B 10.0 MiB"
+    assert rows["head"] == "head 60.0 MiB 90.0 MiB +50.0 %"
+    assert rows["tail"] == "tail unknown 50.0 MiB"
+    assert "old" not in rows
+    assert "host.tree" not in rows
+    assert "cuda0.peak" not in rows  # there is one device
+
+
+def test_the_document_is_stable(tmp_path: Path) -> None:
+    two_runs(tmp_path)
+    result = memlog("compare", "aaaa", "bbbb", "aaaa", "--json", "--fail-if", "device.peak > +200%")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert set(document) == {"schema", "runs", "figures", "categories", "layers", "gates"}
+    assert document["schema"] == 1
+    assert document["runs"][1] == {
+        "id": "bbbb2222",
+        "name": "run b",
+        "status": "finished",
+        "steps": 5,
+    }
+    assert document["figures"]["device.peak"] == {
+        "unit": "bytes",
+        "values": [GIB, 2 * GIB, GIB],
+        "changes_percent": [None, 100.0, 0.0],
+    }
+    assert document["figures"]["host.tree"]["values"] == [None, None, None]
+    assert document["figures"]["step.time"]["unit"] == "ms"
+    assert document["layers"]["tail"]["values"] == [None, 50 * MIB, None]
+    assert document["gates"][0] == {
+        "gate": "device.peak > +200%",
+        "run": "bbbb2222",
+        "figure": "device.peak",
+        "unit": "bytes",
+        "first": GIB,
+        "value": 2 * GIB,
+        "failed": False,
+    }
+    assert [verdict["run"] for verdict in document["gates"]] == ["bbbb2222", "aaaa2222"]
+
+
+@pytest.mark.parametrize(
+    ("gate", "fails"),
+    [
+        ("device.peak > +5%", True),
+        ("device.peak > +100%", False),
+        ("device.peak >= +100%", True),
+        ("cuda0.peak > +1023 MiB", True),
+        ("cuda0.peak>+1 GiB", False),
+        ("device.peak < -30%", False),
+        ("device.peak > -30%", True),  # it does not save 30 %
+        ("device.allocated > +0%", False),
+        ("device.fragmentation > +0.1", False),
+        ("host.rss <= +0 B", True),
+        ("step.time > +10%", True),
+        ("step.time > +60 ms", False),
+        ("step.time > +0.04 s", True),
+        ("trace.peak > +45%", True),
+    ],
+)
+def test_gates(tmp_path: Path, gate: str, fails: bool) -> None:
+    two_runs(tmp_path)
+    result = memlog("compare", "aaaa", "bbbb", "--fail-if", gate)
+    assert result.exit_code == int(fails), result.output
+    assert "device.peak" in result.stdout
+    if fails:
+        [line] = result.stderr.splitlines()
+        assert line.startswith(f"memlog: the gate '{gate}' failed: run bbbb2222 has ")
+
+
+def test_the_line_says_what_the_gate_saw(tmp_path: Path) -> None:
+    two_runs(tmp_path)
+    gates = ("--fail-if", "device.peak > +5%", "--fail-if", "step.time > +5%")
+    result = memlog("compare", "aaaa", "bbbb", *gates)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "memlog: the gate 'device.peak > +5%' failed: run bbbb2222 has 2.0 GiB against 1.0 GiB (+100.0 %); "
+        "the gate 'step.time > +5%' failed: run bbbb2222 has 150.0 ms against 100.0 ms (+50.0 %)\n"
+    )
+
+
+def test_a_gate_on_what_nobody_knows_is_no_pass(tmp_path: Path) -> None:
+    two_runs(tmp_path)
+    made(tmp_path, "cccc2222").write(End(at(9), "finished")).closed()
+    for gate, where in (
+        ("host.tree > +5%", "host.tree is unknown in the first run"),
+        ("cuda1.peak > +5%", "cuda1.peak is unknown in the first run"),
+        ("trace.peak > +5%", "trace.peak is unknown in run cccc2222"),
+    ):
+        result = memlog("compare", "aaaa", "cccc", "--fail-if", gate)
+        assert result.exit_code == 1
+        assert result.stderr == f"memlog: the gate '{gate}' can't be judged: {where}\n"
+
+
+@pytest.mark.parametrize(
+    ("gate", "place", "remedy"),
+    [
+        ("device.pek > +5%", 0, "did you mean device.peak?"),
+        ("> +5%", 0, "there are host.rss"),
+        ("device.peak", 11, "write >, >=, < or <="),
+        ("device.peak = +5%", 12, "write >, >=, < or <="),
+        ("device.peak > 5%", 14, "write + or -"),
+        ("device.peak > +", 15, "a change such as +5% or +100 MiB"),
+        ("device.peak > +5", 16, "write the unit here"),
+        ("device.peak > +5 ms", 17, "write the unit here"),
+        ("step.time > +5 MiB", 15, "write the unit here: ms, s or %"),
+        ("device.peak > +5% now", 18, "the gate is over here"),
+        ("gpu0.peak > +5%", 0, "one device is cuda0.peak"),
+        ("x" * 300, 199, "at most 200 characters"),
+    ],
+)
+def test_a_wrong_gate_is_pointed_at(tmp_path: Path, gate: str, place: int, remedy: str) -> None:
+    two_runs(tmp_path)
+    result = memlog("compare", "aaaa", "bbbb", "--fail-if", gate)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    said, shown, caret = result.stderr.splitlines()
+    assert said.startswith("memlog: a gate can't be read: ")
+    assert remedy in said
+    assert shown == f"  {gate[:200]}"
+    assert caret == f"  {' ' * place}^"
+    with pytest.raises(ConfigurationError):
+        parse_gate(gate)
+
+
+def test_one_run_alone_is_no_comparison(tmp_path: Path) -> None:
+    two_runs(tmp_path)
+    result = memlog("compare", "aaaa")
+    assert result.exit_code == 2
+    assert result.stderr == "memlog: name two runs or more: `memlog runs` lists them\n"
+
+
+def test_the_step_time_is_a_median_and_forgets_pauses(tmp_path: Path) -> None:
+    times = [0.0, 0.1, 0.2, 60.0, 60.1, 60.2, 60.25]
+    run = MadeRun(tmp_path, "aaaa2222")
+    for step, time in enumerate(times):
+        run.write(Batch(at(time), step, None, None, None))
+    found = run_figures(run.closed())
+    assert found.figures["step.time"] == pytest.approx(100)
+    assert found.figures["host.rss"] is None
+    assert found.status == "killed"
+    assert found.steps == 7
+
+
+def test_evaluations_have_a_time_of_their_own(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path, "aaaa2222")
+    for number in range(4):
+        run.write(Evaluation(at(number / 4), number, 1.0, GIB))
+    found = run_figures(run.closed())
+    assert found.figures["evaluation.time"] == pytest.approx(250)
+    assert found.figures["step.time"] is None
+    assert found.figures["host.rss"] == GIB
+
+
+def test_one_step_has_no_time(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path, "aaaa2222").write(batch(0, GIB))
+    assert run_figures(run.closed()).figures["step.time"] is None
+
+
+def test_times_of_a_long_run_are_thinned_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "_MOST_TIMES", 8)
+    run = MadeRun(tmp_path, "aaaa2222")
+    for step in range(100):
+        run.write(batch(step, GIB))
+    assert run_figures(run.closed()).figures["step.time"] == pytest.approx(100)
+
+
+def test_of_several_devices_the_highest_counts(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path, "aaaa2222").write(
+        batch(0, GIB, cuda(MIB), cuda(3 * MIB, 4 * MIB, index=1))
+    )
+    found = compare([run_figures(run.closed())] * 2)
+    assert found.figures["cuda0.peak"].values == (MIB, MIB)
+    assert found.figures["device.peak"].values == (4 * MIB, 4 * MIB)
+    assert found.figures["device.allocated"].values == (3 * MIB, 3 * MIB)

@@ -1,0 +1,190 @@
+"""Predicted peaks against those of training that really makes the change, by the allocator's own account."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from support.training import CASES, Adam8Bit, measured_peak, traced
+
+from memlog import MemoryTracer
+from memlog.analysis.predict import Advice, Hint, advise
+from memlog.analysis.predict.course import Course, Span, highest
+from memlog.analysis.trace.records import Trace
+
+TOLERANCE = 0.1
+
+
+@cache
+def trace_of(case: str) -> Trace:
+    trace = traced(CASES[case])
+    # Of a convolution's scratch space only what was measured is known, once for each shape.
+    return trace if not trace.result.dropped else traced(CASES[case])
+
+
+@cache
+def advice_for(case: str) -> Advice:
+    return advise(trace_of(case))
+
+
+def hint(case: str, kind: str, words: str = "") -> Hint:
+    found = [one for one in advice_for(case).hints if one.kind == kind and words in one.what]
+    assert len(found) == 1, advice_for(case).hints
+    return found[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_that_hints_start_from_is_the_measured_one(case: str) -> None:
+    assert advice_for(case).peak == trace_of(case).result.peak
+    assert advice_for(case).peak == pytest.approx(measured_peak(CASES[case]), rel=0.002)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.seed(137, 166, 254)
+def test_half_the_batch(case: str) -> None:
+    found = hint(case, "batch")
+    measured = measured_peak(CASES[case], batch=CASES[case].batch // 2)
+    assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+    assert found.saved == (advice_for(case).peak or 0) - found.peak > 0
+
+
+@pytest.mark.parametrize("case", ["gpt", "unet", "rollout", "encoder"])
+@pytest.mark.seed(254)
+def test_checkpointing_the_named_modules(case: str) -> None:
+    found = hint(case, "checkpointing")
+    assert all(f"`{path}`" in found.what for path in found.modules)
+    measured = measured_peak(CASES[case], checkpointed=found.modules)
+    assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+    assert measured < (advice_for(case).peak or 0)
+
+
+def test_the_modules_to_checkpoint_are_the_blocks_without_the_last() -> None:
+    assert hint("gpt", "checkpointing").modules == ("blocks.0", "blocks.1", "blocks.2")
+    assert hint("rollout", "checkpointing").modules == ("net",)
+
+
+def test_what_is_checkpointed_already_is_no_hint() -> None:
+    from support.models import GPT
+
+    case = CASES["gpt"]._replace(
+        model=lambda: GPT(width=96, blocks=4, checkpointing="not reentrant")
+    )
+    found = [one for one in advise(traced(case)).hints if one.kind == "checkpointing"]
+    assert not any("blocks.0" in one.modules for one in found)
+
+
+def test_leaves_have_nothing_to_drop() -> None:
+    assert "checkpointing" not in {one.kind for one in advice_for("mlp").hints}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.seed(254)
+def test_bfloat16_autocast(case: str) -> None:
+    found = hint(case, "precision")
+    measured = measured_peak(CASES[case], autocast=True)
+    assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+    assert measured < (advice_for(case).peak or 0)
+
+
+def test_autocast_that_is_on_is_no_hint() -> None:
+    from torch import nn
+
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = CASES["gpt"].model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out: torch.Tensor = self.inner(x)
+            return out.float()
+
+    advice = advise(traced(CASES["gpt"]._replace(model=Cast)))
+    assert "precision" not in {one.kind for one in advice.hints}
+    assert "batch" in {one.kind for one in advice.hints}
+
+
+OPTIMIZERS = {
+    "SGD with momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+    "SGD without momentum": partial(torch.optim.SGD, lr=0.01),
+    "8 bits": Adam8Bit,
+}
+
+
+@pytest.mark.parametrize("words", OPTIMIZERS)
+@pytest.mark.parametrize("case", ["gpt", "mlp"])
+@pytest.mark.seed(254)
+def test_a_lighter_optimizer(case: str, words: str) -> None:
+    found = hint(case, "optimizer", words)
+    make: Any = OPTIMIZERS[words]
+    measured = measured_peak(CASES[case], make=make)
+    assert found.peak == pytest.approx(measured, rel=0.01)
+
+
+def test_an_optimizer_without_state_has_no_lighter_one() -> None:
+    make: Any = OPTIMIZERS["SGD without momentum"]
+    advice = advise(traced(CASES["mlp"], make=make))
+    assert "optimizer" not in {one.kind for one in advice.hints}
+    make = OPTIMIZERS["SGD with momentum"]
+    kept = [one.what for one in advise(traced(CASES["mlp"], make=make)).hints]
+    assert any("keeps one number" in what for what in kept)
+    assert not any(what.startswith("SGD with momentum") for what in kept)
+
+
+def test_from_the_first_step_a_later_ones_peak_is_told() -> None:
+    first = advise(traced(CASES["gpt"], step=0))
+    assert first.traced_peak is not None
+    assert first.peak == pytest.approx(advice_for("gpt").peak, rel=0.001)
+    assert first.traced_peak < (first.peak or 0)
+    assert any("was the first" in note for note in first.notes)
+    assert {one.kind for one in first.hints} == {one.kind for one in advice_for("gpt").hints}
+
+
+def test_a_step_without_a_backward_pass_says_so() -> None:
+    case = CASES["gpt"]
+    model, tracer = case.model(), MemoryTracer()
+    with tracer.trace(model):
+        case.loss(model(case.inputs(case.batch)))  # and then there was no memory left
+    advice = advise(tracer.recording)
+    assert any("did not reach its backward pass" in note for note in advice.notes)
+    assert "checkpointing" not in {one.kind for one in advice.hints}
+
+
+def test_nothing_is_predicted_from_what_is_not_complete() -> None:
+    trace = trace_of("gpt")
+    cut = replace(trace, result=replace(trace.result, truncated=True, kept_events=10))
+    sampled = replace(trace, result=replace(trace.result, exactness="sampled"))
+    for advice in (advise(cut), advise(sampled)):
+        assert advice.peak is None
+        assert advice.hints == ()
+        assert "nothing can be predicted" in advice.notes[0]
+        assert advice.categories == advice_for("gpt").categories
+
+
+def test_the_largest_categories_and_layers_are_named() -> None:
+    advice = advice_for("gpt")
+    assert next(iter(advice.categories)) == "activations"
+    assert sum(advice.categories.values()) == advice.traced_peak
+    assert advice.layers[0].at_peak >= advice.layers[-1].at_peak > 0
+    assert any(".mlp.0" in layer.path for layer in advice.layers)
+
+
+def test_a_trace_of_an_older_memlog_has_no_kinds() -> None:
+    old = replace(trace_of("gpt"), kinds=())
+    assert {one.kind for one in advise(old).hints} >= {"batch", "checkpointing", "optimizer"}
+
+
+def test_levels_and_spikes() -> None:
+    spans = [Span(-1, 10, 5), Span(2, 4, 10), Span(4, 6, 20)]
+    assert highest(spans, 10) == 25  # what ends makes room for what begins at the same moment
+    assert highest(spans, 10, [(8, 30)]) == 35
+    assert highest([], 0) == 0
+
+
+def test_a_course_replays_to_the_traces_own_peak() -> None:
+    for case in CASES:
+        course = Course(trace_of(case))
+        assert highest(course.spans(), course.length) == trace_of(case).result.peak

@@ -1,0 +1,132 @@
+"""A snapshot's picture."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.models import GPT, text
+
+from memlog import MemoryTracer, SnapshotError
+from memlog.artifacts.openers import page_of
+from memlog.artifacts.snapshots import draw_snapshot
+from memlog.exporters import snapshot, trace_plot, write_pickle
+from memlog.units import format_bytes
+
+MIB = 1024**2
+
+
+def entry(action: str, address: int, size: int, name: str = "layer") -> dict[str, Any]:
+    frames = [{"name": name, "filename": "f", "line": 1}]
+    return {"action": action, "addr": address, "size": size, "frames": frames}
+
+
+def document(*history: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"segments": [], "device_traces": [list(history)], **more}
+
+
+def shapes(page: str) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Tooltips and corners, "all others" first."""
+    found = []
+    for corners, label in re.findall(
+        r'<path d="([^"]+)"[^>]*><title>(.*?)</title>', page, re.DOTALL
+    ):
+        pairs = re.findall(r"([\d.]+) (-?[\d.]+)", corners)
+        found.append((label, [(float(x), float(y)) for x, y in pairs]))
+    return found
+
+
+@pytest.mark.seed(265, 281)
+def test_a_traced_step_is_drawn_with_its_peak_and_nothing_is_fetched(tmp_path: Path) -> None:
+    model, tracer = GPT(), MemoryTracer()
+    with tracer.trace(model):
+        model(text()).square().mean().backward()
+    file = draw_snapshot(tracer.export_snapshot(tmp_path / "s.pickle"), tmp_path / "memory.html")
+    page = file.read_text(encoding="utf-8")
+    assert f"{format_bytes(tracer.result.peak)} at the peak" in page
+    labels = [label for label, _ in shapes(page)]
+    assert any("blocks.1" in label and "forward" in label for label in labels)
+    assert any("backward" in label for label in labels)
+    assert "<script" not in page
+    assert set(re.findall(r"https?://[^\"]+", page)) == {"http://www.w3.org/2000/svg"}  # a name
+
+
+def test_bands_lie_on_one_another_and_fall_as_what_is_below_goes() -> None:
+    page = trace_plot(
+        document(
+            entry("alloc", 1, 3 * MIB, "below"),
+            entry("alloc", 2, MIB, "above"),
+            entry("free_requested", 1, 3 * MIB),
+            entry("free_completed", 1, 3 * MIB),
+        ),
+        "it",
+    )
+    assert "4.0 MiB at the peak" in page
+    (_, _), (below, first), (above, second) = shapes(page)
+    assert below == "3.0 MiB\nbelow"
+    assert above == "1.0 MiB\nabove"
+    # In a drawing 500 high, which stands for 4 MiB: from 0 to 3 MiB, and from 3 to 4, later from 0 to 1.
+    assert {y for _, y in first} == {500, 125}
+    assert {y for _, y in second} == {125, 0, 500, 375}
+
+
+def test_what_was_there_before_lies_at_the_bottom() -> None:
+    segment = {
+        "device": 0,
+        "address": 100,
+        "blocks": [
+            {"state": "inactive", "size": 50},
+            {"state": "active_allocated", "size": MIB, "frames": []},
+        ],
+    }
+    history = (entry("alloc", 7, MIB, "new"), entry("free_completed", 9, 2 * MIB, "old"))
+    page = trace_plot(document(*history, segments=[segment]), "it")
+    assert "4.0 MiB at the peak" in page
+    assert [label for label, _ in shapes(page)[1:]] == ["2.0 MiB\nold", "1.0 MiB", "1.0 MiB\nnew"]
+
+
+def test_small_storages_are_one_band_where_there_are_many() -> None:
+    many = [entry("alloc", number, 1000 + number) for number in range(1000)]
+    page = trace_plot(document(*many), "it")
+    assert len(shapes(page)) == 401
+    assert f"{format_bytes(sum(1000 + n for n in range(1000)))} at the peak" in page
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [],
+        [None, 3, {}, {"action": "alloc"}, {"action": "alloc", "size": -5, "addr": "x"}],
+        [{"action": "free_completed", "addr": 1, "size": True, "frames": {"a": 1}}],
+        [{"action": "alloc", "addr": 1, "size": 5, "frames": [None, {"name": None}]}],
+    ],
+)
+def test_entries_of_another_form_do_no_harm(history: Any) -> None:
+    assert "</html>" in trace_plot({"device_traces": [history, None], "segments": [None]}, "it")
+
+
+def test_names_cannot_become_markup() -> None:
+    page = trace_plot(document(entry("alloc", 1, 5, "<script>x</script>\ud800")), "<b>")
+    assert "<script" not in page
+    assert "<b>" not in page
+
+
+def test_memlog_open_shows_it(tmp_path: Path) -> None:
+    tracer = MemoryTracer(device="cpu")
+    with tracer.trace():
+        torch.ones(1000)
+    path = write_pickle(snapshot(tracer.recording), tmp_path / "anything")
+    page = page_of(path, print)
+    kind, content = page.files[page.entry]
+    assert kind.startswith("text/html")
+    assert b"at the peak" in content
+
+
+def test_what_is_no_snapshot_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"none")
+    with pytest.raises(SnapshotError):
+        draw_snapshot(tmp_path / "x", tmp_path / "x.html")
+    assert not (tmp_path / "x.html").exists()
