@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 from support import child
+from support.faults import Fault
 from support.mlflow_server import answering_server, running_mlflow_server
 from support.truth import wait_until_delivered
+from support.wandb_server import WandbServer
 
 from memlog.journal import list_runs
 
@@ -53,6 +55,31 @@ TRAINER = """
 """
 
 
+WITH_WANDB = """
+    import sys
+    import time
+    from pathlib import Path
+
+    import memlog
+
+    if "ride" in sys.argv:
+        import wandb
+        run = wandb.init(project="p", settings=wandb.Settings(console="off", silent=True))
+    options = {"finish_timeout": 30, "config": {"memlog": {"linger": 5, "bind_grace": 0}}}
+    session = memlog.init("wandb", dir="runs", alerts=["host.rss > 1 KiB"], **options)
+    Path("graph.svg").write_text("<svg/>")
+    for step in range(50):
+        session.step()
+        if "ride" in sys.argv:
+            run.log({"loss": step})
+        if step == 25:
+            session.save_artifact("graph.svg", "flamegraph")
+            print("ready", flush=True)
+            time.sleep(4)
+    session.finish()
+"""
+
+
 def family(pid: int) -> Iterator[str]:
     """The command lines of a process and its descendants."""
     process = psutil.Process(pid)
@@ -60,9 +87,12 @@ def family(pid: int) -> Iterator[str]:
         yield " ".join(member.cmdline())
 
 
-def whole_session(directory: Path, where: str) -> None:
+def whole_session(
+    directory: Path, where: str, script: str = TRAINER, *arguments: str, **environment: str
+) -> None:
     """Trains, shows and syncs; whatever was said or written is looked through."""
-    process = child.start(TRAINER, directory, WHERE=where, **ENVIRONMENT)
+    environment = {**environment, **ENVIRONMENT}
+    process = child.start(script, directory, *arguments, WHERE=where, **environment)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     time.sleep(3)  # the client is being imported, or at work
@@ -78,12 +108,12 @@ def whole_session(directory: Path, where: str) -> None:
             text=True,
             timeout=120,
             check=False,
-            env={**os.environ, **ENVIRONMENT, "MLFLOW_TRACKING_URI": where},
+            env={**os.environ, **environment, "MLFLOW_TRACKING_URI": where},
         )
         said += [done.stdout, done.stderr]
     assert [text for text in said if "sekret" in text] == []
     files = [path for path in directory.rglob("*") if path.is_file()]
-    assert {"helper.log", "mlflow.json"} <= {path.name for path in files}
+    assert "helper.log" in {path.name for path in files}
     assert [path for path in files if b"sekret" in path.read_bytes()] == []
 
 
@@ -91,6 +121,16 @@ def test_where_all_goes_well(tmp_path: Path) -> None:
     with running_mlflow_server(tmp_path) as server:
         whole_session(tmp_path, server.url.replace("//", "//me:sekret-uri@"))
         wait_until_delivered(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(("how", "status"), [("own", None), ("ride", None), ("own", 401)])
+def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
+    """Where all goes well, and where the server refuses all but what opens a run."""
+    with WandbServer() as server:
+        if status is not None:
+            server.fault = Fault(status=status, hits=lambda path: "file_stream" in path)
+        whole_session(tmp_path, "", WITH_WANDB, how, **server.environment)
+        assert server.runs
 
 
 @pytest.mark.parametrize("status", [200, 401, 500])
