@@ -1,5 +1,6 @@
 """A tracker that goes away, and comes back, costs nothing: a real ``mlflow server`` on SQLite."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from support.outages import (
 )
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
-from memlog.journal import find_run
+from memlog.analysis import summarize
+from memlog.journal import find_run, list_runs
 
 pytestmark = [
     pytest.mark.integration,
@@ -152,3 +154,46 @@ def test_a_server_that_was_never_up_has_everything_after_a_sync(
     assert own is not None
     assert (own.run_id in said, proxy.url in said) == (True, True)
     assert rows_in_mlflow(proxy.url, own.run_id) == rows_of(plan_of(run))
+
+
+ABSENT = """
+    import sys
+
+    import memlog
+
+    def begin():
+        settings = {"memlog": {"bind_grace": 0, "linger": 2}}
+        session = memlog.init("mlflow", dir="runs", finish_timeout=1, config=settings)
+        print("helper", session._live._helper.pid, flush=True)
+        return session
+
+    session = begin()
+    for _ in range(50):
+        session.step()
+    ENDS
+"""
+ENDINGS = {
+    "without finish": ("", 0),
+    "with an error": ("raise ValueError", 1),
+    "by sys.exit": ("sys.exit(3)", 3),
+    "as a notebook's cell that is run again": ("begin().step()", 0),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_program_ends_and_so_does_its_helper_where_the_server_is_absent(
+    tmp_path: Path, proxy: Proxy, how: str
+) -> None:
+    ends, code = ENDINGS[how]
+    process = child.start(ABSENT.replace("ENDS", ends), tmp_path, MLFLOW_TRACKING_URI=proxy.url)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    assert "not everything is delivered after 1 s" in errors
+    helpers = [int(line.split()[1]) for line in output.splitlines() if "helper" in line]
+    deadline = time.monotonic() + 60
+    while any(child.lives(pid) for pid in helpers):
+        assert time.monotonic() < deadline, "a helper outlives its time"
+        time.sleep(0.05)
+    runs = list_runs(tmp_path / "runs")
+    assert len(runs) == len(helpers)
+    assert all(summarize(run).status != "killed" for run in runs)

@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from support import child
 
@@ -47,17 +46,9 @@ def expect_no_helper(output: str) -> None:
     helpers = [int(line.split()[1]) for line in output.splitlines() if line.startswith("helper ")]
     assert helpers
     deadline = time.monotonic() + AT_MOST
-    while any(lives(pid) for pid in helpers):
+    while any(child.lives(pid) for pid in helpers):
         assert time.monotonic() < deadline, "a helper outlives its trainer"
         time.sleep(0.05)
-
-
-def lives(pid: int) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return "memlog.delivery" in process.cmdline() and process.status() != "zombie"
-    except psutil.Error:
-        return False
 
 
 def summaries(directory: Path) -> list[Summary]:

@@ -9,6 +9,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
+
 from memlog.journal import RunDirectory
 
 
@@ -77,3 +79,12 @@ def kill_helper(run: RunDirectory) -> None:
     with contextlib.suppress(OSError):  # no such file: it is gone
         while " Z " not in Path(f"/proc/{pid}/stat").read_text():
             time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    """Whether a helper process has not ended."""
+    try:
+        process = psutil.Process(pid)
+        return "memlog.delivery" in process.cmdline() and process.status() != "zombie"
+    except psutil.Error:
+        return False
