@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.stores import DictStore, stored
 from memlog.artifacts.names import is_safe, numbered
 from memlog.artifacts.pulling import MAX_FILE_BYTES, MAX_FILES, Pulled, Puller, choose
 from memlog.errors import ArtifactError
+from memlog.sink import StoredArtifact
 
 
 def pulled(store: DictStore, folder: Path, *, force: bool = False) -> list[Pulled]:
@@ -101,6 +103,32 @@ def test_a_safe_name_is_one_part_of_a_path(name: str) -> None:
     if is_safe(name):
         assert Path("folder", name).parent == Path("folder")
         assert os.path.basename(name) == name  # noqa: PTH119 - an independent way
+
+
+PARTS = st.sampled_from(
+    ["..", ".", "/", "\\", "a", "CON", "\0", "\n", "C:", " ", "-", ".json", "é"]
+)
+NAMES = st.text(max_size=140) | st.lists(PARTS, max_size=6).map("".join)
+FILES = st.builds(StoredArtifact, NAMES, NAMES, st.none() | st.integers(-(2**70), 2**70))
+
+
+@given(st.lists(FILES, max_size=8), st.booleans())
+def test_whatever_a_store_tells_nothing_is_written_elsewhere(
+    tmp_path_factory: pytest.TempPathFactory, listed: list[StoredArtifact], force: bool
+) -> None:
+    root = tmp_path_factory.mktemp("pull")
+    folder = root / "deep" / "folder"
+
+    def bring(path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)  # as a client does that trusts its server
+        path.write_bytes(b"content")
+        return path
+
+    with suppress(ArtifactError):
+        pulled(DictStore({}, listed, bring), folder, force=force)
+    assert {path.name for path in root.iterdir()} <= {"deep"}
+    assert {path.name for path in root.glob("deep/*")} <= {"folder"}
+    assert all(path.is_file() and is_safe(path.name) for path in folder.glob("*"))
 
 
 def test_numbers_go_before_the_endings() -> None:

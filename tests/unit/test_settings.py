@@ -30,6 +30,11 @@ def test_memlogs_own_keys_are_understood() -> None:
     assert (settings.every, settings.project, settings.directory) == (5, "p", "/runs/x")
 
 
+def test_finish_waits_ten_seconds_where_nothing_is_said() -> None:
+    assert resolve({}, {}).finish_timeout == 10
+    assert resolve({"finish_timeout": 0.5}, {}).finish_timeout == 0.5
+
+
 def test_arguments_go_before_configuration() -> None:
     assert resolve({"every": 2}, {"every": 7}).every == 2
 

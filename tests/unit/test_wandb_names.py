@@ -1,8 +1,11 @@
 """Names, addresses and the environment: what of W&B's integration needs no W&B."""
 
+import re
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memlog.sink import Backend, Connection, RidingBackend
 from memlog_wandb import backend, environment
@@ -45,6 +48,28 @@ def test_any_other_key_becomes_one_of_its_own(key: str) -> None:
     assert made[0].isalpha()
     assert len(made) <= 250
     assert made != safe_key(f"{key}!")
+
+
+ANY_NAME = st.text(max_size=300) | st.text(alphabet="a/._-* é", max_size=300)
+
+
+@given(ANY_NAME)
+def test_whatever_a_metric_is_called_wandb_can_take_it(name: str) -> None:
+    made = safe_key(name)
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_\-./ ]{0,249}", made)
+    assert safe_key(made) == made
+
+
+@given(st.lists(ANY_NAME, unique=True, max_size=20))
+def test_no_two_metrics_become_one(names: list[str]) -> None:
+    assert len({safe_key(name) for name in names}) == len(names)
+
+
+@given(ANY_NAME, ANY_NAME)
+def test_whatever_a_file_is_called_wandb_can_take_it(name: str, kind: str) -> None:
+    for made in (artifact_name("k7m2xq9a", name), artifact_name("k7m2xq9a", kind)):
+        assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", made)
+    assert re.fullmatch(r"[A-Za-z0-9._-]{0,128}", artifact_type(kind))
 
 
 def test_artifacts_are_named_by_their_run_and_keep_to_wandbs_types() -> None:
