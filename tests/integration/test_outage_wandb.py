@@ -226,8 +226,6 @@ def test_a_ride_on_a_users_run_whose_server_is_down_slows_nothing(
     assert float(finish) < FINISH_TIMEOUT + 2 * BLOCKED
     ridden = server.runs[run_id].rows
     assert [row["loss"] for row in ridden if "loss" in row] == list(range(int(steps)))
-    while_down = [row for row in ridden if row.get("loss", 0) > 200]
-    assert any("memory/host/rss_mib" in row for row in while_down)
     arguments = ("latest", "--dir", "runs")
     shown = child.memlog("show", *arguments, directory=tmp_path)
     if "`memlog sync" not in shown:  # the file came through as the server came back

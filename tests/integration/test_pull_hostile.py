@@ -15,6 +15,7 @@ from memlog.sink import Connection, Target
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
     # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),

@@ -16,7 +16,7 @@ from memlog.testing import ArtifactStoreContract, Row, SinkContract
 from memlog_wandb import WandbBackend
 from memlog_wandb.sink import WandbSink, _OpenRun
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 STATUSES: dict[int | None, Status] = {0: "finished", 1: "failed", 255: "killed"}
 USERS = "users"
