@@ -9,8 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
+from memlog import exporters
 from memlog.artifacts import flamegraph
-from memlog.artifacts.contents import read_content
+from memlog.artifacts.contents import PICKLE, read_content
+from memlog.artifacts.memory_limit import memory_limit
+from memlog.artifacts.snapshots import parse_snapshot
 from memlog.artifacts.viewer import find_viewer
 from memlog.errors import UnopenableFileError, ViewerUnavailableError
 
@@ -52,6 +55,7 @@ class Opener(Protocol):
 
         Raises:
             UnopenableFileError: it is damaged.
+            SnapshotError: it is a pickle, and no snapshot.
             ViewerUnavailableError: what shows it is missing.
         """
 
@@ -80,7 +84,32 @@ class FlamegraphOpener:
         return Page(entry, files, tuple(notes))
 
 
-OPENERS: tuple[Opener, ...] = (FlamegraphOpener(),)
+_READING = 32
+_READING_AT_LEAST = 256 * 1024**2
+"""Reading a snapshot takes ten times its size, of a file that wants to do harm any amount."""
+
+
+class SnapshotOpener:
+    """Shows snapshots of an allocator as flame graphs of what holds its memory."""
+
+    title = "snapshots of CUDA's allocator (what torch.cuda.memory._dump_snapshot() writes, gzip or not)"
+    _words = (b"device_traces", b"total_size")
+
+    def recognises(self, content: bytes) -> bool:
+        """Whether it is a pickle with a snapshot's own words in it; it is not loaded for that."""
+        return content.startswith(PICKLE) and any(word in content for word in self._words)
+
+    def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
+        """Its flame graph's page."""
+        with memory_limit(_READING * len(content) + _READING_AT_LEAST):
+            snapshot = parse_snapshot(content, title)
+        graph = exporters.snapshot_graph(snapshot, title)
+        encoded = msgspec.json.encode(graph.document)
+        page = FlamegraphOpener().page(encoded, title, announce)
+        return msgspec.structs.replace(page, notes=(*graph.notes, *page.notes))
+
+
+OPENERS: tuple[Opener, ...] = (FlamegraphOpener(), SnapshotOpener())
 
 
 def page_of(path: Path, announce: Callable[[str], object]) -> Page:
@@ -92,6 +121,7 @@ def page_of(path: Path, announce: Callable[[str], object]) -> Page:
 
     Raises:
         UnopenableFileError: nothing here shows it, or it is damaged.
+        SnapshotError: it is a snapshot that is damaged, or unsafe.
         ViewerUnavailableError: what shows it is missing.
         OSError: it can't be read.
     """
