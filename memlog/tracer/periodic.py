@@ -172,7 +172,9 @@ class PeriodicTracer:
             self._tell(trace, step)
         if self._budget is not None:
             between = self._opening + time.perf_counter() - now
-            self._budget.traced_step(now - self._opened, between)
+            # From the step before on, as a plain one is counted: what loads the batch is part of both.
+            begun = self._stepped + self._opening if self._stepped else self._opened
+            self._budget.traced_step(now - begun, between)
 
     def _leave(self) -> None:
         with self._health.contained("leaving a traced step"):
