@@ -116,13 +116,31 @@ class Courier:
         end = self._end()
         if self.state.own_run is not None:
             self._sink(None)  # opened by an earlier courier, which died before it could end it
-        for sink in self._sinks.values():
-            sink.close(end.status if end else None, end.time_us if end else None)
+        try:
+            for sink in self._sinks.values():
+                sink.close(end.status if end else None, end.time_us if end else None)
+        except Exception as error:
+            self._go_back()
+            self._note_failure(error)
+            raise
         self._sinks.clear()
         self._clean = self._kept()
         if self.state.own_run or self.state.joined:
             self.state.stage, self.state.problem = "done", None
             self._save()
+
+    def _go_back(self) -> None:
+        """Where a sink could not make safe what it had: a new one sends all since the last clean point."""
+        if not self._are_durable():
+            clean = self._clean
+            self.state.files, self.state.outbox = dict(clean.files), clean.outbox
+            self.state.delivered, self.state.dropped = clean.delivered, dict(clean.dropped)
+            self._clean = self._kept()
+            self._sinks.clear()
+            self._readings.clear()
+
+    def _are_durable(self) -> bool:
+        return all(sink.durable for sink in self._sinks.values())
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
@@ -137,7 +155,7 @@ class Courier:
     def _save(self) -> None:
         """Keeps what is remembered; of what a sink has not made safe yet, that it is not."""
         clean, state = self._clean, self.state
-        if not all(sink.durable for sink in self._sinks.values()):
+        if not self._are_durable():
             state = msgspec.structs.replace(
                 state,
                 files=clean.files,

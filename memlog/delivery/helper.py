@@ -238,7 +238,7 @@ class Helper:
             while not courier.join(TICK):
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
-        return True
+        return all(courier.delivered for courier in self._couriers.values())
 
 
 class LineReader:
