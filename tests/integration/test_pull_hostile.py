@@ -99,6 +99,8 @@ def test_an_mlflow_run_with_links_devices_and_ten_thousand_files(
     store.mkdir()
     uri = sqlite_store(store)
     with environment_without_mlflow():
+        from mlflow import MlflowClient
+
         from memlog_mlflow import backend
 
         sink = backend.open_sink(Target("mine", None, connection=Connection(uri)))
@@ -107,7 +109,9 @@ def test_an_mlflow_run_with_links_devices_and_ten_thousand_files(
         artifact = Artifact(1, "good.txt", "report", "artifacts/good.txt", 4)
         sink.log_artifact(artifact, tmp_path / "good.txt")
         sink.close("finished")
-    (good,) = (path for path in Path.cwd().rglob("good.txt") if "mlruns" in str(path))
+        stored = MlflowClient(uri).get_run(run.run_id).info.artifact_uri
+    assert stored is not None
+    (good,) = Path(stored.removeprefix("file://")).rglob("good.txt")
     folder = good.parent
     for name in ("CON", "nul.txt", ".hidden", "a b", "x\x1b[2J"):
         (folder / name).write_text("odd")

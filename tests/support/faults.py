@@ -19,8 +19,8 @@ class Fault:
 
     status: int | None = None
     """Answered with this, and not passed on."""
-    body: bytes = b'{"data":null}'
-    """What is answered then."""
+    body: bytes | None = None
+    """What is answered then; ``None``: something short that is no answer."""
     delay: float = 0.0
     """Seconds before the request is passed on."""
     loses_answer: bool = False
@@ -84,7 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
         struck = fault.hits(self.path)
         self.held.hit += struck
         if struck and fault.status is not None:
-            self._answer(fault.status, [], fault.body)
+            body = b"<html>not now</html>" if fault.body is None else fault.body
+            self._answer(fault.status, [], body)
             return
         time.sleep(fault.delay if struck else 0)
         try:

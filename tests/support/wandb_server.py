@@ -410,7 +410,7 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(fault.delay)
         if fault.status is None:
             return False
-        self._send(fault.status, fault.body)
+        self._send(fault.status, b"{}" if fault.body is None else fault.body)
         return True
 
     def _graphql(self, request: Data) -> Data:
