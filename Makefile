@@ -18,7 +18,7 @@ TRACER_TESTS := tests/unit/test_trace*.py tests/unit/test_budget.py tests/integr
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers gpu-checks limits test-oldest-torch clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,10 @@ bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog:
 
 bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/benchmarks-layers.md
 	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
+
+gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/gpu-checks.md)
+	$(PYTEST) -m gpu
+	$(BIN)/python -m benchmarks.layers --device cuda --write docs/benchmarks-layers-gpu.md $(ARGS)
 
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)
