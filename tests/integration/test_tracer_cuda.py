@@ -228,6 +228,14 @@ def test_a_captured_graph_is_replayed_under_a_trace() -> None:
     assert not tracer.health.faults
 
 
+def test_without_a_model_the_device_in_use_is_traced() -> None:
+    training, tracer = Training("mlp"), MemoryTracer()
+    with tracer.trace():
+        training.step()
+    assert tracer.result.device == DEVICE
+    assert tracer.result.categories["parameters"] > 0
+
+
 def test_an_error_in_the_block_leaves_nothing_on() -> None:
     training, tracer = Training("mlp"), MemoryTracer()
     with (
