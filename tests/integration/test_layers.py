@@ -206,11 +206,12 @@ def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None
     for _ in range(4):
         loop.step()
     memlog.finish()
-    assert counter.frame_count == 1
+    # In a graph hooks are nothing, so nobody hears of the calls of what is compiled in place.
+    seen = layers and how != "in place"
+    # That compiler guards on global module hooks even of a graph that was compiled without them.
+    again = seen and torch.__version__.startswith("2.6.")
+    assert counter.frame_count == (2 if again else 1)
     assert not counters["graph_break"]
-    seen = (
-        layers and how != "in place"
-    )  # in a graph hooks are nothing, so nobody hears of its calls
     assert [(trace.step, trace.engine) for trace in traces(session)] == [(1, "sampler")] * seen
     assert not session.health.faults
 
