@@ -26,6 +26,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.seed(209, 216, 227, 228, 229, 230, 231, 232)
 def test_all_five_demos_run(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 EVENTS = 100_000
 
 
+@pytest.mark.seed(219)
 def test_a_hundred_thousand_events_of_training_take_under_12_mb() -> None:
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())

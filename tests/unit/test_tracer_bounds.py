@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import pytest
 import torch
 from support.models import mlp
 
@@ -36,6 +37,7 @@ def steps(tracer: MemoryTracer, count: int) -> Any:
     return tracer.result
 
 
+@pytest.mark.seed(174, 200, 224, 225)
 def test_past_the_limit_totals_and_peaks_are_those_of_all_events() -> None:
     whole = steps(MemoryTracer(), 12)
     cut = steps(MemoryTracer(max_events=100), 12)
@@ -57,6 +59,7 @@ def test_past_the_limit_totals_and_peaks_are_those_of_all_events() -> None:
     assert totals(cut) == totals(whole)
 
 
+@pytest.mark.seed(218, 219)
 def test_a_hundred_thousand_events_take_under_12_mb() -> None:
     """Of everything that the tracer itself holds while it records and analyses."""
     tracemalloc.start()

@@ -41,6 +41,7 @@ CASES: dict[
 }
 
 
+@pytest.mark.seed(194, 244, 250)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("step", ["first", "second"])
 def test_the_trace_is_the_allocators_own(case: str, step: str) -> None:
@@ -79,6 +80,7 @@ def test_the_trace_is_the_allocators_own(case: str, step: str) -> None:
     assert not tracer.health.faults
 
 
+@pytest.mark.seed(235)
 def test_known_sizes_have_their_categories() -> None:
     model = nn.Sequential(
         nn.Linear(100, 200, bias=False), nn.Tanh(), nn.Linear(200, 50, bias=False)

@@ -50,6 +50,7 @@ def test_a_nested_modules_bytes_are_its_own_and_its_parents_in_total() -> None:
     assert root.peak == max(layer(tracer, path).peak or 0 for path in ("0", "0.0", "0.1", "1"))
 
 
+@pytest.mark.seed(195)
 def test_the_backward_pass_of_every_layer_is_known() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
     tracer = traced(model, torch.randn(3, 4))

@@ -57,6 +57,7 @@ def nothing_stays_behind() -> Any:
     assert clean()
 
 
+@pytest.mark.seed(206, 239)
 @pytest.mark.parametrize("engine", ["dispatch", "sampler"])
 def test_nothing_stays_behind_when_an_exception_leaves_the_block(engine: Any) -> None:
     tracer, model = MemoryTracer(engine=engine), mlp()
@@ -112,6 +113,7 @@ def test_one_tracer_may_be_nested_in_itself() -> None:
     assert inner.events < tracer.result.events
 
 
+@pytest.mark.seed(199)
 def test_two_threads_with_a_tracer_each_do_not_mix() -> None:
     both_trace = threading.Barrier(2, timeout=60)
     first_is_in, first_is_out = threading.Event(), threading.Event()
@@ -148,6 +150,7 @@ def test_two_threads_with_a_tracer_each_do_not_mix() -> None:
         assert not tracer.health.faults
 
 
+@pytest.mark.seed(202)
 def test_a_model_is_saved_and_copied_while_it_is_traced() -> None:
     tracer, model = MemoryTracer(), mlp()
     optimizer = torch.optim.Adam(model.parameters())
@@ -269,6 +272,7 @@ def test_a_window_opened_and_closed_in_hooks_traces_what_lies_between() -> None:
     }
 
 
+@pytest.mark.seed(175, 223)
 def test_devices_that_are_not_there_are_one_clear_error() -> None:
     with pytest.raises(ConfigurationError, match="no device of torch's"):
         MemoryTracer(device="gpu")
