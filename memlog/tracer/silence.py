@@ -12,7 +12,7 @@ class Silence:
 
     def __init__(self) -> None:
         warnings.filterwarnings("ignore", message=_TEXT)
-        self._filter = warnings.filters[0]
+        self._filter = warnings.filters[0] if warnings.filters else None
 
     def end(self) -> None:
         """Takes the filter out. Calling it again is harmless."""
