@@ -10,10 +10,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 PYTEST := $(BIN)/python -m pytest
 SETTINGS := pyproject.toml constraints.txt
+OLDEST := .venv-oldest-torch
+# Of the line `torch = ["torch>=2.6"]`.
+OLDEST_TORCH = $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]/\1/p' pyproject.toml)
+TRACER_TESTS := tests/unit/test_trace*.py tests/unit/test_budget.py tests/integration/test_tracer_*.py \
+	tests/integration/test_layers*.py
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers gpu-checks limits test-oldest-torch clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -47,17 +52,24 @@ wheel: $(VENV)/dev.stamp ## build the wheel into dist/
 unit: $(VENV)/dev.stamp ## the unit tests alone
 	$(PYTEST) tests/unit -m "not integration and not slow and not gpu"
 
+test-oldest-torch: $(OLDEST)/made.stamp ## the tracer's tests on the oldest torch supported, in its own environment
+	$(OLDEST)/bin/python -m pytest $(TRACER_TESTS)
+
 bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(ARGS)
 
 bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/benchmarks-layers.md
 	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
 
+gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/gpu-checks.md)
+	$(PYTEST) -m gpu
+	$(BIN)/python -m benchmarks.layers --device cuda --write docs/benchmarks-layers-gpu.md $(ARGS)
+
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)
 
-clean: ## remove the environment, builds and caches (recorded runs stay)
-	rm -rf $(VENV) dist build *.egg-info
+clean: ## remove the environments, builds and caches (recorded runs stay)
+	rm -rf $(VENV) $(OLDEST) dist build *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -69,6 +81,15 @@ $(VENV)/made.stamp:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --upgrade 'pip>=25.1' # the first that knows --group
+	@touch $@
+
+# No part of `make test`: where no index of CPU builds is named (PIP_EXTRA_INDEX_URL), this torch comes with
+# CUDA's libraries, several gigabytes.
+$(OLDEST)/made.stamp: pyproject.toml
+	@echo "making $(OLDEST) with torch $(OLDEST_TORCH)"
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check -qq install 'torch==$(OLDEST_TORCH).*' \
+	  -e . numpy pytest pytest-timeout
 	@touch $@
 
 # The constraints matter most for torch: unpinned, pip takes a build of several gigabytes.

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.gpu_models import resnet
+
 
 def mlp() -> nn.Module:
     """Twelve layers of 256 units."""
@@ -46,13 +48,21 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Four layers of 256 units."""
+    """A transformer without places, whose words come in and go out by the same weights.
 
-    def __init__(self) -> None:
+    Args:
+        words: In its vocabulary.
+        width: Of a layer.
+        layers: How many.
+        heads: Of each layer.
+    """
+
+    def __init__(self, words: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
-        self.words = nn.Embedding(256, 256)
-        self.blocks = nn.Sequential(*(Block(256, 4) for _ in range(4)))
-        self.head = nn.Linear(256, 256)
+        self.words = nn.Embedding(words, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
 
     def forward(self, text: Tensor) -> Tensor:
         out: Tensor = self.head(self.blocks(self.words(text)))
@@ -96,9 +106,21 @@ class UNet(nn.Module):
 
 MODELS: dict[str, tuple[str, Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "mlp": ("An MLP (12 layers of 256, batch 256)", mlp, lambda: torch.randn(256, 256)),
-    "gpt": ("A GPT (4 layers of 256, 8 x 128)", GPT, lambda: torch.randint(256, (8, 128))),
+    "gpt": (
+        "A GPT (4 layers of 256, 8 x 128)",
+        lambda: GPT(256, 256, layers=4, heads=4),
+        lambda: torch.randint(256, (8, 128)),
+    ),
     "unet": ("A UNet (3 levels from 16, 4 x 64²)", UNet, lambda: torch.randn(4, 2, 64, 64)),
+    "gpt2": (
+        "A GPT-2 (12 layers of 768, 8 x 512)",
+        lambda: GPT(50_257, 768, layers=12, heads=12),
+        lambda: torch.randint(50_257, (8, 512)),
+    ),
+    "resnet": ("A ResNet-50 (32 x 224²)", resnet, lambda: torch.randn(32, 3, 224, 224)),
 }
+SMALL = ("mlp", "gpt", "unet")
+"""Those that a processor trains in less than a second a step."""
 
 
 class Training:

@@ -42,7 +42,8 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """The device that is traced.
 
     Args:
-        models: Whose first parameter or buffer says where, if ``named`` doesn't.
+        models: Whose first parameter or buffer says where, if ``named`` doesn't; without any it is the CUDA
+            device, where one is in use.
         named: A device as torch writes it.
 
     Raises:
@@ -51,7 +52,7 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     if named is None:
         tensors = (itertools.chain(model.parameters(), model.buffers()) for model in models)
         first = next(itertools.chain.from_iterable(tensors), None)
-        device = first.device if first is not None else torch.device("cpu")
+        device = first.device if first is not None else _in_use()
     else:
         device = _parsed(named)
     if device.index is None and device.type in ("cuda", "xpu"):
@@ -121,6 +122,11 @@ def are_compiled(models: Sequence[Any]) -> bool:
         for model in models
         for module in model.modules()
     )
+
+
+def _in_use() -> torch.device:
+    cuda: Any = torch.cuda
+    return torch.device("cuda" if cuda.is_initialized() and cuda.memory_allocated() else "cpu")
 
 
 def _parsed(named: str) -> torch.device:

@@ -23,6 +23,7 @@ from memlog.events import Trace as TraceEvent
 from memlog.health import Health
 from memlog.tracer.budget import DEFAULT_SHARE, Budget
 from memlog.tracer.event import trace_event
+from memlog.tracer.silence import Silence
 
 if TYPE_CHECKING:
     from memlog.analysis.trace.records import Trace
@@ -67,6 +68,7 @@ class PeriodicTracer:
         self._worst = -1
         self._skipped = 0
         self._waiting: Any = None
+        self._silence: Any = None
         self._held: Any = None
         self.want()
 
@@ -75,6 +77,11 @@ class PeriodicTracer:
         self._wanted = True
         with self._health.contained("waiting for a step to trace"):
             self._wait_for_a_call()
+
+    @property
+    def tracing(self) -> bool:
+        """Whether the step that is at work is traced."""
+        return self._window is not None
 
     def after_step(self, step: int) -> None:
         """A step is over."""
@@ -112,14 +119,22 @@ class PeriodicTracer:
             with self._health.contained("looking for the model"):
                 if self._is_a_model(module):
                     self._stop_waiting()
-                    self._open(module, inputs)
+                    if not self._is_about_to_compile(module):
+                        self._open(module, inputs)
 
         register = torch.nn.modules.module.register_module_forward_pre_hook
+        self._silence = Silence()
         self._waiting = register(called)
 
     def _is_a_model(self, module: Any) -> bool:
         """What has no parameters, such as a transform of the data, does not tell where training happens."""
         return bool(self._known()) or next(module.parameters(), None) is not None
+
+    def _is_about_to_compile(self, module: Any) -> bool:
+        """What is compiled while there are hooks is compiled again without: its first step is left alone."""
+        from memlog.tracer.choose import are_compiled  # noqa: PLC0415 - as in `_open`
+
+        return self._budget is None and are_compiled([module, *self._known()])
 
     def _known(self) -> list[Any]:
         """The modules at the top, as far as they are known: always in one order, so that names stay."""
@@ -138,6 +153,7 @@ class PeriodicTracer:
         hook, self._waiting = self._waiting, None
         if hook is not None:
             hook.remove()
+            self._silence.end()
 
     def _open(self, module: Any, inputs: Any) -> None:
         begun = time.perf_counter()

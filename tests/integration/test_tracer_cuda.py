@@ -196,6 +196,8 @@ def test_history_keys_and_clock_are_as_the_sources_say() -> None:
         torch.cuda.memory._record_memory_history(enabled=None)
     entry = next(one for one in trace if one["action"] == "alloc")
     assert {"action", "addr", "size", "stream", "time_us", "user_metadata"} <= set(entry)
+    if torch.__version__ >= (2, 11):
+        assert {"compile_context", "pool_id"} <= set(entry)
     assert entry["user_metadata"] == "ml1"
     assert entry["size"] in (1000, 1024)
     assert abs(entry["time_us"] - time.time_ns() // 1000) < 60_000_000
@@ -224,6 +226,14 @@ def test_a_captured_graph_is_replayed_under_a_trace() -> None:
         graphed(batch)
     assert any("CUDA graph" in sentence for sentence in tracer.result.unseen)
     assert not tracer.health.faults
+
+
+def test_without_a_model_the_device_in_use_is_traced() -> None:
+    training, tracer = Training("mlp"), MemoryTracer()
+    with tracer.trace():
+        training.step()
+    assert tracer.result.device == DEVICE
+    assert tracer.result.categories["parameters"] > 0
 
 
 def test_an_error_in_the_block_leaves_nothing_on() -> None:

@@ -45,6 +45,7 @@ def test_a_flame_graph_is_on_the_page_and_nothing_leaves_the_machine(tmp_path: P
     assert {urlsplit(address).hostname for address in asked if not local(address)} == {"127.0.0.1"}
 
 
+@pytest.mark.seed(135)
 def test_a_snapshot_is_shown_as_a_flame_graph(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(training(), 4))
