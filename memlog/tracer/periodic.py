@@ -129,7 +129,8 @@ class PeriodicTracer:
                 return
             if self._held is None:
                 self._held = hold_optimizer_hooks()
-            window = Window(self._model, health=self._health)
+            model = self._model if self._model is not None else module
+            window = Window(model, health=self._health)
             window.start()
             window.module_begins(module, inputs)
             self._window, self._thread, self._wanted = window, threading.get_ident(), False
