@@ -13,10 +13,10 @@ SETTINGS := pyproject.toml constraints.txt
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit bench limits clean
+.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers limits test-oldest-torch clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS="--help": its options)
 	@$(BIN)/memlog demo $(ARGS)
@@ -49,6 +49,9 @@ unit: $(VENV)/dev.stamp ## the unit tests alone
 
 bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(ARGS)
+
+bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/benchmarks-layers.md
+	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
 
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)

@@ -1,4 +1,4 @@
-"""What it costs to trace a step: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
+"""What it costs to trace steps: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
 
 # PyTorch leaves some of what is used here without types.
 # mypy: allow-untyped-calls
@@ -20,6 +20,7 @@ from rich.progress import track
 from torch import nn
 
 import memlog
+from benchmarks import budget
 from benchmarks.__main__ import machine
 from benchmarks.layer_models import MODELS, Training
 from benchmarks.statistics import estimate
@@ -81,12 +82,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="blocks of each way (default 9)")
     parser.add_argument("--steps", type=int, default=5, help="steps a block (default 5)")
+    parser.add_argument(
+        "--long", type=int, default=500, help="steps within memlog's budget (default 500)"
+    )
+    parser.add_argument(
+        "--models", nargs="+", default=list(MODELS), choices=MODELS, help="(default: all)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tables = [table(name, options.device, options.rounds, options.steps) for name in MODELS]
-    text = "\n\n".join([machine(), *tables])
+    results = [
+        Result(name, options.device, options.rounds, options.steps, options.long)
+        for name in options.models
+    ]
+    parts = [machine(), *(result.table() for result in results), aims(results)]
+    text = "\n\n".join(parts)
     Console(width=120).print(text, markup=False, highlight=False)
     if options.write:
         options.write.write_text(_PREFACE + text + "\n")
@@ -94,43 +105,104 @@ def main() -> None:
 
 _PREFACE = """# What tracing a step costs
 
-Written by `python -m benchmarks.layers`. Blocks are interleaved and each is compared with the bare block of
-its own round; medians with an interval that holds the true one with at least 95 % confidence (from six
-rounds on).
+Written by `make bench-layers`. Every way of tracing runs in blocks that are interleaved, and each is compared
+with the bare block of its own round: medians, with an interval that holds the true one with at least 95 %
+confidence (from six rounds on). The second row is of another kind: what it traces is rare and dear, so all
+its steps are summed, the very first trace with its imports among them, against as many bare steps of the same
+process, block by block by turns; the interval is a bootstrap's. "Added" is what a step takes beyond a bare
+one's, and the last column how many times more MemTracker adds.
 
 """
 
 
-def table(name: str, device: str, rounds: int, steps: int) -> str:
-    """One model under every way of tracing."""
-    training = Training(name, device)
-    medians: dict[str, list[float]] = {way: [] for way in WAYS}
+class Result:
+    """One model under every way of tracing.
+
+    Args:
+        name: Of the model.
+        device: Where it is trained.
+        rounds: Blocks of each way.
+        steps: In a block.
+        long: Steps within memlog's budget.
+    """
+
+    def __init__(self, name: str, device: str, rounds: int, steps: int, long: int) -> None:
+        training = Training(name, device)
+        self.title = f"{training.description} on {device}, {rounds} blocks of {steps} steps:"
+        self.name = name
+        self.medians = medians(training, rounds, steps)
+        self.within = budget.measure(name, device, long)
+
+    def added(self, way: str) -> float:
+        """Milliseconds beyond a bare step: the median over the rounds."""
+        pairs = zip(self.medians[way], self.medians["bare"], strict=True)
+        return statistics.median(value - base for value, base in pairs)
+
+    def times_cheaper(self, added: float) -> float:
+        """How many times more MemTracker adds."""
+        return self.added("torch's MemTracker") / added if added > 0 else float("nan")
+
+    def table(self) -> str:
+        """In Markdown."""
+        rows = [self._row(way) for way in self.medians]
+        rows.insert(1, self._row_within())
+        lines = [
+            "| way | step, ms | step / bare step | added, ms | MemTracker's / this one's |",
+            "|---|---|---|---|---|",
+            *rows,
+        ]
+        return "\n".join([self.title, "", *lines, "", self.within.told()])
+
+    def _row(self, way: str) -> str:
+        values = self.medians[way]
+        ratios = [value / base for value, base in zip(values, self.medians["bare"], strict=True)]
+        added = self.added(way)
+        than = "" if way == "bare" else f"{self.times_cheaper(added):.1f}"
+        median = estimate(values).median
+        return f"| {way} | {median:.2f} | {estimate(ratios).format(3)} | {added:.2f} | {than} |"
+
+    def _row_within(self) -> str:
+        within, than = self.within, self.times_cheaper(self.within.added_ms)
+        return (
+            f"| memlog, within its budget, {within.steps} steps | {within.step_ms:.2f} "
+            f"| {within.ratio.format(3)} | {within.added_ms:.2f} | {than:.1f} |"
+        )
+
+
+def medians(training: Training, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Each way's blocks, in milliseconds a step."""
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
     for tracing in WAYS.values():
         block(training, tracing, 2)  # not counted: imports, scratch space, the optimizer's state
-    for number in track(range(rounds), description=name, transient=True):
+    for number in track(range(rounds), description=training.description, transient=True):
         order = list(WAYS)
         shift = number % len(order)
         for way in order[shift:] + order[:shift]:
-            medians[way].append(block(training, WAYS[way], steps))
-    added = {
-        way: statistics.median(
-            value - base for value, base in zip(values, medians["bare"], strict=True)
-        )
-        for way, values in medians.items()
-    }
-    lines = [
-        f"{training.description} on {device}, {rounds} blocks of {steps} steps:\n",
-        "| way | step, ms | step / bare step | added, ms | MemTracker's / this one's |",
-        "|---|---|---|---|---|",
-    ]
-    for way, values in medians.items():
-        ratios = [value / base for value, base in zip(values, medians["bare"], strict=True)]
-        than = added["torch's MemTracker"] / added[way] if added[way] > 0 else float("nan")
-        lines.append(
-            f"| {way} | {estimate(values).median:.2f} | {estimate(ratios).format(2)} | {added[way]:.2f} "
-            f"| {'' if way == 'bare' else f'{than:.1f}'} |"
-        )
+            found[way].append(block(training, WAYS[way], steps))
+    return found
+
+
+def aims(results: list[Result]) -> str:
+    """What memlog wants to keep to, and whether it did."""
+    lines = ["| aim | " + " | ".join(result.name for result in results) + " |"]
+    lines.append("|---" * (len(results) + 1) + "|")
+    ratios = [result.within.ratio.median for result in results]
+    lines.append(
+        _aim("within its budget at most 1.01 times bare", ratios, [r <= 1.01 for r in ratios])
+    )
+    times = [result.times_cheaper(result.added("memlog, every step")) for result in results]
+    lines.append(
+        _aim("every step: MemTracker adds at least 5 times more", times, [t >= 5 for t in times])
+    )
     return "\n".join(lines)
+
+
+def _aim(name: str, figures: list[float], met: list[bool]) -> str:
+    cells = (
+        f"{figure:.3f}, {'met' if ok else 'missed'}"
+        for figure, ok in zip(figures, met, strict=True)
+    )
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def block(training: Training, way: Tracing, steps: int) -> float:

@@ -166,7 +166,7 @@ def part_2_snapshot() -> None:
             training.step()
         tracer.export_snapshot(name)
     print(f"{draw_snapshot(name, 'memory.html')}: the picture of {name}, which needs no network")
-    print(f"The same in the browser: memlog open {name}")
+    print(f"As a flame graph of what is held: memlog open {name}")
 
 
 class Phase(NamedTuple):

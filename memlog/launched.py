@@ -16,7 +16,7 @@ from memlog import ranks
 
 VARIABLE = "MEMLOG_LAUNCH"
 
-_DEFAULTS = ("directory", "backends", "alerts", "project", "name", "every")
+_DEFAULTS = ("directory", "backends", "alerts", "project", "name", "every", "layers", "budget")
 
 logger = logging.getLogger("memlog")
 
@@ -38,6 +38,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     project: str | None = None
     name: str | None = None
     every: int = 1
+    layers: bool = False
+    budget: float = 0.01
 
     def encode(self) -> str:
         """The variable's value."""

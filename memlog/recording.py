@@ -190,6 +190,8 @@ class Recording:
         """
         if forks.generation != self._generation:
             return  # a fork's copy: the run is its parent's
+        from memlog.delivery import messages  # noqa: PLC0415 - there since the helper was started
+
         self._reserve = None
         self._autolog.remove()
         self._allocator.stop()
@@ -198,12 +200,14 @@ class Recording:
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
         self.batches.publish_health()
-        self._bus.publish(End(now_us(), status))
+        end = End(now_us(), status)
+        self._bus.publish(end)
         self._binder.connect()
         self._journal.close()
         self._say_what_was_lost()
         deadline = time.monotonic() + timeout
-        outcome = self._helper.finish(timeout, _Waiting(timeout))
+        last_words = messages.Finish(end, dict(self._health.dropped))
+        outcome = self._helper.finish(last_words, timeout, _Waiting(timeout))
         threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
         for thread in threads:
             thread.complete()

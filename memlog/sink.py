@@ -102,7 +102,7 @@ class Sink(Protocol):
     """Points and parameters that it had to leave out so far, by reason."""
 
     def probe(self) -> None:
-        """Asks, within about two seconds, whether the tracker is there."""
+        """Asks whether the tracker is there: that nobody is there shows within about two seconds."""
 
     def open(self) -> TrackerRun:
         """Joins the user's run, finds the one opened before, or opens one. Calling it again is harmless."""

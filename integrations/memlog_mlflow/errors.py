@@ -31,7 +31,8 @@ _REJECTED = frozenset(
 """Everything else may pass; so may ENDPOINT_NOT_FOUND, which is what a restarting proxy answers."""
 
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
-_TOO_LARGE = "failed with error code 413 "
+_REFUSALS = frozenset({401, 403})
+_TOO_LARGE = 413
 _MAX_TEXT = 400
 
 
@@ -71,14 +72,21 @@ def error_code(error: BaseException) -> str | None:
 
 
 def _translation(error: Exception) -> DeliveryError:
-    code = error_code(error)
-    if code in _REFUSED:
-        return refused(str(code))
+    code, status = error_code(error), _http_status(error)
+    if code in _REFUSED or status in _REFUSALS:
+        return refused(str(status or code))
     text = str(error) if code is not None else f"{type(error).__name__}: {error}"
     # A proxy's "request too large" has no code of MLflow's; smaller batches get through.
-    if code in _REJECTED or _TOO_LARGE in text:
+    too_large = status == _TOO_LARGE or f"failed with error code {_TOO_LARGE} " in text
+    if code in _REJECTED or too_large:
         return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}")
     return unavailable(text)
+
+
+def _http_status(error: Exception) -> int | None:
+    """The status of an answer that the client did not make an error of its own from: of a file's."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 def _one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Asks whether the tracker behind a URI is there, in about two seconds."""
+"""Asks whether the tracker behind a URI is there: one that is not is noticed in about two seconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
@@ -16,7 +17,8 @@ from memlog_mlflow.errors import refused, translated, unavailable
 from memlog_mlflow.uris import scheme_of
 
 TIMEOUT = 2
-"""Seconds."""
+"""Seconds until a connection stands. A server that is there may take as long to answer as for any request
+of MLflow's: one that is slow, for a while or always, would never get anything otherwise."""
 
 _REFUSALS = frozenset({401, 403})
 _TOO_MANY = 429
@@ -50,7 +52,7 @@ def _ask_server(uri: str) -> None:
         "/health",
         "GET",
         max_retries=0,
-        timeout=TIMEOUT,
+        timeout=(TIMEOUT, MLFLOW_HTTP_REQUEST_TIMEOUT.get()),  # type: ignore[no-untyped-call]  # likewise
         raise_on_status=False,
     )
     status: int = response.status_code

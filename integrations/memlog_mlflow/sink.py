@@ -71,7 +71,7 @@ class MlflowSink:
         return self.health.dropped
 
     def probe(self) -> None:
-        """Asks, within about two seconds, whether MLflow is there.
+        """Asks whether MLflow is there: that nobody is there shows within about two seconds.
 
         Raises:
             TrackerUnavailableError: it is not, or it refuses the credentials.

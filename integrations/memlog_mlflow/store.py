@@ -11,7 +11,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from memlog.errors import TrackerUnavailableError, UnknownRunError
+from memlog.errors import TrackerRejectedError, TrackerUnavailableError, UnknownRunError
 from memlog.redact import without_credentials
 from memlog.sink import Connection, StoredArtifact
 from memlog_mlflow.artifacts import FOLDER
@@ -71,7 +71,10 @@ class MlflowStore:
             TrackerRejectedError: MLflow understood and said no.
             TrackerUnavailableError: MLflow can't be reached.
         """
+        if artifact.name in {"", ".", ".."} or posixpath.basename(artifact.name) != artifact.name:
+            raise TrackerRejectedError(f"{artifact.name!r} is the name of no file of memlog's")
         client = self._connected()
+        probe(self._uri)  # without it MLflow would try for minutes
         path = f"{FOLDER}/{artifact.kind}/{artifact.name}"
 
         def download() -> str:

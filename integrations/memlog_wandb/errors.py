@@ -19,6 +19,8 @@ LOG_IN = "run `wandb login`, set WANDB_API_KEY, or record without a server: WAND
 _MAX_TEXT = 400
 _NO_RUN = "Could not find run"
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
+_NOT_HEARD = ("Failed to execute API request", "Failed to initialize API", "error 5")
+"""wandb calls it an authentication's error as well when the server could not be asked."""
 _REFUSED = ("401", "403", "permission denied", "PERMISSION_ERROR", "user is not logged in")
 
 
@@ -47,7 +49,9 @@ def unavailable(text: str) -> TrackerUnavailableError:
 
 def _translation(error: Exception) -> MemlogError:
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, AuthenticationError) or any(word in text for word in _REFUSED):
+    refused = any(word in text for word in _REFUSED)
+    unheard = any(word in text for word in _NOT_HEARD)
+    if refused or (isinstance(error, AuthenticationError) and not unheard):
         return TrackerUnavailableError(
             f"W&B does not take the credentials ({_one_line(text)}): {LOG_IN}"
         )

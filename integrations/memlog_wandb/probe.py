@@ -1,4 +1,4 @@
-"""Asks whether a W&B server is there, in about two seconds."""
+"""Asks whether a W&B server is there: that nobody is there shows in about two seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def probe(server: str) -> None:
     """Asks the server for its health page.
 
     Any answer but an error of the server's own counts as there: not every one has such a page, and
-    whether credentials are taken is seen when a run is opened.
+    whether credentials are taken is seen when a run is opened. So does one that is slow to answer, which
+    would never get anything otherwise: wandb itself waits longer.
 
     Raises:
         TrackerUnavailableError: it is not there, or in trouble.
@@ -35,5 +36,7 @@ def probe(server: str) -> None:
             error.reason, ssl.SSLError
         ):  # there it is; wandb has certificates of its own
             raise unavailable(f"{server}: {error.reason}") from None
+    except TimeoutError:  # it has taken the connection: while one is made it would be a URLError
+        return
     except (OSError, ValueError) as error:
         raise unavailable(f"{server}: {error}") from None

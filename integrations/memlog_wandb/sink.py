@@ -17,6 +17,7 @@ from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_wandb import contents
 from memlog_wandb.addresses import address_of, run_path
 from memlog_wandb.errors import translated, unavailable
+from memlog_wandb.given_up import rows_given_up
 from memlog_wandb.probe import probe
 
 INIT_TIMEOUT = 20.0
@@ -63,7 +64,7 @@ class WandbSink:
         return self.health.dropped
 
     def probe(self) -> None:
-        """Asks, within about two seconds, whether the server is there. Offline there is nothing to ask.
+        """Asks, for about two seconds, whether the server is there. Offline there is nothing to ask.
 
         Raises:
             TrackerUnavailableError: it is not.
@@ -158,36 +159,61 @@ class _OpenRun:
     _open = 0
 
     def __init__(self, target: Target, settings: wandb.Settings) -> None:
-        self.run: Any = wandb.init(
-            id=_run_id(target),
-            project=target.project or _project_beside(target),
-            name=target.name,
-            group=None if target.beside is None else run_path(target.beside.run_id).run_id,
-            job_type="memlog",
-            # Offline there is nothing to go on with, and wandb would warn of that.
-            resume="allow" if settings.mode in ("online", "shared") else None,
-            reinit="create_new",  # several of memlog's runs may be open at once
-            settings=_bounded(),
-        )
+        try:
+            self.run = _opened_run(target, settings)
+        except Exception:
+            # wandb's own process keeps the run's id as one that is in use, whatever the server said.
+            _OpenRun._teardown(1)
+            raise
         self.definitions = contents.Definitions(self.run)
         _OpenRun._open += 1
 
     def finish(self, exit_code: int) -> None:
+        """Uploads what is left.
+
+        Raises:
+            TrackerUnavailableError: wandb has given rows up; it says so to its log alone.
+        """
         _OpenRun._open -= 1
+        log = Path(self.run.settings.log_internal)
         try:
             self.run.finish(exit_code=exit_code)
         finally:
-            if _OpenRun._open == 0:
-                wandb.teardown(exit_code)  # `finish` returns before the file is flushed
+            _OpenRun._teardown(exit_code)  # `finish` returns before the file is flushed
+        if (gave_up := rows_given_up(log)) is not None:
+            raise unavailable(gave_up)
+
+    @classmethod
+    def _teardown(cls, exit_code: int) -> None:
+        """Ends wandb's own process, where no other run needs it."""
+        if cls._open == 0:
+            wandb.teardown(exit_code)
 
 
-def _bounded() -> wandb.Settings:
-    """Settings that keep wandb quiet and its waiting bounded, as far as its version has them."""
+def _opened_run(target: Target, settings: wandb.Settings) -> Any:
+    return wandb.init(
+        id=_run_id(target),
+        project=target.project or _project_beside(target),
+        name=target.name,
+        group=None if target.beside is None else run_path(target.beside.run_id).run_id,
+        job_type="memlog",
+        # Offline there is nothing to go on with, and wandb would warn of that.
+        resume="allow" if settings.mode in ("online", "shared") else None,
+        reinit="create_new",  # several of memlog's runs may be open at once
+        settings=_bounded(settings),
+    )
+
+
+def _bounded(settings: wandb.Settings) -> wandb.Settings:
+    """Settings that keep wandb quiet and its waiting bounded, as far as its version has them.
+
+    A bound of the user's own goes before memlog's: who set it knows how slow the server is.
+    """
     wanted: dict[str, Any] = {
         "console": "off",
         "silent": True,
         "init_timeout": INIT_TIMEOUT,
-        "finish_timeout": FINISH_TIMEOUT,
+        "finish_timeout": getattr(settings, "finish_timeout", 0) or FINISH_TIMEOUT,
         "finish_timeout_raises": True,
         "disable_git": True,
         "disable_job_creation": True,

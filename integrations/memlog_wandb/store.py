@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,16 @@ from memlog.errors import TrackerRejectedError
 from memlog.sink import Connection, StoredArtifact
 from memlog_wandb.addresses import RunPath, run_path
 from memlog_wandb.contents import METADATA
-from memlog_wandb.errors import translated
+from memlog_wandb.environment import DIR
+from memlog_wandb.errors import translated, unavailable
+from memlog_wandb.probe import probe
 
 _POLL = 0.1
 """Seconds between looks at how much of a file has arrived."""
+_QUIET = 2.0
+"""Seconds without a byte after which the server is asked whether it is there: wandb tries on for hours."""
+_PATIENCE = 60.0
+"""Seconds without a byte from a server that is there, after which a download is given up."""
 _API_TIMEOUT = 20
 
 
@@ -65,7 +74,8 @@ class WandbStore:
         )
 
     def _found(self, run_id: str) -> list[tuple[StoredArtifact, Any]]:
-        with translated():
+        probe(wandb.setup().settings.base_url)  # without it wandb would try for some time
+        with translated(), _folders_elsewhere():
             if self._api is None:
                 self._api = wandb.Api(timeout=_API_TIMEOUT)
             run = self._api.run(self._path(run_id))
@@ -92,6 +102,21 @@ class WandbStore:
         )
 
 
+@contextmanager
+def _folders_elsewhere() -> Iterator[None]:
+    """W&B's client makes a folder for each run that it is asked about: one that goes again."""
+    before = os.environ.get(DIR)
+    with tempfile.TemporaryDirectory(prefix="memlog-wandb-") as scratch:
+        os.environ[DIR] = scratch
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[DIR]
+            else:
+                os.environ[DIR] = before
+
+
 def _download(version: Any, name: str, directory: Path, progress: Callable[[int], object]) -> Path:
     """Downloads in a thread of its own, and tells meanwhile how much has arrived."""
     errors: list[BaseException] = []
@@ -104,19 +129,29 @@ def _download(version: Any, name: str, directory: Path, progress: Callable[[int]
 
     thread = threading.Thread(target=work, name="memlog-download", daemon=True)
     thread.start()
-    told = 0
-    while True:
-        thread.join(_POLL)
-        alive = thread.is_alive()
-        arrived = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-        if arrived > told:
-            progress(arrived - told)
-            told = arrived
-        if not alive:
-            break
+    _wait_for(thread, directory, progress)
     if errors:
         raise errors[0]
     file = directory / name
     if file.resolve().parent != directory.resolve() or not file.is_file():
         raise TrackerRejectedError(f"the artifact {version.name!r} has no file {name!r}")
     return file
+
+
+def _wait_for(thread: threading.Thread, directory: Path, progress: Callable[[int], object]) -> None:
+    """Tells what arrives until a download has ended; raises where the server is gone or says nothing."""
+    told, heard, asked = 0, time.monotonic(), time.monotonic()
+    while True:
+        thread.join(_POLL)
+        alive, now = thread.is_alive(), time.monotonic()
+        arrived = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        if arrived > told:
+            progress(arrived - told)
+            told, heard, asked = arrived, now, now
+        if not alive:
+            return
+        if now - heard >= _PATIENCE:
+            raise unavailable(f"nothing has arrived for {_PATIENCE:g} s")
+        if now - asked >= _QUIET:
+            probe(wandb.setup().settings.base_url)
+            asked = now

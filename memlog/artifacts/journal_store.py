@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from memlog.errors import ArtifactError
+from memlog.errors import ArtifactError, TrackerUnavailableError, UnknownRunError
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
 from memlog.sink import StoredArtifact
@@ -25,10 +25,17 @@ class JournalStore:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._events = kept(run)
+        self._events: list[Artifact] | None = None
 
-    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:  # noqa: ARG002 - there is one
-        """The run's files, the newest last; what the journal names and the folder lacks, too."""
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        """The run's files, the newest last; what the journal names and the folder lacks, too.
+
+        Raises:
+            UnknownRunError: it is another run's id.
+        """
+        if run_id != self._run.id:
+            raise UnknownRunError(f"{self._run.path} is run {self._run.id} and not {run_id!r}")
+        self._events = kept(self._run)
         return [StoredArtifact(event.name, event.kind, event.size) for event in self._events]
 
     def fetch(
@@ -42,8 +49,17 @@ class JournalStore:
 
         Raises:
             ArtifactError: it is not in the run's folder.
+            TrackerUnavailableError: the folder itself is not there.
         """
-        event = next(e for e in self._events if (e.name, e.kind) == (artifact.name, artifact.kind))
+        events = kept(self._run) if self._events is None else self._events
+        wanted = (artifact.name, artifact.kind)
+        event = next((event for event in events if (event.name, event.kind) == wanted), None)
+        if event is None:
+            raise ArtifactError(f"run {self._run.id} has kept no file {artifact.name!r}")
+        if not self._run.path.is_dir():
+            raise TrackerUnavailableError(
+                f"{self._run.path} is not there: has its disk been taken away?"
+            )
         source = locate(self._run, event)
         if source is None:
             raise ArtifactError(

@@ -9,12 +9,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from memlog import exporters
 from memlog.artifacts import flamegraph
-from memlog.artifacts.contents import read_content
+from memlog.artifacts.contents import PICKLE, read_content
+from memlog.artifacts.memory_limit import memory_limit
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.artifacts.viewer import find_viewer
-from memlog.errors import SnapshotError, UnopenableFileError, ViewerUnavailableError
-from memlog.exporters import trace_plot
+from memlog.errors import UnopenableFileError, ViewerUnavailableError
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -27,10 +28,6 @@ _TYPES = {
     ".ico": "image/x-icon",
     ".woff2": "font/woff2",
 }
-
-
-_SNAPSHOT_START = 200
-_SNAPSHOT_KEYS = (b"segments", b"device_traces")
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -58,6 +55,7 @@ class Opener(Protocol):
 
         Raises:
             UnopenableFileError: it is damaged.
+            SnapshotError: it is a pickle, and no snapshot.
             ViewerUnavailableError: what shows it is missing.
         """
 
@@ -86,26 +84,29 @@ class FlamegraphOpener:
         return Page(entry, files, tuple(notes))
 
 
-class SnapshotOpener:
-    """Draws allocators' snapshots."""
+_READING = 32
+_READING_AT_LEAST = 256 * 1024**2
+"""Reading a snapshot takes ten times its size, of a file that wants to do harm any amount."""
 
-    title = "snapshots of an allocator (what torch.cuda.memory._dump_snapshot() or memlog writes)"
+
+class SnapshotOpener:
+    """Shows snapshots of an allocator as flame graphs of what holds its memory."""
+
+    title = "snapshots of CUDA's allocator (what torch.cuda.memory._dump_snapshot() writes, gzip or not)"
+    _words = (b"device_traces", b"total_size")
 
     def recognises(self, content: bytes) -> bool:
-        """Whether it is a pickle whose first value is a mapping with one of a snapshot's keys."""
-        start = content[:_SNAPSHOT_START]
-        return start.startswith(b"\x80") and any(key in start for key in _SNAPSHOT_KEYS)
+        """Whether it is a pickle with a snapshot's own words in it; it is not loaded for that."""
+        return content.startswith(PICKLE) and any(word in content for word in self._words)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """One page with the drawing in it."""
-        del announce
-        try:
-            drawn = trace_plot(parse_snapshot(content, title), title)
-        except SnapshotError as error:
-            raise UnopenableFileError(str(error)) from error
-        return Page(
-            "index.html", {"index.html": (_TYPES[".html"], drawn.encode("utf-8", "replace"))}
-        )
+        """Its flame graph's page."""
+        with memory_limit(_READING * len(content) + _READING_AT_LEAST):
+            snapshot = parse_snapshot(content, title)
+        graph = exporters.snapshot_graph(snapshot, title)
+        encoded = msgspec.json.encode(graph.document)
+        page = FlamegraphOpener().page(encoded, title, announce)
+        return msgspec.structs.replace(page, notes=(*graph.notes, *page.notes))
 
 
 OPENERS: tuple[Opener, ...] = (FlamegraphOpener(), SnapshotOpener())
@@ -120,6 +121,7 @@ def page_of(path: Path, announce: Callable[[str], object]) -> Page:
 
     Raises:
         UnopenableFileError: nothing here shows it, or it is damaged.
+        SnapshotError: it is a snapshot that is damaged, or unsafe.
         ViewerUnavailableError: what shows it is missing.
         OSError: it can't be read.
     """

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn
 
+from memlog.artifacts.pickle_bounds import require_bounded
 from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.exporters import trace_plot, write_text
 
@@ -78,6 +79,7 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         SnapshotError: As `read_snapshot`.
     """
     try:
+        require_bounded(content)
         document = _PlainUnpickler(io.BytesIO(content)).load()
     except UnsafeSnapshotError as error:
         raise UnsafeSnapshotError(f"{name}: {error}") from None

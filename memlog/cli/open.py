@@ -35,11 +35,11 @@ _FLAMEGRAPH = "flamegraph"
 )
 @dir_option
 def open_file(what: str, browser: bool, port: int, directory: Path | None) -> None:
-    """Shows a flame graph, or an allocator's snapshot, in the browser, until Ctrl-C.
+    """Shows a flame graph, or a snapshot of CUDA's allocator as one, in the browser, until Ctrl-C.
 
-    It is recognised by what is in it, whatever its name, and served from this machine to itself: nothing
-    of it leaves the machine. For a run (an id, the unique beginning of one, or "latest") its newest flame
-    graph is shown.
+    The file is recognised by what is in it, whatever its name, and served from this machine to itself:
+    nothing of it leaves the machine. For a run (an id, the unique beginning of one, or "latest") its
+    newest flame graph is shown.
     """
     path = _find(what, directory)
     page = page_of(path, announce=lambda line: click.echo(f"memlog: {line}", err=True))

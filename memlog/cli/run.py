@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -43,34 +43,39 @@ from memlog.sink import LOCAL, load_backend
     type=click.IntRange(min=1),
     help="Record at every so many steps.",
 )
+@click.option(
+    "--layers",
+    is_flag=True,
+    help="Trace a step now and then, layer by layer: whose memory it is.",
+)
+@click.option(
+    "--budget",
+    type=float,
+    metavar="SHARE",
+    help="Share of training time that --layers may cost, 0 to 1 (default 0.01).",
+)
 @dir_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(
-    backends: tuple[str, ...],
-    alerts: tuple[str, ...],
-    project: str | None,
-    name: str | None,
-    every: int | None,
-    directory: Path | None,
-    command: tuple[str, ...],
-) -> NoReturn:
+def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoReturn:
     r"""Runs COMMAND and records the memory of whatever trains in it.
 
     \b
     memlog run --backend mlflow -- python train.py --epochs 3
     memlog run -- torchrun --nproc-per-node 2 train.py
+    memlog run --layers -- python train.py
     memlog run -- bash job.sh
 
     Each Python process that steps a PyTorch optimizer has a run of its own; all others are left alone.
     What the script itself says to memlog.init goes before the options here.
     """
+    if given["budget"] is not None and not given["layers"]:
+        raise ConfigurationError("--budget says what tracing layers may cost: pass --layers, too")
     settings = resolve(
         {
-            "backends": _split(backends) or None,
-            "alerts": alerts or None,
-            "project": project,
-            "name": name,
-            "every": every,
+            **given,
+            "backends": _split(given["backends"]) or None,
+            "alerts": given["alerts"] or None,
+            "layers": given["layers"] or None,
             "directory": None if directory is None else str(directory),
         }
     )
@@ -96,6 +101,8 @@ def _launch(settings: Settings) -> Launch:
         project=settings.project,
         name=settings.name,
         every=settings.every,
+        layers=settings.layers,
+        budget=settings.budget,
     )
 
 

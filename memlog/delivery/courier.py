@@ -46,6 +46,7 @@ class Courier:
 
     Attributes:
         state: What it remembers; saved in the run's folder.
+        end: How the run ended, where that was told and its journal found no room for it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Courier:
         self.run = run
         self.backend = backend
         self.may_open_own = may_open_own
+        self.end: End | None = None
         self.state = CourierState.load(run, backend)
         self._connection = Connection()
         self._open_sink = open_sink
@@ -114,13 +116,31 @@ class Courier:
         end = self._end()
         if self.state.own_run is not None:
             self._sink(None)  # opened by an earlier courier, which died before it could end it
-        for sink in self._sinks.values():
-            sink.close(end.status if end else None, end.time_us if end else None)
+        try:
+            for sink in self._sinks.values():
+                sink.close(end.status if end else None, end.time_us if end else None)
+        except Exception as error:
+            self._go_back()
+            self._note_failure(error)
+            raise
         self._sinks.clear()
         self._clean = self._kept()
         if self.state.own_run or self.state.joined:
             self.state.stage, self.state.problem = "done", None
             self._save()
+
+    def _go_back(self) -> None:
+        """Where a sink could not make safe what it had: a new one sends all since the last clean point."""
+        if not self._are_durable():
+            clean = self._clean
+            self.state.files, self.state.outbox = dict(clean.files), clean.outbox
+            self.state.delivered, self.state.dropped = clean.delivered, dict(clean.dropped)
+            self._clean = self._kept()
+            self._sinks.clear()
+            self._readings.clear()
+
+    def _are_durable(self) -> bool:
+        return all(sink.durable for sink in self._sinks.values())
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
@@ -135,7 +155,7 @@ class Courier:
     def _save(self) -> None:
         """Keeps what is remembered; of what a sink has not made safe yet, that it is not."""
         clean, state = self._clean, self.state
-        if not all(sink.durable for sink in self._sinks.values()):
+        if not self._are_durable():
             state = msgspec.structs.replace(
                 state,
                 files=clean.files,
@@ -148,13 +168,16 @@ class Courier:
 
     def _end(self) -> End | None:
         """How the run ended; a process that is gone without saying so was killed at its last write."""
-        for file in self.run.files():
-            if file.process.startswith("trainer"):
-                last = max(file.segments, default=1)
-                for entry in file.read(Position(last - 1, 0)):
-                    if isinstance(entry.event, End):
-                        return entry.event
-        return None if self.run.is_alive() else End(int(self.run.last_write() * 1e6), "killed")
+        files = self.run.files()
+        # The helper process says it where the trainer's journal found no room.
+        for file in sorted(files, key=lambda file: not file.process.startswith("trainer")):
+            last = max(file.segments, default=1)
+            for entry in file.read(Position(last - 1, 0)):
+                if isinstance(entry.event, End):
+                    return entry.event
+        if self.end is not None or self.run.is_alive():
+            return self.end
+        return End(int(self.run.last_write() * 1e6), "killed")
 
     def _deliver_file(self, file: JournalFile, *, complete: bool) -> None:
         reading = self._readings.get(file.process)

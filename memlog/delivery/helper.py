@@ -95,7 +95,7 @@ class Helper:
         self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
-        self._finished = False
+        self._last_words: messages.Finish | None = None
         self._stop_at: float | None = None
         for name in self._settings.backends:
             if name != LOCAL:
@@ -122,10 +122,23 @@ class Helper:
     def _explain_a_bad_end(self) -> None:
         """Where the trainer is gone without a word, or memory ran out: says what can be said of it."""
         with self._health.contained("explaining how the run ended"):
-            if self._finished or self._trainer_is_gone():
+            if self._last_words is not None or self._trainer_is_gone():
                 self._follower.look()
+                self._write_what_is_missing()
                 if self._follower.ended_badly:
                     explain(self._run, self._bus, Witness("helper", self._oom_kills.count()))
+
+    def _write_what_is_missing(self) -> None:
+        """The end of a journal that found no room for it."""
+        words = self._last_words
+        if words is None or self._follower.end is not None:
+            return
+        self._follower.end = words.end
+        for reason, count in words.dropped.items():
+            self._health.dropped[reason] += count - self._follower.dropped.get(reason, 0)
+        for thread in self._couriers.values():
+            thread.courier.end = words.end
+        self._bus.publish(words.end)
 
     def _trainer_is_gone(self) -> bool:
         """Its end of the pipe closes a moment before its children get another parent."""
@@ -139,7 +152,9 @@ class Helper:
     def _trainer_is_over(self) -> bool:
         # A child whose parent dies gets another: that can't be mistaken, unlike a process number.
         told_to_stop = self._stop_at is not None and time.monotonic() >= self._stop_at
-        return self._finished or told_to_stop or os.getppid() != self._begin.trainer_pid
+        return (
+            self._last_words is not None or told_to_stop or os.getppid() != self._begin.trainer_pid
+        )
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         """Told to end, it goes on beside a trainer that saves its work, and flushes; but not for long."""
@@ -166,7 +181,7 @@ class Helper:
         elif isinstance(message, messages.Ridden):
             self._journal.bind(message.backend, Binding(message.run_id, message.uri))
         elif isinstance(message, messages.Finish):
-            self._finished = True
+            self._last_words = message
 
     def _courier(self, name: str) -> Courier:
         if name not in self._couriers:
@@ -223,7 +238,7 @@ class Helper:
             while not courier.join(TICK):
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
-        return True
+        return all(courier.delivered for courier in self._couriers.values())
 
 
 class LineReader:

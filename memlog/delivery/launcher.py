@@ -85,10 +85,16 @@ class HelperProcess:
         if sent < len(line):
             self._health.fault("telling the helper process", BlockingIOError("its pipe is full"))
 
-    def finish(self, timeout: float, on_wait: Callable[[float], None] | None = None) -> Outcome:
+    def finish(
+        self,
+        last_words: messages.Finish,
+        timeout: float,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> Outcome:
         """Tells the helper that the journal is complete; waits until it has delivered everything.
 
         Args:
+            last_words: How the run ended, as its journal says too where its disk is not full.
             timeout: Seconds to wait at most; it goes on by itself after that.
             on_wait: Called now and then with the seconds waited so far.
 
@@ -97,7 +103,7 @@ class HelperProcess:
         """
         if self._process is None:
             return "dead"
-        self.tell(messages.Finish())
+        self.tell(last_words)
         if self._process.stdin is not None:
             self._process.stdin.close()
         begun = time.monotonic()

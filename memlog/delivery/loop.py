@@ -24,10 +24,14 @@ class CourierThread:
     Args:
         courier: What delivers.
         prepare: Called first, in the thread: imports that take seconds.
+
+    Attributes:
+        delivered: Whether the journal was complete and all of it handed over when the thread ended.
     """
 
     def __init__(self, courier: Courier, prepare: Callable[[], object] | None = None) -> None:
         self.courier = courier
+        self.delivered = False
         self._prepare = prepare
         self._complete = threading.Event()
         self._wake = threading.Event()
@@ -65,21 +69,26 @@ class CourierThread:
                 logger.warning("preparing for %s failed: %r", self.courier.backend, error)
 
     def _deliver_until_complete(self) -> None:
-        failures, said = 0, ""
+        pause, complete, said = INTERVAL, False, ""
         while True:
             self._wake.clear()
-            complete = self._complete.is_set()
+            if self._complete.is_set() and not complete:
+                complete, pause = (
+                    True,
+                    INTERVAL,
+                )  # somebody waits for it: soon again, after a failure
             try:
                 self.courier.deliver(complete=complete)
                 if complete:
                     self.courier.close()
+                    self.delivered = True
                     return
-                failures = 0
+                pause = INTERVAL
             except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises, try again
-                failures += 1
+                pause = min(pause * 2, MAX_BACKOFF)
                 if str(error) != said:  # an outage of days must not fill the log
                     said = str(error)
                     logger.warning(
                         "%s: %s; trying again until it works", self.courier.backend, said
                     )
-            self._wake.wait(min(INTERVAL * 2**failures, MAX_BACKOFF))
+            self._wake.wait(pause)

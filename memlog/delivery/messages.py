@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from memlog.events import End
 from memlog.settings import Settings
 from memlog.sink import Connection, TrackerRun
 
@@ -51,6 +52,11 @@ class Ridden(msgspec.Struct, frozen=True, tag="ridden"):
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The run is over and its journal complete: deliver the rest, then end."""
+
+    end: End
+    """What a full disk may have kept out of the journal."""
+    dropped: dict[str, int]
+    """Losses by reason, as the journal's last health event would say."""
 
 
 Message: TypeAlias = Begin | Connect | Bind | Ridden | Finish

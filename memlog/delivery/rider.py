@@ -238,15 +238,16 @@ class _Ridden:
             self.missed += len(self._points) + len(self._others)
             self._points, self._others = [], []
             return
-        while self._others:
-            self._hand_over_other(self._others[0], run)
-            del self._others[0]
         if self._points:
             before = self.folded
             self._row.ride(self.ride, self._points)
             state.delivered += len(self._points)
             state.folded += self.folded - before
             self._points = []
+        # Files last: while the server is away a file alone is waited for, and then fails.
+        for other in sorted(self._others, key=lambda event: isinstance(event, Artifact)):
+            self._hand_over_other(other, run)
+            self._others.remove(other)
 
     def _hand_over_other(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
         if isinstance(event, Parameters):

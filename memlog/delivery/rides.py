@@ -53,7 +53,7 @@ class RideState(msgspec.Struct, kw_only=True):
     def load(run: RunDirectory, backend: str) -> RideState | None:
         """What was kept; ``None`` where there was no ride.
 
-        Of a trainer that died, that what the tracker has is not certain.
+        Of a trainer that is gone before the ride came to its end, that what the tracker has is not certain.
         """
         try:
             kept = (run.delivery / f"{backend}{_SUFFIX}").read_bytes()
@@ -63,7 +63,7 @@ class RideState(msgspec.Struct, kw_only=True):
         if state.stage == "delivering" and not run.is_alive():
             state.stage = "waiting"
             state.problem = (
-                "the trainer was killed, so what the run has is not certain: "
+                "the trainer's process ended before the ride did, so what the run has is not certain: "
                 f"`memlog sync {run.id}` brings the whole series, as a run beside it"
             )
         return state

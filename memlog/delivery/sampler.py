@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 
 from memlog.events import Batch, End, Event, OutOfMemory, Sample, now_us
+from memlog.events import Health as HealthEvent
 from memlog.health import Health
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
@@ -22,9 +23,16 @@ class StepFollower:
         self.step: int | None = None
         self.since: float | None = None
         """Monotonic time at which the first step was seen."""
-        self.ended_badly = True
-        """Whether it has not said that it ended, or that memory ran out before it did."""
+        self.end: End | None = None
+        """What it said at its end."""
+        self.dropped: dict[str, int] = {}
+        """What it has said so far of its losses, by reason."""
         self._failed = False
+
+    @property
+    def ended_badly(self) -> bool:
+        """Whether it has not said that it ended, or that memory ran out before it did."""
+        return self.end is None or (self._failed and self.end.status != "finished")
 
     def look(self) -> int | None:
         """The newest step in the journal; ``None`` before the first."""
@@ -35,8 +43,10 @@ class StepFollower:
                 self._failed = False
             elif isinstance(entry.event, OutOfMemory):
                 self._failed = True
+            elif isinstance(entry.event, HealthEvent):
+                self.dropped = entry.event.dropped
             elif isinstance(entry.event, End):
-                self.ended_badly = self._failed and entry.event.status != "finished"
+                self.end = entry.event
         if self.step is not None and self.since is None:
             self.since = time.monotonic()
         return self.step

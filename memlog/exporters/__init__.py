@@ -3,6 +3,7 @@
 from memlog.exporters.chrome import chrome_trace, merged, read_profiler_trace
 from memlog.exporters.cuda_snapshot import snapshot
 from memlog.exporters.files import write_json, write_pickle, write_text
+from memlog.exporters.snapshot_graph import snapshot_graph
 from memlog.exporters.speedscope import flame_graph
 from memlog.exporters.timeline import timeline
 from memlog.exporters.trace_plot import trace_plot
@@ -13,6 +14,7 @@ __all__ = [
     "merged",
     "read_profiler_trace",
     "snapshot",
+    "snapshot_graph",
     "timeline",
     "trace_plot",
     "write_json",

@@ -1,25 +1,15 @@
-"""Flame graphs for https://www.speedscope.app, several profiles in one file.
-
-The page checks little: a negative weight, samples and weights of different length, crossed or backward events
-break it; ``endValue`` other than the sum of the weights and one name for two frames are silently wrong.
-"""
+"""A trace as a flame graph for https://www.speedscope.app, several profiles in one file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from memlog._version import __version__
 from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
+from memlog.exporters.profiles import Frames, sampled, speedscope_file
 from memlog.exporters.stacks import Stack, ThreadStacks, path_stack
 
-SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-
-MAX_SAMPLES = 200_000
-"""In one file: half a million take the page five seconds and more to load."""
-
-_IN_ORDER_AT_MOST = 100_000
 _EVENTED_AT_MOST = 90_000
 _THREADS_AT_MOST = 4
 _NS_PER_MS = 1e6
@@ -27,30 +17,14 @@ _NS_PER_MS = 1e6
 
 def flame_graph(trace: Trace) -> dict[str, Any]:
     """The document: live bytes at the peak, bytes allocated in order, milliseconds."""
-    frames = _Frames()
+    frames = Frames()
     profiles = [
-        _sampled(f"Live bytes at the peak, {trace.result.device}", _at_peak(trace), frames),
-        _sampled("Bytes allocated, in order", _in_order(trace), frames),
+        sampled(f"Live bytes at the peak, {trace.result.device}", _at_peak(trace), frames),
+        sampled("Bytes allocated, in order", _in_order(trace), frames),
         *_evented(trace, frames),
     ]
-    return {
-        "$schema": SCHEMA,
-        "name": f"memlog, {trace.paths[1] if len(trace.paths) > 1 else 'no model'}",
-        "exporter": f"memlog {__version__}",
-        "activeProfileIndex": 0,
-        "shared": {"frames": [{"name": name} for name in frames.names]},
-        "profiles": [profile for profile in profiles if profile is not None],
-    }
-
-
-class _Frames:
-    """Numbers for names, each name once."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        return self.names.setdefault(name, len(self.names))
+    model = trace.paths[1] if len(trace.paths) > 1 else "no model"
+    return speedscope_file(f"memlog, {model}", frames, profiles)
 
 
 def _at_peak(trace: Trace) -> Iterator[tuple[Stack, int]]:
@@ -72,39 +46,7 @@ def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
         yield ("(not kept one by one)",), rest
 
 
-def _sampled(
-    name: str, weighted: Iterable[tuple[Stack, int]], frames: _Frames
-) -> dict[str, Any] | None:
-    samples: list[list[int]] = []
-    weights: list[int] = []
-    previous: Stack | None = None
-    rest = 0
-    for stack, weight in weighted:
-        if stack == previous:
-            weights[-1] += weight
-        elif len(samples) >= _IN_ORDER_AT_MOST:
-            rest += weight
-        else:
-            previous = stack
-            samples.append([frames.number(frame) for frame in stack])
-            weights.append(weight)
-    if rest:
-        samples.append([frames.number("(more than this file holds)")])
-        weights.append(rest)
-    if not samples:
-        return None
-    return {
-        "type": "sampled",
-        "name": name,
-        "unit": "bytes",
-        "startValue": 0,
-        "endValue": sum(weights),
-        "samples": samples,
-        "weights": weights,
-    }
-
-
-def _evented(trace: Trace, frames: _Frames) -> Iterator[dict[str, Any]]:
+def _evented(trace: Trace, frames: Frames) -> Iterator[dict[str, Any]]:
     threads: dict[int, _Thread] = {0: _Thread(trace, frames)}
     room = _EVENTED_AT_MOST
     for event in stream.decode(trace.events):
@@ -121,7 +63,7 @@ def _evented(trace: Trace, frames: _Frames) -> Iterator[dict[str, Any]]:
 class _Thread:
     """One thread's events, balanced."""
 
-    def __init__(self, trace: Trace, frames: _Frames) -> None:
+    def __init__(self, trace: Trace, frames: Frames) -> None:
         self._stacks = ThreadStacks(trace.paths)
         self._frames = frames
         self._duration = trace.result.duration_ms

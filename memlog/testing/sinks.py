@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from memlog.delivery.courier import Courier
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch, End, Event, Parameters, Run, Status
@@ -15,14 +17,14 @@ from memlog.health import Health
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.kept import keep
 from memlog.metrics import Plan
-from memlog.sink import Point, Sink, Target, TrackerRun
+from memlog.sink import Point, Ride, Sink, Target, TrackerRun
 from memlog.testing.interrupted import Fault, InterruptedSink
 
 Row: TypeAlias = tuple[str, int, float]
 """What a tracker holds of a point: the metric's name, where on its axis, and the value."""
 
 BEGUN_US = 1_795_000_000_000_000
-_STEPS = 130
+_STEPS = 60
 _RUN = "conformance"
 _AT_MOST = 200
 """Calls that delivering the contract's run takes, at most."""
@@ -35,12 +37,32 @@ class SinkContract:
     least runs, of its own.
     """
 
+    rides = False
+    """As the backend's ``rides``: a user's run is no sink's to join, but is written from the trainer's own
+    process. Its ride is tested in the place of joining, for which four more methods are needed."""
+
     def open_sink(self, target: Target) -> Sink:
         """A new sink for ``target``, as its backend's ``open_sink`` makes it; the connection is yours."""
         raise NotImplementedError
 
     def user_run(self) -> TrackerRun:
         """Opens a run as a user would, and leaves it open."""
+        raise NotImplementedError
+
+    def open_ride(self, run: TrackerRun) -> Ride:
+        """A ride on a run of `user_run`, as the backend's ``open_ride`` makes it; where it `rides`."""
+        raise NotImplementedError
+
+    def user_logs(self, run: TrackerRun, value: float) -> None:
+        """Commits one row of the user's with this value, as a user would; where it `rides`."""
+        raise NotImplementedError
+
+    def user_values(self, run_id: str) -> Sequence[float]:
+        """The user's own values that the tracker holds, in their order; where it `rides`."""
+        raise NotImplementedError
+
+    def user_ends(self, run: TrackerRun) -> None:
+        """Ends a run of `user_run`, as a user would; where it `rides`."""
         raise NotImplementedError
 
     def rows(self, run_id: str) -> Sequence[Row]:
@@ -54,6 +76,9 @@ class SinkContract:
     def down(self) -> AbstractContextManager[object]:
         """While it is entered, the tracker can't be reached."""
         raise NotImplementedError
+
+    def process_ends(self) -> None:
+        """Where a client keeps account of the runs its process has open: as if that process had ended."""
 
     # The shape
 
@@ -96,15 +121,14 @@ class SinkContract:
             assert sink.open().run_id == run.run_id
             sink.close(None)
 
-    def test_a_users_run_is_joined_and_never_ended(self) -> None:
-        """It is the user's."""
+    def test_a_users_run_is_joined_or_ridden_and_never_ended(self) -> None:
+        """It is the user's, and so are the rows that are in it."""
         run = self.user_run()
-        sink = self.open_sink(Target(_RUN, run, begun_us=BEGUN_US))
-        assert sink.open().run_id == run.run_id
-        _log(sink, _points(3))
-        sink.close("failed")
-        assert self.status(run.run_id) is None
-        self._holds(run, _points(3))
+        if self.rides:
+            self._is_refused(run)
+            self._is_ridden(run)
+        else:
+            self._is_joined(run)
 
     # Points
 
@@ -192,6 +216,7 @@ class SinkContract:
                 fault = Fault(at, answered=answered)
                 with suppress(DeliveryError):
                     self._deliver(run, fault)
+                self.process_ends()
                 tracked = self._deliver(run, Fault(-1, answered=False))
                 self._holds(tracked, _plan_of(run))
                 assert self.status(tracked.run_id) == "failed"
@@ -207,6 +232,43 @@ class SinkContract:
         self._holds(tracked, _plan_of(run))
 
     # What the tests above share
+
+    def _is_joined(self, run: TrackerRun) -> None:
+        sink = self.open_sink(Target(_RUN, run, begun_us=BEGUN_US))
+        assert sink.open().run_id == run.run_id
+        _log(sink, _points(3))
+        sink.close("failed")
+        assert self.status(run.run_id) is None
+        self._holds(run, _points(3))
+
+    def _is_refused(self, run: TrackerRun) -> None:
+        """A sink that wrote beside the user would spoil the user's rows."""
+        sink = self.open_sink(Target(_RUN, run, begun_us=BEGUN_US))
+        assert _raised(sink.open) is TrackerRejectedError
+        assert _raised(lambda: _log(sink, _points(3))) is TrackerRejectedError
+        sink.close("failed")
+
+    def _is_ridden(self, run: TrackerRun) -> None:
+        """Values join the row that the user commits next; within it the last one counts."""
+        ride = self.open_ride(run)
+        assert ride.run_id == run.run_id
+        for point in _points(3):
+            before = ride.row()
+            ride.log([replace(point, value=-1.0)])
+            ride.log([point])
+            assert ride.row() == before
+            self.user_logs(run, float(point.index))
+            assert before is None or ride.row() != before
+        ride.log([Point("memory/odd", float("nan"), "step", 3, BEGUN_US)])
+        ride.log_parameters({"torch": "2.9"})
+        ride.log_alert(_alert(0))
+        was_open = ride.is_open
+        assert self.status(run.run_id) is None
+        self.user_ends(run)
+        assert (was_open, ride.is_open) == (True, False)
+        assert list(self.user_values(run.run_id)) == [0.0, 1.0, 2.0]
+        rows = [row for row in self.rows(run.run_id) if row[0] != "memory/odd"]
+        assert sorted(rows) == sorted(_rows(_points(3)))
 
     def _own(self) -> Sink:
         return self.open_sink(Target(_RUN, None, begun_us=BEGUN_US))

@@ -10,6 +10,8 @@ SPACING = 20
 """Of so many steps at most one is traced: where steps take now longer, now shorter, no clock tells what
 tracing adds."""
 
+_USED = 0.7
+"""Of the share: the clock does not tell all that tracing costs, such as caches that it has emptied."""
 _PLAIN_STEPS = 32
 """The newest steps without tracing, whose median is what a step takes."""
 _LEAST = 0.05
@@ -61,7 +63,7 @@ class Budget:
         """Whether one more, as dear as the dearest so far, stays within the share."""
         if self._since < SPACING:
             return False
-        return self.spent() + self._dearest <= self._share * (now - self._begun)
+        return self.spent() + self._dearest <= _USED * self._share * (now - self._begun)
 
     def _settle(self, seconds: float, between: float = 0.0) -> None:
         plain = statistics.median(self._plain)

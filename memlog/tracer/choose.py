@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -37,20 +38,19 @@ class Choice(NamedTuple):
     exactness: Exactness
 
 
-def device_of(model: Any, named: str | None) -> torch.device:
+def device_of(models: Sequence[Any], named: str | None) -> torch.device:
     """The device that is traced.
 
     Args:
-        model: Whose first parameter or buffer says where, if ``named`` doesn't.
+        models: Whose first parameter or buffer says where, if ``named`` doesn't.
         named: A device as torch writes it.
 
     Raises:
         ConfigurationError: There is no such device.
     """
     if named is None:
-        first = None
-        if model is not None:
-            first = next(itertools.chain(model.parameters(), model.buffers()), None)
+        tensors = (itertools.chain(model.parameters(), model.buffers()) for model in models)
+        first = next(itertools.chain.from_iterable(tensors), None)
         device = first.device if first is not None else torch.device("cpu")
     else:
         device = _parsed(named)
@@ -60,8 +60,13 @@ def device_of(model: Any, named: str | None) -> torch.device:
     return device
 
 
-def choose(device: torch.device, wanted: EngineChoice, model: Any) -> Choice:
+def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Choice:
     """The engine for a device.
+
+    Args:
+        device: The one that is traced.
+        wanted: What was asked for.
+        compiled: Whether a part of the model was given to ``torch.compile``.
 
     Raises:
         ConfigurationError: The engine that was asked for can't run there.
@@ -69,7 +74,7 @@ def choose(device: torch.device, wanted: EngineChoice, model: Any) -> Choice:
     if device.type in ("cuda", "xpu"):
         best, refusal = "native", History(device).refusal()
     elif device.type == "cpu":
-        best, refusal = "dispatch", _dispatch_refusal(model)
+        best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else mode.refusal()
     else:
         best, refusal = "sampler", None
     if wanted in ("native", "dispatch"):
@@ -99,29 +104,23 @@ def build(
     names: ModuleNames,
     health: Health,
     *,
-    model: Any,
     readings: bool,
 ) -> Engine:
     """The engine of a choice, not yet started."""
     if choice.engine == "native":
-        return NativeEngine(log, names, health, model, History(device), readings=readings)
+        return NativeEngine(log, names, health, History(device), readings=readings)
     if choice.engine == "dispatch":
-        return DispatchEngine(log, names, health, model)
+        return DispatchEngine(log, names, health)
     return SamplerEngine(log, names, health, device)
 
 
-def is_compiled(model: Any) -> bool:
+def are_compiled(models: Sequence[Any]) -> bool:
     """Whether a part of a model was given to ``torch.compile``."""
-    if model is None:
-        return False
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for model in models
         for module in model.modules()
     )
-
-
-def _dispatch_refusal(model: Any) -> str | None:
-    return _COMPILED_ON_CPU if is_compiled(model) else mode.refusal()
 
 
 def _parsed(named: str) -> torch.device:

@@ -6,20 +6,11 @@ for what an operation allocates and frees inside itself.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from torch import Tensor
 
-from memlog.analysis.trace.stream import (
-    BUFFER,
-    GRADIENT,
-    INPUT,
-    OPTIMIZER_STATE,
-    OUTSIDE,
-    PARAMETER,
-    pack,
-)
+from memlog.analysis.trace.stream import GRADIENT, INPUT, OPTIMIZER_STATE, OUTSIDE, pack
 from memlog.health import Health
 from memlog.tracer import mode, private, resizes
 from memlog.tracer.engine import Finding
@@ -54,10 +45,9 @@ class DispatchEngine:
         log: Where events go.
         names: Which module is which layer.
         health: Where errors are counted.
-        model: Whose parameters, buffers and gradients are known from the start; may be ``None``.
     """
 
-    def __init__(self, log: EventLog, names: ModuleNames, health: Health, model: Any) -> None:
+    def __init__(self, log: EventLog, names: ModuleNames, health: Health) -> None:
         self._log = log
         self._health = health
         self._hooks = Hooks(self, health)
@@ -65,7 +55,6 @@ class DispatchEngine:
         self._ledger = Ledger(log)
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
-        self._model = weakref.ref(model) if model is not None else None
         self._stopped = False
         self._unmeasured = 0
 
@@ -103,6 +92,8 @@ class DispatchEngine:
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins."""
         place = self._spans.module_begins(module)
+        if self._owners.unknown:
+            self._seed()
         if place is not None and len(place.stack) == 2 and place.stack[1][1] == private.NO_TASK:  # noqa: PLR2004 - the first module below "outside"
             for tensor in tensors_in(args):
                 if tensor.grad_fn is None:
@@ -169,14 +160,8 @@ class DispatchEngine:
     # What is there already.
 
     def _seed(self) -> None:
-        model = self._model() if self._model is not None else None
-        if model is None:
-            return
-        for parameter, layer in self._owners.adopt(model):
-            self._ledger.classify(parameter, layer, PARAMETER)
-        for buffer, layer in self._owners.buffers(model):
-            self._ledger.classify(buffer, layer, BUFFER)
-        self._look_at_gradients()
+        for tensor, layer, category in self._owners.adopt():
+            self._ledger.classify(tensor, layer, category)
 
     def _look_at_gradients(self) -> None:
         for parameter, layer in self._owners.parameters():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from memlog.analysis.trace.stream import OUTSIDE, OUTSIDE_PATH
 from memlog.tracer.scopes import Scope
@@ -16,32 +16,50 @@ _COMPILED = "_orig_mod"
 """What ``torch.compile`` puts between a module and its own name."""
 
 
+class Top(NamedTuple):
+    """A module that no other module calls.
+
+    Attributes:
+        module: It, held weakly.
+        path: Its own.
+        prefix: What the paths of the modules in it begin with.
+    """
+
+    module: weakref.ref[Any]
+    path: str
+    prefix: str
+
+
 class ModuleNames:
     """Gives layers numbers and paths.
 
     A path is what ``named_modules`` says; the model's own is the name of its class, and so is, in
-    parentheses, that of a module that the model does not own, such as a loss, and the name of a scope.
+    parentheses, that of a module that the model does not own, such as a second network or a loss, and the
+    name of a scope.
 
     Args:
         model: The model; ``None``: the first module that is called is taken for it.
+        others: Further modules at the top that are known from the start.
 
     Attributes:
         paths: By number. The first is "outside all modules", the second the model.
         kinds: The names of their classes, by the same numbers.
         omitted: Modules past `MAX_NAMES`.
+        tops: The modules at the top, in the order in which they became known.
     """
 
-    def __init__(self, model: Any = None) -> None:
+    def __init__(self, model: Any = None, others: Sequence[Any] = ()) -> None:
         self.paths = [OUTSIDE_PATH]
         self.kinds = [""]
         self.omitted = 0
+        self.tops: list[Top] = []
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
         # By identity: hashing a module may be the user's own code. Each entry knows its module, since an
         # identity is used again once a module is gone.
         self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
-        self._model = weakref.ref(model) if model is not None else None
-        if model is not None:
-            self._adopt(model, _kind(model), "")
+        for module in (model, *others):
+            if module is not None and not self.knows(module):
+                self._adopt_top(module)
 
     def layer_of(self, module: Any, surrounding: int) -> int:
         """The number of a module that is called.
@@ -80,27 +98,43 @@ class ModuleNames:
             self.kinds.append(kind)
         return number
 
-    def owner_of(self, name: str) -> int:
-        """The number of the module that owns a parameter or buffer of the model.
+    def owner_of(self, name: str, top: Top) -> int:
+        """The number of the module that owns a parameter or buffer.
 
         Args:
-            name: As ``named_parameters`` gives it.
+            name: As ``named_parameters`` of ``top`` gives it.
+            top: The module at the top that it is in.
         """
+        itself = self._numbers.get(top.path, OUTSIDE)
         path = _plain(name.rpartition(".")[0])
-        return self._numbers.get(path, 1) if path else min(1, len(self.paths) - 1)
+        return self._numbers.get(top.prefix + path, itself) if path else itself
 
     def _discover(self, module: Any, surrounding: int) -> int:
         kind = _kind(module)
         if surrounding != OUTSIDE:
             path = f"{self.paths[surrounding]}.({kind})"
             self._remember(module, path)
-        elif len(self.paths) == 1:
-            path = kind
-            self._adopt(module, kind, "")
         else:
-            path = f"({kind})"
-            self._adopt(module, path, f"{path}.")
+            path = self._adopt_top(module)
         return self.number(path)
+
+    def _adopt_top(self, root: Any) -> str:
+        first, path = not self.tops, _kind(root)
+        if not first:
+            path = f"({self._free_name(path)})"
+        top = Top(weakref.ref(root), path, "" if first else f"{path}.")
+        if len(self.tops) < MAX_NAMES:
+            self.tops.append(top)
+        self._adopt(root, *top[1:])
+        return path
+
+    def _free_name(self, kind: str) -> str:
+        """Two networks of one class that are there at once are told apart by a number."""
+        taken = {top.path for top in self.tops if _has_tensors(top.module())}
+        name, number = kind, 2
+        while f"({name})" in taken:
+            name, number = f"{kind} {number}", number + 1
+        return name
 
     def _adopt(self, root: Any, path: str, prefix: str) -> None:
         self._remember(root, path)
@@ -139,6 +173,10 @@ def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
             if child is not None and id(child) not in above
         ]
         waiting += reversed(inner)
+
+
+def _has_tensors(module: Any) -> bool:
+    return module is not None and next(module.parameters(), None) is not None
 
 
 def _kind(module: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from typing import Any
 
 import torch
@@ -12,11 +11,9 @@ from torch import Tensor
 from memlog.analysis.trace.native import Join, Mark, Seed, label
 from memlog.analysis.trace.stream import (
     BACKWARD,
-    BUFFER,
     CLASSIFY,
     GRADIENT,
     OPTIMIZER_STATE,
-    PARAMETER,
 )
 from memlog.health import Health
 from memlog.tracer import statistics
@@ -47,7 +44,6 @@ class NativeEngine:
         log: Where events go.
         names: Which module is which layer.
         health: Where errors are counted.
-        model: Whose tensors are known from the start; may be ``None``.
         history: The device allocator's.
         readings: Whether its statistics are read at every change, for the fragmentation of each layer.
     """
@@ -57,7 +53,6 @@ class NativeEngine:
         log: EventLog,
         names: ModuleNames,
         health: Health,
-        model: Any,
         history: History,
         *,
         readings: bool,
@@ -65,7 +60,6 @@ class NativeEngine:
         self._log = log
         self._names = names
         self._health = health
-        self._model = weakref.ref(model) if model is not None else None
         self._history = history
         self._device = history.device
         self._hooks = Hooks(self, health)
@@ -126,7 +120,10 @@ class NativeEngine:
         """A module's ``forward`` begins."""
         place = self._spans.place()
         surrounding = place.stack[-1][0] if place is not None else 0
-        if self._spans.module_begins(module) is not None:
+        begun = self._spans.module_begins(module)
+        if self._owners.unknown:
+            self._seed(late=True)
+        if begun is not None:
             self._backward.module_begins(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
@@ -167,20 +164,17 @@ class NativeEngine:
 
     # What tensors are for.
 
-    def _seed(self) -> None:
-        model = self._model() if self._model is not None else None
-        if model is None:
-            return
-        known = [(tensor, layer, PARAMETER) for tensor, layer in self._owners.adopt(model)]
-        known += [(tensor, layer, BUFFER) for tensor, layer in self._owners.buffers(model)]
-        known += [
-            (parameter.grad, layer, GRADIENT)
-            for parameter, layer in self._owners.parameters()
-            if parameter.grad is not None
-        ]
-        for tensor, layer, category in known:
+    def _seed(self, *, late: bool = False) -> None:
+        """What is there of the modules at the top that are new.
+
+        Args:
+            late: The window is open already, so that they may have been made in it.
+        """
+        for tensor, layer, category in self._owners.adopt():
             for address, size in self._blocks(tensor):
                 self._seeds.append(Seed(address, size, layer, category))
+            if late:
+                self._classify(tensor, layer, category)
 
     def _look_at_state(self, optimizer: Any) -> None:
         for parameter, tensor in optimizer_tensors(optimizer):

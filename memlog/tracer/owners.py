@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from memlog.analysis.trace.stream import OUTSIDE
-from memlog.tracer.names import ModuleNames
+from memlog.analysis.trace.stream import BUFFER, GRADIENT, OUTSIDE, PARAMETER
+from memlog.tracer.names import ModuleNames, Top
 
 
 class Owners:
-    """The parameters of the model in a window, known by identity and held weakly.
+    """The parameters of the modules in a window, known by identity and held weakly.
 
     Args:
         names: Which module is which layer.
@@ -22,19 +22,36 @@ class Owners:
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._adopted = 0
 
-    def adopt(self, model: Any) -> list[tuple[Tensor, int]]:
-        """Gets to know a model; its parameters, each with its layer."""
-        found = []
-        for name, parameter in model.named_parameters():
-            layer = self._names.owner_of(name)
-            self._known[id(parameter)] = (weakref.ref(parameter), layer)
-            found.append((parameter, layer))
+    def adopt(self) -> list[tuple[Tensor, int, int]]:
+        """Gets to know the modules at the top that are new.
+
+        Returns:
+            Their parameters, buffers and gradients, each with its layer and category.
+        """
+        found: list[tuple[Tensor, int, int]] = []
+        for top in self._names.tops[self._adopted :]:
+            self._adopted += 1
+            model = top.module()
+            if model is not None:
+                found += self._tensors(model, top)
         return found
 
-    def buffers(self, model: Any) -> list[tuple[Tensor, int]]:
-        """A model's buffers, each with its layer."""
-        return [(buffer, self._names.owner_of(name)) for name, buffer in model.named_buffers()]
+    def _tensors(self, model: Any, top: Top) -> Iterator[tuple[Tensor, int, int]]:
+        for name, parameter in model.named_parameters():
+            layer = self._names.owner_of(name, top)
+            self._known[id(parameter)] = (weakref.ref(parameter), layer)
+            yield parameter, layer, PARAMETER
+            if parameter.grad is not None:
+                yield parameter.grad, layer, GRADIENT
+        for name, buffer in model.named_buffers():
+            yield buffer, self._names.owner_of(name, top), BUFFER
+
+    @property
+    def unknown(self) -> bool:
+        """Whether a module at the top is new."""
+        return self._adopted < len(self._names.tops)
 
     def parameters(self) -> Iterator[tuple[Tensor, int]]:
         """Those that are still there, each with its layer."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ class PeriodicTracer:
             them.
         publish: Takes the trace events.
         health: Counts errors, and windows that could not open.
-        model: Whose layers; ``None``: of the first module that is called in a window.
+        model: Whose layers; ``None``: the modules at the top are found as they are called, and remembered.
         share: Of training time that tracing may cost, 0 to 1.
     """
 
@@ -55,6 +56,7 @@ class PeriodicTracer:
         self._publish = publish
         self._health = health
         self._model = model
+        self._tops: list[weakref.ref[Any]] = []
         self._share = share
         self._budget: Budget | None = None
         self._window: Window | None = None
@@ -105,12 +107,32 @@ class PeriodicTracer:
         compiling, grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 
         def called(module: Any, inputs: Any) -> None:
-            if not compiling() and module.training and grad_enabled() and self._waiting is not None:
-                self._stop_waiting()
-                self._open(module, inputs)
+            if compiling() or not module.training or not grad_enabled() or self._waiting is None:
+                return
+            with self._health.contained("looking for the model"):
+                if self._is_a_model(module):
+                    self._stop_waiting()
+                    self._open(module, inputs)
 
         register = torch.nn.modules.module.register_module_forward_pre_hook
         self._waiting = register(called)
+
+    def _is_a_model(self, module: Any) -> bool:
+        """What has no parameters, such as a transform of the data, does not tell where training happens."""
+        return bool(self._known()) or next(module.parameters(), None) is not None
+
+    def _known(self) -> list[Any]:
+        """The modules at the top, as far as they are known: always in one order, so that names stay."""
+        known = [self._model, *(top() for top in self._tops)]
+        return [module for module in known if module is not None]
+
+    def _remember(self, window: Window) -> None:
+        """Modules without parameters are found anew each time, and parts of others are no top."""
+        tops = [top for top in window.tops() if next(top.parameters(), None) is not None]
+        parts = {id(part) for top in tops for part in top.modules() if part is not top}
+        self._tops = [
+            weakref.ref(top) for top in tops if top is not self._model and id(top) not in parts
+        ]
 
     def _stop_waiting(self) -> None:
         hook, self._waiting = self._waiting, None
@@ -129,8 +151,8 @@ class PeriodicTracer:
                 return
             if self._held is None:
                 self._held = hold_optimizer_hooks()
-            model = self._model if self._model is not None else module
-            window = Window(model, health=self._health)
+            first, *others = self._known() or [module]
+            window = Window(first, others=others, health=self._health)
             window.start()
             window.module_begins(module, inputs)
             self._window, self._thread, self._wanted = window, threading.get_ident(), False
@@ -146,10 +168,13 @@ class PeriodicTracer:
             trace = window.stop()
             if not window.leave():
                 self._left_behind = window
+            self._remember(window)
             self._tell(trace, step)
         if self._budget is not None:
             between = self._opening + time.perf_counter() - now
-            self._budget.traced_step(now - self._opened, between)
+            # From the step before on, as a plain one is counted: what loads the batch is part of both.
+            begun = self._stepped + self._opening if self._stepped else self._opened
+            self._budget.traced_step(now - begun, between)
 
     def _leave(self) -> None:
         with self._health.contained("leaving a traced step"):

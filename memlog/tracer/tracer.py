@@ -80,7 +80,7 @@ class MemoryTracer:
             from memlog.tracer.choose import device_of  # noqa: PLC0415 - torch is there already
 
             device_of(
-                None, self._device
+                (), self._device
             )  # a device that isn't there is said now, not when tracing begins
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Window:
 
     Args:
         model: A ``torch.nn.Module``; ``None``: the first module that is called is taken for it.
+        others: Further modules that no module calls; those that are not named are found as they are called.
         device: As torch writes it; ``None``: where the model is.
         engine: ``"auto"``, or the name of an engine.
         max_events: Events that are kept one by one.
@@ -56,6 +58,7 @@ class Window:
         self,
         model: Any = None,
         *,
+        others: Sequence[Any] = (),
         device: str | None = None,
         engine: EngineChoice = "auto",
         max_events: int = DEFAULT_MAX_EVENTS,
@@ -63,10 +66,11 @@ class Window:
         health: Health | None = None,
     ) -> None:
         self.health = health if health is not None else Health()
-        self.torch_device = choose.device_of(model, device)
-        self.choice = choose.choose(self.torch_device, engine, model)
-        self._compiled = choose.is_compiled(model)
-        self._names = ModuleNames(model)
+        models = [module for module in (model, *others) if module is not None]
+        self.torch_device = choose.device_of(models, device)
+        self._compiled = choose.are_compiled(models)
+        self.choice = choose.choose(self.torch_device, engine, compiled=self._compiled)
+        self._names = ModuleNames(model, others)
         self._books = Accountant(by_readings=self.choice.engine == "sampler")
         self._log = EventLog(max_events, self._books)
         self._engine = choose.build(
@@ -75,12 +79,17 @@ class Window:
             self._log,
             self._names,
             self.health,
-            model=model,
             readings=readings,
         )
         self._thread: int | None = None
         self._started_us = 0
         self._trace: Trace | None = None
+
+    def tops(self) -> list[Any]:
+        """The modules that no module calls, so far, in the order in which they became known."""
+        return [
+            module for module in (top.module() for top in self._names.tops) if module is not None
+        ]
 
     @property
     def event_bytes(self) -> int:

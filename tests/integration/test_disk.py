@@ -87,6 +87,9 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     assert len(run.warnings) == 2
     assert "could not be written" in run.warnings[0]
     assert f"{lost} events" in run.warnings[1]
+    summary = summarize(find_run(tmp_path / "runs", "latest"))
+    assert summary.status == "finished"  # the helper process writes down what found no room
+    assert summary.health.dropped["journal_write"] == lost
 
 
 @pytest.fixture

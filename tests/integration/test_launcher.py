@@ -9,7 +9,7 @@ import pytest
 from support.launching import TIMEOUT, TRAIN, environment, launch, recorded, start, write
 from support.mlflow_server import free_port
 
-from memlog.events import Batch
+from memlog.events import Artifact, Batch, Trace
 
 pytestmark = [
     pytest.mark.integration,
@@ -517,3 +517,20 @@ def test_the_first_step_has_its_device(tmp_path: Path) -> None:
         (2, "cuda0"),
     ]
     assert all(batch.devices[0].allocated for batch in batches)
+
+
+def test_a_step_of_an_untouched_script_is_traced(tmp_path: Path) -> None:
+    write(tmp_path, TRAIN + "\n    train(12)\n")
+    launch(tmp_path, sys.executable, "train.py", options=("--layers", "--budget", "0.5"))
+    (run,) = recorded(tmp_path / "memlog_runs")
+    traces = [event for event in run.events if isinstance(event, Trace)]
+    assert [trace.step for trace in traces] == [1]
+    assert traces[0].at_peak["parameters"] == 4 * (8 * 8 + 8)
+    assert "Linear" in {layer.path for layer in traces[0].layers}
+    kinds = [
+        e.event.kind
+        for f in run.directory.files()
+        for e in f.read()
+        if isinstance(e.event, Artifact)
+    ]
+    assert kinds == ["flamegraph"]

@@ -208,3 +208,27 @@ def test_a_compiled_model_is_compiled_as_without(layers: bool) -> None:
     memlog.finish()
     assert counter.frame_count == 1
     assert not counters["graph_break"]
+
+
+def test_what_loads_a_batch_is_part_of_a_traced_step_as_of_a_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a traced step would seem cheaper than it is by what loading takes."""
+    from memlog.tracer.budget import Budget
+
+    told: list[float] = []
+    tell = Budget.traced_step
+
+    def traced_step(self: Budget, seconds: float, between: float) -> None:
+        told.append(seconds)
+        tell(self, seconds, between)
+
+    monkeypatch.setattr(Budget, "traced_step", traced_step)
+    loop = Loop()
+    session = memlog.init("local", layers=True)
+    loop.step()
+    session.snapshot()
+    time.sleep(0.5)
+    loop.step()
+    memlog.finish()
+    assert told[1] >= 0.5

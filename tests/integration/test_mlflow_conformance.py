@@ -1,8 +1,8 @@
-"""MLflow's sink keeps the contract of all sinks, on a database of its own for each test."""
+"""MLflow's sink and store keep the contracts of all, on a database of its own for each test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import pytest
 from mlflow import MlflowClient
 from support.mlflow_server import environment_without_mlflow, sqlite_store
 
-from memlog.events import Status
-from memlog.sink import Connection, Sink, Target, TrackerRun
-from memlog.testing import Row, SinkContract
+from memlog.events import Artifact, Status
+from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog.testing import ArtifactStoreContract, Row, SinkContract
 from memlog_mlflow import backend
 
 pytestmark = [
@@ -23,6 +23,16 @@ pytestmark = [
 ]
 
 STATUSES: dict[str, Status] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "killed"}
+
+
+@contextmanager
+def gone(folder: Path) -> Iterator[None]:
+    """The disk with the database is away."""
+    away = folder.rename(folder.with_name("away"))
+    try:
+        yield
+    finally:
+        away.rename(folder)
 
 
 class TestMlflow(SinkContract):
@@ -56,7 +66,41 @@ class TestMlflow(SinkContract):
 
     @contextmanager
     def down(self) -> Iterator[None]:
-        """The disk with the database is gone."""
-        away = self.folder.rename(self.folder.with_name("away"))
-        yield
-        away.rename(self.folder)
+        with gone(self.folder):
+            yield
+
+
+class TestMlflowsStore(ArtifactStoreContract):
+    @pytest.fixture(autouse=True)
+    def _store(
+        self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
+        root = tmp_path_factory.mktemp("mlflow")
+        monkeypatch.chdir(root)
+        self.files, self.folder = root / "files", root / "store"
+        self.files.mkdir()
+        self.folder.mkdir()
+        self.uri = sqlite_store(self.folder)
+        with environment_without_mlflow():
+            yield
+
+    def open_store(self) -> ArtifactStore:
+        return backend.open_store(Connection(self.uri))
+
+    def run_with(self, files: Mapping[tuple[str, str], bytes]) -> str:
+        sink = backend.open_sink(Target("contract", None, connection=Connection(self.uri)))
+        run = sink.open()
+        for (kind, name), data in files.items():
+            (self.files / name).write_bytes(data)
+            artifact = Artifact(1, name, kind, f"artifacts/{name}", len(data))
+            sink.log_artifact(artifact, self.files / name)
+        sink.close("finished")
+        return run.run_id
+
+    def unknown_run(self) -> str:
+        return "0" * 32
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        with gone(self.folder):
+            yield

@@ -1,12 +1,25 @@
-"""A tracker that goes away and comes back costs nothing."""
+"""A tracker that goes away, and comes back, costs nothing: a real ``mlflow server`` on SQLite."""
 
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import child
 from support.child import kill_helper
-from support.mlflow_server import MlflowServer
+from support.faults import FINE, Fault, Proxy
+from support.mlflow_server import MlflowServer, running_mlflow_server
+from support.outages import (
+    BLOCKED,
+    FINISH_TIMEOUT,
+    OWN_RUN,
+    SLOW,
+    assert_mlflow_has_everything_once,
+    newest_run,
+    stop,
+    training,
+    wait_until_it_goes_on,
+    wait_until_unreachable,
+)
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 from memlog.journal import find_run
@@ -18,7 +31,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
-TRAINER = """
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    with running_mlflow_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(server: MlflowServer) -> Iterator[Proxy]:
+    """In front of the server; down, as a server that is absent, until a test starts it."""
+    made = Proxy(server.url)
+    yield made
+    made.stop()
+
+
+JOINED = """
     import sys
     import time
     from pathlib import Path
@@ -41,34 +69,62 @@ TRAINER = """
 
 
 @pytest.mark.seed(251)
-def test_a_server_killed_in_mid_run_and_started_again_has_every_point(tmp_path: Path) -> None:
-    server = MlflowServer(tmp_path)
-    server.start()
-    try:
-        process = child.start(TRAINER, tmp_path, MLFLOW_TRACKING_URI=server.url)
+def test_a_server_killed_in_mid_run_and_started_again_has_every_point(
+    tmp_path: Path, server: MlflowServer
+) -> None:
+    with training(JOINED, tmp_path, MLFLOW_TRACKING_URI=server.url) as process:
         assert process.stdout is not None
         run_id = process.stdout.readline().strip()
-        wait_for_points(server.url, run_id)
+        wait_until_it_goes_on(tmp_path, "mlflow")
         server.kill()
-        time.sleep(3)  # the trainer publishes some hundred steps meanwhile
+        wait_until_unreachable(tmp_path, "mlflow", "refused")
         server.start()
         (tmp_path / "stop").touch()
         output, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
-        longest, steps = output.splitlines()[-1].split()
-        print(f"longest publish {float(longest) * 1000:.2f} ms in {steps} steps")
-        run = find_run(tmp_path / "runs", "latest")
-        assert rows_in_mlflow(server.url, run_id) == rows_of(plan_of(run))
-    finally:
-        server.kill()
+    assert process.returncode == 0, errors
+    longest, steps = output.splitlines()[-1].split()
+    print(f"longest publish {float(longest) * 1000:.2f} ms in {steps} steps")
+    assert float(longest) < BLOCKED
+    assert rows_in_mlflow(server.url, run_id) == rows_of(plan_of(newest_run(tmp_path)))
 
 
-def wait_for_points(uri: str, run_id: str) -> None:
-    """Until the first points have arrived: the outage is then in mid-run."""
-    deadline = time.monotonic() + 120
-    while not rows_in_mlflow(uri, run_id):
-        assert time.monotonic() < deadline, "no point arrived"
-        time.sleep(0.5)
+TROUBLES = (
+    (Fault(status=500), "answers 500"),
+    (Fault(status=503), "answers 503"),
+    # As MLflow's own basic-auth app does it: /health is open to all.
+    (Fault(status=401, hits=lambda path: "/api/" in path), "refuses the credentials"),
+    # What was asked for has happened all the same.
+    (Fault(loses_answer=True, hits=lambda path: path.endswith("/log-batch")), "log-batch"),
+)
+
+
+def test_a_server_in_every_kind_of_trouble_has_everything_once(
+    tmp_path: Path, proxy: Proxy
+) -> None:
+    """One trouble after the other, from before the run to after its end; then all is well by itself."""
+    with training(OWN_RUN, tmp_path, "mlflow", MLFLOW_TRACKING_URI=proxy.url) as process:
+        wait_until_unreachable(tmp_path, "mlflow", "refused")
+        proxy.fault = Fault(loses_answer=True, hits=lambda path: path.endswith("/runs/create"))
+        proxy.start()
+        wait_until_unreachable(tmp_path, "mlflow", "runs/create")
+        proxy.fault = FINE
+        wait_until_it_goes_on(tmp_path, "mlflow")
+        for trouble, because in TROUBLES:
+            proxy.fault = trouble
+            wait_until_unreachable(tmp_path, "mlflow", because)
+            proxy.fault = FINE
+            wait_until_it_goes_on(tmp_path, "mlflow")
+        proxy.fault = Fault(delay=SLOW)
+        wait_until_it_goes_on(tmp_path, "mlflow")  # a slow server is no trouble
+        proxy.fault = Fault(status=403)
+        wait_until_unreachable(tmp_path, "mlflow", "refuses the credentials (403)")
+        told = stop(process, tmp_path)
+    assert f"delivering the last points (at most {FINISH_TIMEOUT:g} s)" in told.errors
+    assert f"not everything is delivered after {FINISH_TIMEOUT:g} s" in told.errors
+    shown = child.memlog("show", "latest", "--dir", "runs", directory=tmp_path)
+    assert "refuses the credentials" in shown
+    proxy.fault = FINE
+    assert_mlflow_has_everything_once(tmp_path, MLFLOW_TRACKING_URI=proxy.url)
 
 
 NEVER_REACHED = """
@@ -83,18 +139,16 @@ NEVER_REACHED = """
 """
 
 
-def test_a_server_that_was_never_up_has_everything_after_a_sync(tmp_path: Path) -> None:
-    server = MlflowServer(tmp_path)
-    child.run(NEVER_REACHED, tmp_path, server.url)
+def test_a_server_that_was_never_up_has_everything_after_a_sync(
+    tmp_path: Path, proxy: Proxy
+) -> None:
+    child.run(NEVER_REACHED, tmp_path, proxy.url)
     run = find_run(tmp_path / "runs", "latest")
     kill_helper(run)
-    server.start()
-    try:
-        # From a shell that knows nothing of the address that the script had in its code.
-        said = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
-        own = wait_until_delivered(tmp_path / "runs").own_run
-        assert own is not None
-        assert (own.run_id in said, server.url in said) == (True, True)
-        assert rows_in_mlflow(server.url, own.run_id) == rows_of(plan_of(run))
-    finally:
-        server.kill()
+    proxy.start()
+    # From a shell that knows nothing of the address that the script had in its code.
+    said = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
+    own = wait_until_delivered(tmp_path / "runs").own_run
+    assert own is not None
+    assert (own.run_id in said, proxy.url in said) == (True, True)
+    assert rows_in_mlflow(proxy.url, own.run_id) == rows_of(plan_of(run))

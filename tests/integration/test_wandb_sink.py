@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import child
+from support.faults import FINE, Fault
 from support.wandb_file import find_runs, read_only_run, read_run
 from support.wandb_server import WandbServer
 
@@ -154,11 +155,11 @@ def test_a_server_that_is_down_at_first_gets_everything_later(tmp_path: Path) ->
 
 
 def test_a_server_in_trouble_is_waited_for(tmp_path: Path, server: WandbServer) -> None:
-    server.failing = True
+    server.fault = Fault(status=500)
     child.run(trainer(finish_timeout=1), tmp_path, **server.environment)
     run = recorded(tmp_path)
     wait_for_stage(run, "unreachable")
-    server.failing = False
+    server.fault = FINE
     wait_for_stage(run, "done")
     (held,) = server.runs.values()
     assert told(held.rows) == planned(run)

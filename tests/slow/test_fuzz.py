@@ -1,9 +1,24 @@
-"""Many more damaged journals than a unit test has time for."""
+"""Many more damaged journals, snapshots and flame graphs than a unit test has time for."""
 
+import contextlib
+import json
+import pickle
 from pathlib import Path
 
 import pytest
+from support.flamegraphs import document
 from support.fuzz import meet
+from support.pickles import damaged, imported, malicious
+
+from memlog.artifacts.flamegraph import check
+from memlog.artifacts.openers import is_openable
+from memlog.artifacts.snapshots import parse_snapshot
+from memlog.errors import SnapshotError, UnopenableFileError
+
+SNAPSHOT = {
+    "segments": [{"device": 0, "blocks": [{"size": 512, "state": "inactive"}]}],
+    "device_traces": [[{"action": "alloc", "addr": 1 << 40, "size": 4, "frames": []}] * 3],
+}
 
 pytestmark = pytest.mark.slow
 
@@ -11,3 +26,26 @@ pytestmark = pytest.mark.slow
 def test_six_hundred_damaged_runs_break_nothing(tmp_path: Path) -> None:
     for seed in range(1_000, 1_600):
         meet(tmp_path / str(seed), seed)
+
+
+def test_twenty_thousand_pickles_import_nothing() -> None:
+    plain = [pickle.dumps(SNAPSHOT, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    with imported() as names:
+        for seed in range(20_000):
+            honest = plain[seed % len(plain)]
+            content = (malicious, damaged)[seed % 2](honest, seed)
+            with contextlib.suppress(SnapshotError):
+                parse_snapshot(content)
+    assert names == []
+
+
+def test_ten_thousand_damaged_flame_graphs_are_shown_or_refused(tmp_path: Path) -> None:
+    honest = json.dumps(document()).encode()
+    for seed in range(10_000):
+        content = damaged(honest, seed)
+        with contextlib.suppress(UnopenableFileError):
+            check(content)
+        if seed % 100 == 0:
+            (tmp_path / "graph").write_bytes(content)
+            is_openable(tmp_path / "graph")
+    assert [path.name for path in tmp_path.iterdir()] == ["graph"]

@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import pickle
 import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from support.browser import SOFTWARE_GL, chromium
+from support.device_snapshots import training
 from support.flamegraphs import document
 from support.opened_page import opened, shown_rows
 
@@ -41,6 +43,18 @@ def test_a_flame_graph_is_on_the_page_and_nothing_leaves_the_machine(tmp_path: P
     assert "3.00 MB" in rows["[parameters]"]
     assert "6.00 MB" in rows["encoder.mlp"]
     assert {urlsplit(address).hostname for address in asked if not local(address)} == {"127.0.0.1"}
+
+
+def test_a_snapshot_is_shown_as_a_flame_graph(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(training(), 4))
+    with opened(path, tmp_path / "cache") as url, chromium(*SOFTWARE_GL) as page:
+        page.goto(url)
+        page.get_by_text(f"{path.name} (1/4)").wait_for()
+        rows = shown_rows(page, "head (/work/head.py:2)")
+        page.screenshot(path=tmp_path / "snapshot.png")
+    assert "8.00 MB" in rows["model (/work/model.py:2)"]
+    assert "1.00 MB" in rows["[freed, waiting for another stream]"]
 
 
 def local(address: str) -> bool:

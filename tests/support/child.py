@@ -39,6 +39,18 @@ def run(
     return output
 
 
+def start_memlog(*arguments: str, directory: Path, **environment: str) -> "subprocess.Popen[str]":
+    """Starts memlog's command line in ``directory``."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "memlog", *arguments],
+        cwd=directory,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def memlog(*arguments: str, directory: Path, timeout: float = 240, **environment: str) -> str:
     """Runs memlog's command line and returns what it printed; fails where it fails."""
     done = subprocess.run(

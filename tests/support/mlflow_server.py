@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,10 +46,26 @@ def free_port() -> int:
 
 
 class MlflowServer:
-    """Serves an SQLite database in ``root``, with its artifacts beside it."""
+    """A server, by default of an SQLite database in ``root``, with its artifacts beside it.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: A folder for what it writes.
+        store: The URI of the database.
+        artifacts: Where it keeps artifacts for its clients.
+        environment: What it gets of the environment, besides the usual.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: str | None = None,
+        artifacts: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.root = root
+        self._store = store or f"sqlite:///{root}/server.db"
+        self._artifacts = artifacts or f"{root}/artifacts"
+        self._added = dict(environment or {})
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,8 +107,8 @@ class MlflowServer:
         return [
             *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--workers", "1"),
-            *("--backend-store-uri", f"sqlite:///{self.root}/server.db"),
-            *("--artifacts-destination", f"{self.root}/artifacts"),
+            *("--backend-store-uri", self._store),
+            *("--artifacts-destination", self._artifacts),
         ]
 
     def _environment(self) -> dict[str, str]:
@@ -101,6 +117,7 @@ class MlflowServer:
             **inherited,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            **self._added,
         }
 
     def _answers(self) -> bool:
@@ -112,9 +129,14 @@ class MlflowServer:
 
 
 @contextlib.contextmanager
-def running_mlflow_server(root: Path) -> Iterator[MlflowServer]:
+def running_mlflow_server(
+    root: Path,
+    store: str | None = None,
+    artifacts: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[MlflowServer]:
     """A server that runs, and is gone afterwards."""
-    server = MlflowServer(root)
+    server = MlflowServer(root, store, artifacts, environment)
     server.start()
     try:
         yield server

@@ -40,9 +40,9 @@ def opened(path: Path, cache: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def shown_rows(page: Page) -> dict[str, str]:
+def shown_rows(page: Page, awaited: str = "[activations]") -> dict[str, str]:
     """The sandwich table: the frames' figures by name."""
     page.get_by_text("Sandwich").click()
-    page.get_by_text("[activations]").wait_for()
+    page.get_by_text(awaited).wait_for()
     rows = [row.inner_text().split("\t") for row in page.locator("table tr").all()]
     return {row[-1].strip(): " ".join(row[:-1]) for row in rows}

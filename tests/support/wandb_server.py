@@ -1,18 +1,22 @@
 """A loopback double of W&B's server: as much of its protocol as the real SDK needs to log a run online.
 
-It keeps what it is sent and checks nothing. ``failing`` makes it answer 500; `stop` and `start` take it
-down and up again on the same port.
+It keeps what it is sent and checks nothing. Its ``fault`` makes it answer with an error, or slowly, or not
+at all; `stop` and `start` take it down and up again on the same port.
 """
 
 import base64
+import contextlib
 import gzip
 import json
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
+
+from support.faults import FINE
 
 ENTITY = "tester"
 Data = dict[str, Any]
@@ -64,7 +68,8 @@ class WandbServer:
         self.alerts: list[Data] = []
         self.blobs: dict[str, bytes] = {}
         self.unknown: list[str] = []
-        self.failing = False
+        self.fault = FINE
+        self.struck: list[str] = []
         self._port = 0
         self._lock = threading.RLock()
         self._http: ThreadingHTTPServer | None = None
@@ -82,6 +87,11 @@ class WandbServer:
             "WANDB_PROJECT": "p",
             "WANDB_MODE": "online",
             "WANDB_ERROR_REPORTING": "false",
+            # wandb uploads rows each 15 seconds and waits up to a minute after a failure; a test does not.
+            "WANDB__FILE_STREAM_TRANSMIT_INTERVAL": "1",
+            "WANDB__FILE_STREAM_RETRY_WAIT_MAX_SECONDS": "2",
+            "WANDB__GRAPHQL_RETRY_WAIT_MAX_SECONDS": "2",
+            "WANDB__FILE_TRANSFER_RETRY_WAIT_MAX_SECONDS": "2",
         }
 
     def __enter__(self) -> "WandbServer":  # noqa: PYI034 - typing.Self came with Python 3.11
@@ -364,27 +374,44 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(self.path.split("?")[0])
-        if self.held.failing:
-            self._send(500)
-        elif path in self.held.blobs:
+        if self._is_struck():
+            return
+        if path in self.held.blobs:
             self._send(200, self.held.blobs[path])
         else:
             self._send(404)
 
     def do_PUT(self) -> None:
-        self.held.blobs[unquote(self.path)] = self._body()
-        self._send(500 if self.held.failing else 200, b"")
+        body = self._body()
+        if not self._is_struck():
+            self.held.blobs[unquote(self.path)] = body
+            self._send(200, b"")
 
     def do_POST(self) -> None:
         body = self._body()
+        if self._is_struck():
+            return
         stream = re.match(r"/files/[^/]+/([^/]+)/([^/]+)/file_stream", self.path)
-        if self.held.failing:
-            self._send(500)
-        elif stream:
+        if stream:
             self.held.stream(stream[2], unquote(stream[1]), json.loads(body))
             self._send(200, b'{"exitcode": null, "limits": {}}')
         else:
             self._send(200, json.dumps(self._graphql(json.loads(body))).encode())
+
+    def _is_struck(self) -> bool:
+        """Lets the present fault have its way; says whether that was the answer."""
+        if self.server is not self.held._http:  # a connection that has outlived its server
+            self.close_connection = True
+            return True
+        fault = self.held.fault
+        if not fault.hits(self.path):
+            return False
+        self.held.struck.append(self.path)
+        time.sleep(fault.delay)
+        if fault.status is None:
+            return False
+        self._send(fault.status, fault.body)
+        return True
 
     def _graphql(self, request: Data) -> Data:
         found = re.search(r"(?:query|mutation)\s+(\w+)", request.get("query", ""))
@@ -410,7 +437,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(BrokenPipeError):  # who asked has not waited
+            self.wfile.write(body)
 
 
 def _key(kind: str, number: int) -> str:

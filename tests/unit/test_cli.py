@@ -90,6 +90,8 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "project": ["--project"],
             "name": ["--name"],
             "every": ["--every"],
+            "layers": ["--layers"],
+            "budget": ["--budget"],
             "directory": ["--dir"],
             "command": ["command"],
         },

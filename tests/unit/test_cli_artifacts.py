@@ -1,13 +1,19 @@
 """``memlog pull`` and ``memlog open`` on the command line: what they print, and how they fail."""
 
+import gzip
 import json
+import os
+import pickle
+import resource
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from support import thirdparty
+from support.device_snapshots import training
 from support.flamegraphs import document
 from support.journals import MadeRun, at
 from support.stores import DictStore, stored
@@ -128,6 +134,49 @@ def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
     told = complaint("open", "torn")
     assert told.startswith("torn can't be shown: it is damaged: ")
     assert told.endswith("fetch it with `memlog pull`")
+
+
+class Evil:
+    """What a pickle can do to whoever loads it."""
+
+    def __reduce__(self) -> object:
+        return os.mkdir, ("made by the attacker",)
+
+
+def test_a_snapshot_that_hides_code_is_one_line_and_runs_nothing(tmp_path: Path) -> None:
+    for name, content in {
+        "evil.pickle": pickle.dumps({**training(), "x": Evil()}),
+        "old.pickle": pickle.dumps({**training(), "x": Evil()}, 0),
+        "packed.pickle.gz": gzip.compress(pickle.dumps([Evil(), {"total_size": 1}])),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        told = complaint("open", name)
+        assert told.startswith(name)
+        if name != "old.pickle":  # nothing that torch writes begins so: it is not even looked into
+            assert "it wants to run" in told
+            assert "don't open it elsewhere" in told
+    assert not (tmp_path / "made by the attacker").exists()
+
+
+def test_a_snapshot_that_is_damaged_is_one_line(tmp_path: Path) -> None:
+    whole = pickle.dumps(training())
+    (tmp_path / "torn.pickle").write_bytes(whole[:-100])
+    assert complaint("open", "torn.pickle").startswith("torn.pickle is no pickle of a snapshot")
+    (tmp_path / "odd.pickle").write_bytes(pickle.dumps({"segments": [1], "device_traces": []}))
+    assert complaint("open", "odd.pickle").startswith("odd.pickle is damaged (")
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps({"weights": [1.0]}))
+    assert "is nothing that memlog can show" in complaint("open", "model.pickle")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit binds on Linux alone")
+def test_a_snapshot_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
+    """The unpickler's table of what it has seen grows to the largest number that a file names."""
+    whole = pickle.dumps(training(), 2)
+    (tmp_path / "bomb.pickle").write_bytes(whole[:-1] + b"r\xff\xff\xff\x7f.")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    told = complaint("open", "bomb.pickle")
+    assert told.startswith("bomb.pickle is no pickle of a snapshot (MemoryError)")
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_without_a_viewer_it_is_one_line_with_the_path(

@@ -81,7 +81,7 @@ def fails(contract: TestTheSinkInMemory, test: Callable[[], None]) -> bool:
 def test_a_sink_that_doubles_or_loses_is_found(tmp_path: Path) -> None:
     doubling, losing = Doubling(), Losing()
     assert fails(doubling, doubling.test_a_point_that_is_there_changes_nothing)
-    assert fails(doubling, doubling.test_a_users_run_is_joined_and_never_ended)
+    assert fails(doubling, doubling.test_a_users_run_is_joined_or_ridden_and_never_ended)
     interrupted = doubling.test_a_failure_at_any_call_loses_nothing_and_doubles_nothing
     assert fails(doubling, lambda: interrupted(tmp_path))
     assert fails(losing, losing.test_points_arrive_as_they_are)

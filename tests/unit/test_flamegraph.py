@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.flamegraphs import SCHEMA, document, evented, sampled
 
+from memlog.artifacts import contents
 from memlog.artifacts.contents import read_content
 from memlog.artifacts.flamegraph import check, is_flamegraph
 from memlog.artifacts.openers import is_openable
@@ -171,3 +172,21 @@ def test_torn_gzip_and_what_is_no_file_are_one_clear_error(tmp_path: Path) -> No
     for path in (tmp_path, Path("/dev/zero")):
         with pytest.raises(UnopenableFileError, match="is no file"):
             read_content(path)
+
+
+def test_a_pickle_may_be_larger_than_what_the_page_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "MAX_BYTES", 100)
+    monkeypatch.setattr(contents, "MAX_PICKLE", 1_000)
+    for size, text, fits in ((100, b"{", True), (101, b"{", False), (1_000, b"\x80", True)):
+        for pack in (bytes, gzip.compress):
+            (tmp_path / "file").write_bytes(pack(text * size))
+            if fits:
+                assert len(read_content(tmp_path / "file")) == size
+            else:
+                with pytest.raises(UnopenableFileError, match="larger than"):
+                    read_content(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"\x80" * 1_001)
+    with pytest.raises(UnopenableFileError, match="larger than"):
+        read_content(tmp_path / "file")

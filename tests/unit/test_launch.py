@@ -65,6 +65,9 @@ def test_options_are_handed_over_and_the_command_is_left_as_it_is(
         "5",
         "--name",
         "n",
+        "--layers",
+        "--budget",
+        "0.05",
     )
     command = ("python", "train.py", "--every", "2", "--", "-h")
     assert memlog_run(*arguments, "--dir", "here", "--", *command).exit_code == 0
@@ -74,6 +77,7 @@ def test_options_are_handed_over_and_the_command_is_left_as_it_is(
         told = launch_of(environ)
         assert (told.backends, told.alerts) == (("mlflow", "local"), ("host.rss > 1 GiB",))
         assert (told.every, told.name, told.project) == (5, "n", None)
+        assert (told.layers, told.budget) == (True, 0.05)
         assert told.pid == os.getpid()
     assert launch_of(executed[0][1]).directory == str(tmp_path / "here")
     assert launch_of(executed[1][1]).directory == str(tmp_path / "memlog_runs")
@@ -103,6 +107,8 @@ def test_switched_off_the_command_runs_as_without_memlog(
         (("--backend", "mlfow"), "no backend is called 'mlfow': did you mean 'mlflow'? "),
         (("--alert", "host.rs > 3"), "an alert rule can't be read: did you mean host.rss? "),
         (("--alert", "host.rss > 3 GiX"), "(in 'host.rss > 3 GiX', at character 14)"),
+        (("--layers", "--budget", "2"), "budget=2.0: pass a share of training time, such as 0.01"),
+        (("--budget", "0.1"), "--budget says what tracing layers may cost: pass --layers, too"),
         (("--every", "0"), "Invalid value for '--every'"),
     ],
 )

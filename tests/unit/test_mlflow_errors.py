@@ -13,6 +13,13 @@ from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailabl
 from memlog_mlflow.errors import translated
 
 
+def answered(status: int) -> requests.HTTPError:
+    """What MLflow raises for a file's transfer: no error of its own."""
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError(f"{status} Client Error for url: http://host/x", response=response)
+
+
 def translation_of(error: BaseException) -> DeliveryError:
     with pytest.raises(DeliveryError) as caught, translated():
         raise error
@@ -27,6 +34,7 @@ def translation_of(error: BaseException) -> DeliveryError:
         MlflowException("odd", error_code=databricks_pb2.BAD_REQUEST),
         RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no run"}),  # type: ignore[no-untyped-call]
         MlflowException("API request to endpoint /x failed with error code 413 != 200."),
+        answered(413),
     ],
 )
 def test_a_no_is_rejected(error: Exception) -> None:
@@ -41,6 +49,7 @@ def test_a_no_is_rejected(error: Exception) -> None:
         MlflowException("failed with exception: refused"),
         MlflowException("default backend", error_code=databricks_pb2.ENDPOINT_NOT_FOUND),
         requests.ConnectionError("refused"),
+        answered(500),
         sqlite3.OperationalError("database is locked"),
         TimeoutError("slow"),
         ModuleNotFoundError("No module named 'psycopg2'"),
@@ -51,15 +60,17 @@ def test_anything_else_may_pass(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "code",
+    "raised",
     [
-        databricks_pb2.UNAUTHENTICATED,
-        databricks_pb2.PERMISSION_DENIED,
-        databricks_pb2.CUSTOMER_UNAUTHORIZED,
+        MlflowException("no", error_code=databricks_pb2.UNAUTHENTICATED),
+        MlflowException("no", error_code=databricks_pb2.PERMISSION_DENIED),
+        MlflowException("no", error_code=databricks_pb2.CUSTOMER_UNAUTHORIZED),
+        answered(401),
+        answered(403),
     ],
 )
-def test_refused_credentials_are_named_as_such(code: int) -> None:
-    error = translation_of(MlflowException("You are not authenticated", error_code=code))
+def test_refused_credentials_are_named_as_such(raised: Exception) -> None:
+    error = translation_of(raised)
     assert isinstance(error, TrackerUnavailableError)
     assert "credentials" in str(error)
     assert "MLFLOW_TRACKING_TOKEN" in str(error)

@@ -164,7 +164,10 @@ def test_credentials_are_used_and_never_shown(
             assert "s3cret" not in str(caught.value)
 
 
-def test_a_server_that_is_gone_or_silent_is_unavailable_soon() -> None:
+def test_a_server_that_is_gone_or_silent_is_unavailable_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     began = time.monotonic()
     with pytest.raises(TrackerUnavailableError, match="refused"):
         sink_for(f"http://127.0.0.1:{free_port()}").probe()

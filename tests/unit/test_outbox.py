@@ -186,3 +186,35 @@ class TestASinkThatIsNotDurable:
                 carrier.close()
         assert len(tracker.all_points()) == 12
         assert CourierState.load(run, "list").delivered == 12
+
+    def test_an_end_that_fails_is_made_good_by_the_next_attempt(
+        self, run: RunDirectory, journal: JournalWriter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What of it the tracker has is not certain: all is sent again, by a new sink."""
+        tracker = ListTracker(durable=False)
+        carrier = courier(run, tracker)
+        journal.append(kept(run, b"content"))
+        for step in range(5):
+            journal.append(batch(step))
+        carrier.deliver(complete=True)
+
+        def fails(*_: object) -> None:
+            raise TrackerUnavailableError("not everything was uploaded: wait")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("support.sinks.ListSink.close", fails)
+            with pytest.raises(TrackerUnavailableError):
+                carrier.close()
+        on_disk = CourierState.load(run, "list")
+        assert (on_disk.delivered, on_disk.stage) == (0, "unreachable")
+        assert "not everything" in (on_disk.problem or "")
+        first = tracker.all_points()
+        tracker.points.clear()
+        tracker.files.clear()
+        carrier.deliver(complete=True)
+        carrier.close()
+        assert tracker.all_points() == first
+        assert tracker.files
+        assert len(tracker.opened) == 2
+        closed = CourierState.load(run, "list")
+        assert (closed.delivered, closed.stage) == (len(first), "done")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.pickles import damaged, imported, malicious
 
 from memlog import SnapshotError, UnsafeSnapshotError
 from memlog.artifacts.snapshots import parse_snapshot, read_snapshot
@@ -106,3 +110,29 @@ def test_a_snapshot_has_a_size_limit(tmp_path: Path) -> None:
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="can't be read"):
         read_snapshot(tmp_path / "nowhere.pickle")
+
+
+@given(st.integers(0, 2**32))
+def test_no_malicious_pickle_imports_anything(seed: int) -> None:
+    content = malicious(pickle.dumps(PLAIN, seed % (pickle.HIGHEST_PROTOCOL + 1)), seed)
+    with imported() as names, pytest.raises((UnsafeSnapshotError, SnapshotError)):
+        parse_snapshot(content)
+    assert names == []
+
+
+@given(st.integers(0, 2**32))
+def test_a_damaged_pickle_is_read_or_one_clear_error(seed: int) -> None:
+    content = damaged(pickle.dumps(PLAIN, seed % (pickle.HIGHEST_PROTOCOL + 1)), seed)
+    with imported() as names, contextlib.suppress(SnapshotError):
+        parse_snapshot(content)
+    assert names == []
+
+
+@given(st.binary(max_size=40))
+@example(b"\x80\x04]r\xff\xff\xff\x7f.")  # 32 GiB for what it numbers
+@example(b"]p2147483647\n.")
+@example(b"]p-1\n.")
+@example(b"\x80\x04\x8d\xff\xff\xff\xff\xff\x00\x00\x00.")  # text of a terabyte
+def test_what_asks_for_more_than_it_has_is_refused_before_it_gets_it(content: bytes) -> None:
+    with pytest.raises((UnsafeSnapshotError, SnapshotError)):
+        parse_snapshot(content)

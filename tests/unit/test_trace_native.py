@@ -120,6 +120,17 @@ def test_what_was_there_before_is_there_from_the_start() -> None:
     assert books.live_bytes == 512 - 2048
 
 
+def test_what_the_history_tells_the_birth_of_was_not_there_before() -> None:
+    """A model that is first heard of as it is called may have been made in the window."""
+    script = Script()
+    script.alloc(A, 4096)
+    script.free(B, size=512)
+    script.alloc(B, 512)
+    seeds = (Seed(A, 4096, 3, PARAMETER), Seed(B, 512, 3, PARAMETER))
+    books, _ = joined([], script, seeds)
+    assert (books.before_bytes, books.peak_bytes, books.live_bytes) == (512, 4096, 4096)
+
+
 def test_a_block_is_classified_as_what_it_is_at_that_moment() -> None:
     marks = [
         Mark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
@@ -190,14 +201,14 @@ def test_fragmentation_is_told_by_the_blocks() -> None:
 class Run:
     """One step under two engines at once: the native one on a simulated history, and the CPU's as truth."""
 
-    def __init__(self, model: nn.Module, *, takes_notes: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, takes_notes: bool = True, known: bool = True) -> None:
         self.rows: list[dict[tuple[str, int], int]] = []
         self.health = Health()
         engines: list[tuple[Any, Any, Any]] = []
         for make in (self._truth, lambda *args: self._native(*args, takes_notes=takes_notes)):
-            names, books = ModuleNames(model), Accountant()
+            names, books = ModuleNames(model if known else None), Accountant()
             log = EventLog(10**6, books)
-            engines.append((make(log, names, model), log, names))
+            engines.append((make(log, names), log, names))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         batch = text()
         for engine, _, _ in engines:
@@ -219,14 +230,12 @@ class Run:
                 }
             )
 
-    def _truth(self, log: EventLog, names: ModuleNames, model: nn.Module) -> DispatchEngine:
-        return DispatchEngine(log, names, self.health, model)
+    def _truth(self, log: EventLog, names: ModuleNames) -> DispatchEngine:
+        return DispatchEngine(log, names, self.health)
 
-    def _native(
-        self, log: EventLog, names: ModuleNames, model: nn.Module, *, takes_notes: bool
-    ) -> NativeEngine:
+    def _native(self, log: EventLog, names: ModuleNames, *, takes_notes: bool) -> NativeEngine:
         history: Any = SimulatedHistory(takes_notes=takes_notes)
-        return NativeEngine(log, names, self.health, model, history, readings=True)
+        return NativeEngine(log, names, self.health, history, readings=True)
 
 
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
@@ -244,8 +253,9 @@ def test_hooks_and_notes_find_what_the_dispatch_engine_finds(checkpointing: str 
     assert {key: found[key] for key in layers} == {key: truth[key] for key in layers}
 
 
-def test_categories_are_found_by_address() -> None:
-    run = Run(GPT())
+@pytest.mark.parametrize("known", [True, False])
+def test_categories_are_found_by_address(known: bool) -> None:
+    run = Run(GPT(), known=known)
     truth, found = (
         {
             category: sum(h.size for h in books.remaining() if h.final_category == category)
@@ -265,7 +275,7 @@ def test_layers_read_the_allocator_where_that_is_wanted(wanted: bool) -> None:
     names, books = ModuleNames(model), Accountant()
     log = EventLog(10**6, books)
     history: Any = SimulatedHistory()
-    engine = NativeEngine(log, names, health, model, history, readings=wanted)
+    engine = NativeEngine(log, names, health, history, readings=wanted)
     engine._read = lambda: (600, 1000)  # what a device's allocator would say
     engine.start()
     model(text()).sum().backward()

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.models import GPT, text
 
 from memlog import MemoryTracer, SnapshotError
-from memlog.artifacts.openers import page_of
 from memlog.artifacts.snapshots import draw_snapshot
-from memlog.exporters import snapshot, trace_plot, write_pickle
+from memlog.exporters import trace_plot
 from memlog.units import format_bytes
 
 MIB = 1024**2
@@ -112,17 +110,6 @@ def test_names_cannot_become_markup() -> None:
     page = trace_plot(document(entry("alloc", 1, 5, "<script>x</script>\ud800")), "<b>")
     assert "<script" not in page
     assert "<b>" not in page
-
-
-def test_memlog_open_shows_it(tmp_path: Path) -> None:
-    tracer = MemoryTracer(device="cpu")
-    with tracer.trace():
-        torch.ones(1000)
-    path = write_pickle(snapshot(tracer.recording), tmp_path / "anything")
-    page = page_of(path, print)
-    kind, content = page.files[page.entry]
-    assert kind.startswith("text/html")
-    assert b"at the peak" in content
 
 
 def test_what_is_no_snapshot_is_one_clear_error(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Mark(NamedTuple):
 
 
 class Seed(NamedTuple):
-    """A storage that was there before the window."""
+    """A storage that was there before the window, unless the history tells of its allocation."""
 
     address: int
     size: int
@@ -76,6 +76,15 @@ def number_of(note: Any) -> int | None:
 def rounded(size: int) -> int:
     """What the allocator makes of a requested size."""
     return -(-size // _BLOCK) * _BLOCK
+
+
+def _made_in(history: Sequence[Any]) -> set[int]:
+    """The addresses of which a history tells first that they are allocated: nothing was there before."""
+    first: dict[int, bool] = {}
+    for entry in history:
+        if entry.get("action") in ("alloc", "free_requested"):
+            first.setdefault(entry["addr"], entry["action"] == "alloc")
+    return {address for address, made in first.items() if made}
 
 
 class Join:
@@ -135,8 +144,9 @@ class Join:
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
         """What was there when the window began: what is known, what was freed later, and the rest."""
         known = 0
+        made = _made_in(history)
         for seed in self._seeds:
-            if seed.address not in self._live:
+            if seed.address not in self._live and seed.address not in made:
                 yield self._hold(seed.address, seed.size, seed.layer, BEFORE, seed.category)
                 known += rounded(seed.size)
         born: set[int] = set()

@@ -1,0 +1,198 @@
+"""Tracing now and then changes nothing that training computes, whatever the loop does."""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import memlog
+from memlog.events import Trace
+from memlog.journal import RunDirectory
+
+pytestmark = pytest.mark.integration
+
+STEPS = 24
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    yield
+    memlog.finish()
+
+
+class Net(nn.Module):
+    """With what draws random numbers and what keeps buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.BatchNorm1d(8))
+        self.mix = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.out = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Dropout(0.2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x).transpose(1, 2)
+        x = x + self.mix(x, x, x)[0]
+        out: torch.Tensor = checkpoint(self.out, x, use_reentrant=False)
+        return out
+
+
+class Training:
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.losses: list[float] = []
+
+    def loss(self) -> torch.Tensor:
+        return self.model(torch.randn(6, 4, 16)).square().mean()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state(self) -> bytes:
+        """All that the next step depends on."""
+        state = io.BytesIO()
+        parts = [self.model.state_dict(), self.optimizer.state_dict(), torch.get_rng_state()]
+        torch.save([parts, self.losses], state)
+        return state.getvalue()
+
+
+def plain(training: Training, _step: int) -> None:
+    loss = training.loss()
+    loss.backward()
+    training.losses.append(loss.item())
+    training.update()
+
+
+def accumulating(training: Training, _step: int) -> None:
+    for _ in range(3):
+        (training.loss() / 3).backward()
+    training.update()
+
+
+def autocast(training: Training, _step: int) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = training.loss()
+    loss.backward()
+    training.update()
+
+
+def scaled(training: Training, step: int) -> None:
+    """Every third step is skipped by the scaler: nobody steps the optimizer then."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    loss = scaler.scale(training.loss())
+    (loss * float("inf") if step % 3 == 2 else loss).backward()
+    scaler.step(training.optimizer)
+    scaler.update()
+    training.optimizer.zero_grad()
+
+
+def failing(training: Training, step: int) -> None:
+    """A bad batch that the user passes over: in the forward pass, or in the backward one."""
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise ValueError("bad batch")
+
+    with contextlib.suppress(ValueError):
+        out = training.model(torch.randn(6, 4, 16))
+        if step % 4 == 1:
+            fail(out)
+        if step % 4 == 3:
+            out.register_hook(fail)
+        out.square().mean().backward()
+    training.update()
+
+
+Step = Callable[[Training, int], None]
+
+
+def trained(step: Step, *, traced: bool) -> tuple[bytes, list[Trace]]:
+    """The state at the end, and what was traced: every step for a while, then now and then."""
+    session = memlog.init("local", layers=traced, budget=1.0)
+    training = Training()
+    for number in range(STEPS):
+        if traced and number < 8:
+            session.snapshot()
+        step(training, number)
+    memlog.finish()
+    assert session.directory is not None
+    files = RunDirectory(session.directory).files()
+    found = [entry.event for file in files for entry in file.read()]
+    assert not session.health.faults
+    return training.state(), [event for event in found if isinstance(event, Trace)]
+
+
+@pytest.mark.parametrize("step", [plain, accumulating, autocast, scaled, failing])
+def test_training_is_bit_for_bit_the_same(step: Step) -> None:
+    without, nothing = trained(step, traced=False)
+    traced, traces = trained(step, traced=True)
+    assert traced == without
+    assert not nothing
+    assert len(traces) >= 6
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_the_micro_batches_of_one_step_are_traced_together() -> None:
+    """The peak of a step that accumulates is that of its worst micro-batch."""
+    sizes = (2, 64, 4)
+    session = memlog.init("local", layers=True)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for size in sizes:
+        model(torch.ones(size, 64)).square().mean().backward()
+    optimizer.step()
+    memlog.finish()
+    (trace,) = traces_of(session)
+    assert trace.step == 0
+    assert trace.at_peak["activations"] >= 64 * 256 * 4
+    assert trace.at_peak["gradients"] > 0
+
+
+def test_autocasts_copies_of_the_weights_are_seen() -> None:
+    session = memlog.init("local", layers=True)
+    model = nn.Linear(512, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.ones(4, 512)).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    memlog.finish()
+    (trace,) = traces_of(session)
+    copy = 512 * 512 * 2
+    (layer,) = [layer for layer in trace.layers if layer.path == "Linear"]
+    assert layer.kept >= copy  # the backward pass needs it
+    assert trace.at_peak["parameters"] == sum(p.nbytes for p in model.parameters())
+
+
+def test_two_networks_that_take_turns_are_both_found_and_keep_their_names() -> None:
+    """Adversarial training without a model given: each optimizer's step is a step."""
+    session = memlog.init("local", layers=True, budget=1.0)
+    made, judged = Net(), nn.Sequential(nn.Flatten(), nn.Linear(8 * 16, 1))
+    optimizers = [torch.optim.Adam(net.parameters()) for net in (made, judged)]
+    flipped = torch.nn.Identity()  # a transform: it has no parameters, and is called first
+    for number in range(6):
+        session.snapshot()
+        judged(made(flipped(torch.randn(6, 4, 16)))).mean().backward()
+        optimizers[number % 2].step()
+    memlog.finish()
+    weights = sum(p.nbytes for net in (made, judged) for p in net.parameters())
+    seen = traces_of(session)
+    assert {trace.at_peak["parameters"] for trace in seen} == {weights}
+    names = {layer.path for trace in seen for layer in trace.layers}
+    assert any(name.startswith("(Sequential)") for name in names)
+    assert not any(name.startswith("(Net)") for name in names)
+    assert not session.health.faults
+
+
+def traces_of(session: memlog.Session) -> list[Any]:
+    assert session.directory is not None
+    found = [entry.event for f in RunDirectory(session.directory).files() for entry in f.read()]
+    return [event for event in found if isinstance(event, Trace)]

@@ -1,0 +1,138 @@
+"""W&B's sink and store keep the contracts, with the real SDK against a double of W&B's server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pytest
+import wandb
+from msgspec.structs import replace
+from support.wandb_server import WandbServer
+
+from memlog.events import Artifact, Status
+from memlog.sink import ArtifactStore, Connection, Ride, Sink, Target, TrackerRun
+from memlog.testing import ArtifactStoreContract, Row, SinkContract
+from memlog_wandb import WandbBackend
+from memlog_wandb.sink import WandbSink, _OpenRun
+
+pytestmark = pytest.mark.integration
+
+STATUSES: dict[int | None, Status] = {0: "finished", 1: "failed", 255: "killed"}
+USERS = "users"
+
+
+@pytest.fixture
+def server(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WandbServer]:
+    """A server, and a process that has not talked to another before; wandb's files stand elsewhere."""
+    folder = tmp_path_factory.mktemp("wandb")
+    monkeypatch.chdir(folder)
+    with WandbServer() as running, pytest.MonkeyPatch.context() as environment:
+        for name, value in running.environment.items():
+            environment.setenv(name, value)
+        environment.setenv("WANDB_SILENT", "true")
+        environment.setenv("WANDB_DIR", str(folder))
+        yield running
+        wandb.teardown()
+
+
+@contextmanager
+def stopped(server: WandbServer) -> Iterator[None]:
+    server.stop()
+    try:
+        yield
+    finally:
+        server.start()
+
+
+class TestWandb(SinkContract):
+    rides = True
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: WandbServer) -> None:
+        self.server = server
+        self.backend = WandbBackend()
+        self.sinks: list[WandbSink] = []
+
+    def open_sink(self, target: Target) -> Sink:
+        connection = Connection(self.server.url, self.server.environment)
+        sink = self.backend.open_sink(replace(target, connection=connection))
+        assert isinstance(sink, WandbSink)
+        self.sinks.append(sink)
+        return sink
+
+    def user_run(self) -> TrackerRun:
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
+        wandb.init(project="p", settings=quiet)
+        run = self.backend.active_run()
+        assert run is not None
+        return run
+
+    def open_ride(self, run: TrackerRun) -> Ride:
+        return self.backend.open_ride(run)
+
+    def user_logs(self, run: TrackerRun, value: float) -> None:  # noqa: ARG002 - there is one
+        wandb.log({USERS: value})
+
+    def user_ends(self, run: TrackerRun) -> None:  # noqa: ARG002 - there is one
+        wandb.finish()
+
+    def user_values(self, run_id: str) -> Sequence[float]:
+        return [row[USERS] for row in self.server.runs[run_id].rows if USERS in row]
+
+    def rows(self, run_id: str) -> Sequence[Row]:
+        return [
+            (name, int(row["memlog/step"]), float(value))
+            for row in self.server.runs[run_id].rows
+            for name, value in row.items()
+            if name.startswith("memory/") or name == "memlog/alert"
+        ]
+
+    def status(self, run_id: str) -> Status | None:
+        held = self.server.runs[run_id]
+        return STATUSES[held.exit_code] if held.complete else None
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        with stopped(self.server):
+            yield
+
+    def process_ends(self) -> None:
+        for sink in self.sinks:
+            if sink._run is not None:
+                sink._run.run.finish()
+        wandb.teardown()
+        _OpenRun._open = 0
+        self.sinks.clear()
+
+
+class TestWandbsStore(ArtifactStoreContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, server: WandbServer, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.server = server
+        self.backend = WandbBackend()
+        self.connection = Connection(server.url, server.environment)
+        self.folder = tmp_path_factory.mktemp("files")
+
+    def open_store(self) -> ArtifactStore:
+        return self.backend.open_store(self.connection)
+
+    def run_with(self, files: Mapping[tuple[str, str], bytes]) -> str:
+        sink = self.backend.open_sink(Target("contract", None, connection=self.connection))
+        run = sink.open()
+        for (kind, name), data in files.items():
+            (self.folder / name).write_bytes(data)
+            artifact = Artifact(1, name, kind, f"artifacts/{name}", len(data))
+            sink.log_artifact(artifact, self.folder / name)
+        sink.close("finished")
+        return run.run_id
+
+    def unknown_run(self) -> str:
+        return "nobody"
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        with stopped(self.server):
+            yield

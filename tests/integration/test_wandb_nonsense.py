@@ -1,0 +1,78 @@
+"""A server that answers anything in W&B's place, to the real SDK: an error of memlog's, in one line."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import wandb
+from support.faults import FINE, Fault
+from support.wandb_server import WandbServer
+
+from memlog.errors import MemlogError
+from memlog.events import Alert, Artifact
+from memlog.sink import Connection, Point, Target
+from memlog_wandb import WandbBackend
+
+pytestmark = pytest.mark.integration
+
+ANSWERS = {
+    "nothing": b"",
+    "a page": b"<html>Sign in</html>",
+    "an empty object": b'{"data": {}}',
+    "wrong types": b'{"data": {"viewer": 7, "model": [], "project": "x", "upsertBucket": {"bucket": 1}}}',
+    "deep": b"[" * 100_000,
+    "large": b'{"data": "' + b"x" * 8_000_000 + b'"}',
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    """A process that has not talked to another server before, and does not wait for long."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("memlog_wandb.sink.INIT_TIMEOUT", 1.0)
+    with WandbServer() as running, pytest.MonkeyPatch.context() as environment:
+        for name, value in (running.environment | {"WANDB_SILENT": "true"}).items():
+            environment.setenv(name, value)
+        environment.setenv("WANDB_FINISH_TIMEOUT", "1")
+        yield running
+        wandb.teardown()
+
+
+def problem_of(call: Callable[[], object]) -> str:
+    """What memlog says of it; nothing where the answer passes for a yes."""
+    try:
+        call()
+    except MemlogError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_nonsense_is_an_error_of_memlogs(server: WandbServer, tmp_path: Path, answer: str) -> None:
+    backend, connection = WandbBackend(), Connection(server.url, server.environment)
+    sink = backend.open_sink(Target("mine", None, project="p", connection=connection))
+    store = backend.open_store(connection)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"content")
+    points = [Point("memory/host/rss_mib", 1.0, "step", 0, 1_795_000_000_000_000)]
+    alert = Alert(1, 0, "warning", "rule", "title", "text")
+    artifact = Artifact(1, "file", "file", "artifacts/file", 7)
+    server.fault = Fault(status=200, body=ANSWERS[answer])
+    said = [problem_of(sink.open), problem_of(lambda: store.list_artifacts("mine"))]
+    server.fault = FINE  # a run that is open, and then nonsense
+    sink.open()
+    server.fault = Fault(status=200, body=ANSWERS[answer])
+    said += [
+        problem_of(lambda: sink.log_points(points)),
+        problem_of(lambda: sink.log_alerts([alert], 0)),
+        problem_of(lambda: sink.log_artifact(artifact, folder / "file")),
+        problem_of(lambda: sink.close("finished")),
+    ]
+    assert (
+        all(said[:2]) or answer == "an empty object"
+    )  # which wandb takes for a yes without a name
+    assert all(len(problem.splitlines()) <= 1 and len(problem) < 1000 for problem in said)
+    assert {path.name for path in folder.iterdir()} == {"file"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"folder", "wandb"}

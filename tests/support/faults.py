@@ -1,0 +1,132 @@
+"""A proxy on loopback that stands in front of a real server and does what networks do to it."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+_HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to requests whose path `hits`."""
+
+    status: int | None = None
+    """Answered with this, and not passed on."""
+    body: bytes = b'{"data":null}'
+    """What is answered then."""
+    delay: float = 0.0
+    """Seconds before the request is passed on."""
+    loses_answer: bool = False
+    """Passed on, and then the connection breaks: what was asked for has happened."""
+    hits: Callable[[str], bool] = lambda _path: True
+
+
+FINE = Fault(hits=lambda _path: False)
+
+
+class Proxy:
+    """Passes requests on to ``target`` as long as ``fault`` lets it.
+
+    `stop` takes it down, so that connections are refused, and `start` brings it up again on the same port.
+
+    Attributes:
+        fault: What happens now.
+        hit: How many requests the present fault, or one before, has struck.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = urlsplit(target)
+        self.fault = FINE
+        self.hit = 0
+        self._http = self._bound(0)
+        self.port: int = self._http.server_port
+        self._http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._http = self._bound(self.port)
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Harmless where it is not up."""
+        if self._http.fileno() != -1:
+            self._http.shutdown()
+            self._http.server_close()
+
+    def _bound(self, port: int) -> ThreadingHTTPServer:
+        proxy = self
+
+        class Handler(_Handler):
+            held = proxy
+
+        ThreadingHTTPServer.daemon_threads = True
+        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    # One request a connection: a fault then strikes from the next request on.
+    protocol_version = "HTTP/1.0"
+    held: Proxy
+
+    def do_GET(self) -> None:
+        body = self._body()
+        fault = self.held.fault
+        struck = fault.hits(self.path)
+        self.held.hit += struck
+        if struck and fault.status is not None:
+            self._answer(fault.status, [], fault.body)
+            return
+        time.sleep(fault.delay if struck else 0)
+        try:
+            answer, content = self._passed_on(body)
+        except OSError:
+            self._answer(502, [], b"<html>bad gateway</html>")
+            return
+        if not (struck and fault.loses_answer):
+            self._answer(answer.status, answer.getheaders(), content)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_GET  # noqa: N815 - http.server's names
+
+    def _passed_on(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+        target = self.held.target
+        assert target.hostname is not None
+        onward = http.client.HTTPConnection(target.hostname, target.port, timeout=60)
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP_BY_HOP}
+        try:
+            onward.request(self.command, self.path, body or None, headers)
+            answer = onward.getresponse()
+            return answer, answer.read()
+        finally:
+            onward.close()
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while length := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(length)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in _HOP_BY_HOP:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Says nothing."""

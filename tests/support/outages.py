@@ -1,0 +1,157 @@
+"""What tests of trackers in trouble share: a trainer to go on with, and what its helper makes of it."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from memlog.delivery.state import CourierState
+from memlog.journal import RunDirectory, find_run
+from support import child
+from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
+
+BLOCKED = 1.0
+"""Seconds: a step that waits for a tracker waits longer, since faults hold each request for `SLOW`."""
+SLOW = 3.0
+"""Seconds: longer than a look at a healthy tracker takes."""
+FINISH_TIMEOUT = 3.0
+
+OWN_RUN = """
+    import sys
+    import time
+    from pathlib import Path
+
+    import memlog
+    from memlog.events import Alert, now_us
+
+    begun = time.perf_counter()
+    session = memlog.init(
+        sys.argv[1], dir="runs", finish_timeout=FINISH, config={"memlog": {"bind_grace": 0}}
+    )
+    init = time.perf_counter() - begun
+    longest, step = 0.0, 0
+    while not Path("stop").exists():
+        begun = time.perf_counter()
+        session.step()
+        longest = max(longest, time.perf_counter() - begun)
+        step += 1
+        time.sleep(0.01)
+    Path("notes.txt").write_text("what is to be kept " * 9)
+    session.save_artifact("notes.txt", "report")
+    session.publish(Alert(now_us(), step, "error", "host.rss > 1 GiB", "Host memory", "much"))
+    begun = time.perf_counter()
+    session.finish()
+    print(init, longest, step, time.perf_counter() - begun)
+""".replace("FINISH", str(FINISH_TIMEOUT))
+"""Steps until a file named ``stop`` is there; then saves a file, raises an alert and finishes."""
+
+
+NOTES = b"what is to be kept " * 9
+
+
+class Told(NamedTuple):
+    """What `OWN_RUN` measured of itself, in seconds."""
+
+    init: float
+    longest: float
+    steps: int
+    finish: float
+    errors: str
+    """What it wrote to stderr."""
+
+
+@contextmanager
+def training(
+    script: str, directory: Path, *arguments: str, **environment: str
+) -> "Iterator[subprocess.Popen[str]]":
+    """A trainer, which does not outlive the test."""
+    process = child.start(script, directory, *arguments, **environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        if process.stdout is not None and not process.stdout.closed:
+            print(*process.communicate())  # why it may have ended early
+
+
+def stop(process: "subprocess.Popen[str]", directory: Path) -> Told:
+    """Ends `OWN_RUN`, and holds that nothing of it waited for the tracker."""
+    (directory / "stop").touch()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    init, longest, steps, finish = output.splitlines()[-1].split()
+    told = Told(float(init), float(longest), int(steps), float(finish), errors)
+    print(
+        f"init {told.init:.3f} s, longest of {told.steps} steps {told.longest * 1000:.1f} ms, "
+        f"finish {told.finish:.2f} s"
+    )
+    assert told.init < BLOCKED
+    assert told.longest < BLOCKED
+    assert told.finish < FINISH_TIMEOUT + 2 * BLOCKED
+    return told
+
+
+def wait_for_state(
+    directory: Path, backend: str, holds: Callable[[CourierState], bool], seconds: float = 60
+) -> CourierState:
+    """What the newest run's courier remembers, once ``holds`` is true of it."""
+    run = newest_run(directory)
+    deadline = time.monotonic() + seconds
+    while not holds(state := CourierState.load(run, backend)):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.05)
+    return state
+
+
+def wait_until_unreachable(directory: Path, backend: str, because: str) -> CourierState:
+    """Until the courier has met a trouble with ``because`` in its words."""
+
+    def has_met(state: CourierState) -> bool:
+        return state.stage == "unreachable" and because in (state.problem or "")
+
+    return wait_for_state(directory, backend, has_met)
+
+
+def wait_until_it_goes_on(directory: Path, backend: str) -> CourierState:
+    """Until more has been handed over than now."""
+    before = _handed_over(CourierState.load(newest_run(directory), backend))
+    return wait_for_state(directory, backend, lambda state: _handed_over(state) > before)
+
+
+def _handed_over(state: CourierState) -> int:
+    return state.delivered + state.provisional
+
+
+def newest_run(directory: Path, seconds: float = 30) -> RunDirectory:
+    """The run that a trainer has just begun in ``directory``."""
+    deadline = time.monotonic() + seconds
+    while not list((directory / "runs").glob("*/*.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return find_run(directory / "runs", "latest")
+
+
+def assert_mlflow_has_everything_once(directory: Path, **environment: str) -> None:
+    """Its own run in MLflow comes to have what the journal says, and is the only one that it opened.
+
+    Args:
+        directory: Where `OWN_RUN` ran.
+        **environment: What MLflow's client needs.
+    """
+    from mlflow import MlflowClient
+
+    own = wait_until_delivered(directory / "runs").own_run
+    assert own is not None
+    run = newest_run(directory)
+    uri = environment["MLFLOW_TRACKING_URI"]
+    assert rows_in_mlflow(uri, own.run_id) == rows_of(plan_of(run))
+    client = MlflowClient(uri)
+    everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
+    (held,) = client.search_runs(everywhere, filter_string=f"tags.`memlog.run_id` = '{run.id}'")
+    assert (held.info.run_id, held.info.status) == (own.run_id, "FINISHED")
+    assert held.data.tags["memlog.alert.count"] == "1"
+    pull = ("pull", own.run_id, "--backend", "mlflow", "-o", "pulled")
+    child.memlog(*pull, directory=directory, **environment)
+    assert (directory / "pulled" / "notes.txt").read_bytes() == NOTES

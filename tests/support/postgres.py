@@ -1,0 +1,129 @@
+"""A PostgreSQL server of a test's own on loopback."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from support.mlflow_server import free_port
+
+_DEBIAN = Path("/usr/lib/postgresql")
+"""Where Debian has the server's programs: not on the path."""
+
+
+class Postgres:
+    """A server with a database that anybody on this machine may use. A context manager.
+
+    It refuses to run as root: there it runs as the user of its package, or as nobody, who may not reach
+    pytest's folders.
+    """
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"postgresql+psycopg2://tester@127.0.0.1:{self.port}/postgres"
+        self._folder = Path(tempfile.mkdtemp(prefix="memlog-pg-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._user = _unprivileged()
+        if self._user is not None:
+            os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
+
+    def __enter__(self) -> Postgres:  # noqa: PYI034 - typing.Self came with Python 3.11
+        try:
+            initdb = [_program("initdb"), "-D", str(self._folder / "data"), "-U", "tester"]
+            options = ["-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+            subprocess.run(
+                [*initdb, *options], check=True, capture_output=True, **self._process_as()
+            )
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(signal.SIGINT)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Starts it, on the port of the first time, and waits until it takes connections."""
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(_program("postgres"), "-D", str(self._folder / "data"), "-p", str(self.port)),
+                    *(
+                        "-c",
+                        "listen_addresses=127.0.0.1",
+                        "-c",
+                        f"unix_socket_directories={self._folder}",
+                    ),
+                ],
+                stdout=log,
+                stderr=log,
+                **self._process_as(),
+            )
+        deadline = time.monotonic() + 30
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                said = (self._folder / "log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"PostgreSQL did not come up: {said}")
+            time.sleep(0.1)
+
+    def stop(self, number: int = signal.SIGQUIT) -> None:
+        """Ends it: at once, without writing what it holds, or in order with ``SIGINT``.
+
+        Harmless if it has ended.
+        """
+        if self._process is not None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        """A server that is still recovering takes the connection, and says that it has to be tried again."""
+        import psycopg2
+
+        try:
+            psycopg2.connect(self.url.replace("+psycopg2", ""), connect_timeout=2).close()
+        except psycopg2.OperationalError:
+            return False
+        return True
+
+    def _process_as(self) -> dict[str, Any]:
+        kept = {"PATH": os.environ["PATH"], "LC_ALL": "C", "HOME": str(self._folder)}
+        alike: dict[str, Any] = {"cwd": self._folder, "env": kept}
+        if self._user is not None:
+            alike |= {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+        return alike
+
+
+def _program(name: str) -> str:
+    """The path of one of the server's programs."""
+    debians = sorted(_DEBIAN.glob(f"*/bin/{name}"))
+    found = shutil.which(name) or (str(debians[-1]) if debians else None)
+    if found is None:
+        raise RuntimeError(
+            f"PostgreSQL's {name} is not installed; on Debian: apt-get install postgresql"
+        )
+    return found
+
+
+def _unprivileged() -> pwd.struct_passwd | None:
+    """Whom to run as; ``None``: as whoever runs the tests."""
+    if os.geteuid() != 0:
+        return None
+    known = {user.pw_name: user for user in pwd.getpwall()}
+    user = known.get("postgres") or known.get("nobody")
+    if user is None:
+        raise RuntimeError("PostgreSQL refuses to run as root: there has to be a user postgres")
+    return user

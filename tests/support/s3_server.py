@@ -1,0 +1,94 @@
+"""An S3-compatible object store on loopback: ``moto_server``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from support.mlflow_server import free_port
+
+BUCKET = "memlog"
+
+
+class S3Server:
+    """The store. What it holds is gone when it is stopped. A context manager."""
+
+    def __init__(self, root: Path) -> None:
+        self.port = free_port()
+        self._log = root / "s3.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client of MLflow's needs to reach it."""
+        return {
+            "MLFLOW_S3_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": "tester",
+            "AWS_SECRET_ACCESS_KEY": "not so secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            # An absent store is noticed after one attempt rather than five.
+            "AWS_MAX_ATTEMPTS": "1",
+        }
+
+    def __enter__(self) -> S3Server:  # noqa: PYI034 - typing.Self came with Python 3.11
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts it with an empty bucket, on the port of the first time."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"moto_server did not come up: {self._log.read_text()[-2000:]}")
+            time.sleep(0.1)
+        self._client().create_bucket(Bucket=BUCKET)
+
+    def stop(self) -> None:
+        """Harmless where it is not up."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def objects(self) -> dict[str, bytes]:
+        """What the bucket holds, by key."""
+        client = self._client()
+        listed = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        return {
+            found["Key"]: client.get_object(Bucket=BUCKET, Key=found["Key"])["Body"].read()
+            for found in listed
+        }
+
+    def _client(self) -> Any:
+        import boto3
+
+        environment = self.environment
+        return boto3.client(
+            "s3",
+            endpoint_url=environment["MLFLOW_S3_ENDPOINT_URL"],
+            aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+            region_name=environment["AWS_DEFAULT_REGION"],
+        )
+
+    def _answers(self) -> bool:
+        try:
+            url = f"http://127.0.0.1:{self.port}/moto-api/"
+            with urllib.request.urlopen(url, timeout=1) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False

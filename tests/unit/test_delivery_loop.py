@@ -1,0 +1,74 @@
+"""Delivering again and again, however long it takes."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.journals import finished_run
+from support.sinks import ListTracker
+
+from memlog.delivery import loop
+from memlog.delivery.courier import Courier
+from memlog.delivery.loop import CourierThread
+from memlog.delivery.state import CourierLock
+
+
+@pytest.fixture
+def tracker() -> ListTracker:
+    return ListTracker(down=True)
+
+
+@pytest.fixture
+def thread(tmp_path: Path, tracker: ListTracker) -> CourierThread:
+    run = finished_run(tmp_path)
+    return CourierThread(Courier(run, "list", tracker.open_sink, may_open_own=True))
+
+
+def run_with(
+    thread: CourierThread,
+    monkeypatch: pytest.MonkeyPatch,
+    at_pause: dict[int, Callable[[], object]],
+) -> list[float]:
+    """Runs it without waiting, and does something at some pauses; how long they would have been."""
+    pauses: list[float] = []
+
+    def wait(_event: threading.Event, timeout: float = 0.0) -> bool:
+        pauses.append(timeout)
+        at_pause.get(len(pauses), lambda: None)()
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Event, "wait", wait)
+        thread._run()
+    return pauses
+
+
+def test_a_tracker_that_is_away_for_hours_gets_everything(
+    thread: CourierThread, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = {1200: lambda: setattr(tracker, "down", False)}  # after five hours
+    thread.complete()
+    pauses = run_with(thread, monkeypatch, back)
+    assert (thread.delivered, len(pauses)) == (True, 1200)
+    assert tracker.all_points()
+    assert max(pauses) == loop.MAX_BACKOFF
+
+
+def test_at_the_end_of_a_run_it_tries_again_soon(
+    thread: CourierThread, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have stood at the longest pause, and somebody waits now."""
+    at_pause = {10: thread.complete, 13: lambda: setattr(tracker, "down", False)}
+    pauses = run_with(thread, monkeypatch, at_pause)
+    assert thread.delivered
+    assert pauses[9] == loop.MAX_BACKOFF
+    assert pauses[10:] == [2 * loop.INTERVAL, 4 * loop.INTERVAL, 8 * loop.INTERVAL]
+
+
+def test_a_thread_that_could_not_deliver_does_not_say_that_it_did(thread: CourierThread) -> None:
+    with CourierLock(thread.courier.run, "list"):
+        thread.start()
+        thread.complete()
+        assert thread.join(30)
+    assert not thread.delivered

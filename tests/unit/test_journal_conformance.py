@@ -1,0 +1,49 @@
+"""The journal's own store keeps the contract of all stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from memlog.artifacts.journal_store import JournalStore
+from memlog.events import End
+from memlog.health import Health
+from memlog.journal import JournalWriter, RunDirectory, new_run
+from memlog.journal.kept import keep
+from memlog.sink import ArtifactStore
+from memlog.testing import ArtifactStoreContract
+
+
+class TestTheJournalsStore(ArtifactStoreContract):
+    @pytest.fixture(autouse=True)
+    def _run(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.root = tmp_path_factory.mktemp("runs")
+        self.run: RunDirectory = new_run(self.root)
+
+    def open_store(self) -> ArtifactStore:
+        return JournalStore(self.run)
+
+    def run_with(self, files: Mapping[tuple[str, str], bytes]) -> str:
+        journal = JournalWriter(
+            self.run.path, run=self.run.id, role="trainer", begun_us=1, health=Health()
+        )
+        for (kind, name), data in files.items():
+            source = self.root.with_name(f"source-{name}")
+            source.write_bytes(data)
+            journal.append(keep(self.run, source, name, kind))
+        journal.append(End(2, "finished"))
+        journal.close()
+        return self.run.id
+
+    def unknown_run(self) -> str:
+        return "nobody"
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """The disk with the run is away."""
+        away = self.root.rename(Path(f"{self.root}-away"))
+        yield
+        away.rename(self.root)
