@@ -269,16 +269,16 @@ def train(configuration: Configuration) -> tuple[str, float]:
     return Path(session.directory or "").name, training.accuracy()
 
 
-def compared(runs: list[str], *options: str) -> subprocess.CompletedProcess[str]:
-    """What `memlog compare` says of runs."""
-    command = [sys.executable, "-m", "memlog", "compare", *runs, *options]
+def told(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a command of memlog's says."""
+    command = [sys.executable, "-m", "memlog", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - our own
 
 
 def fill_in() -> list[Row]:
     """Trains each configuration, and reads peaks and times from the comparison of the runs."""
     trained = [train(configuration) for configuration in TABLE]
-    figures = json.loads(compared([run for run, _ in trained], "--json").stdout)["figures"]
+    figures = json.loads(told("compare", *(run for run, _ in trained), "--json").stdout)["figures"]
     peaks = figures["device.peak" if CUDA else "trace.peak"]["values"]
     times = figures["step.time"]["values"]
     return [
@@ -302,11 +302,22 @@ def part_4_compare() -> None:
         print(f"| {row.name:15} | {row.peak / MIB:7.1f} MiB | {share:>5} | {row.step_ms:4.0f} ms |")
     figure = "device.peak" if CUDA else "trace.peak"
     gate = f"{figure} > -{ENOUGH:.0%}"
-    done = compared([base.run, checkpointed.run], "--fail-if", gate)
+    done = told("compare", base.run, checkpointed.run, "--fail-if", gate)
     print(f'\n$ memlog compare {base.run} {checkpointed.run} --fail-if "{gate}"')
     print(done.stdout + done.stderr, end="")
     print(f"exit code {done.returncode}\n")
+    predictions(base, {"checkpointing": checkpointed, "precision": amp})
     questions(base, checkpointed, amp, both)
+
+
+def predictions(base: Row, measured: dict[str, Row]) -> None:
+    """What `memlog advise` knew from the baseline's trace alone."""
+    print(f"$ memlog advise {base.run}")
+    for hint in json.loads(told("advise", base.run, "--json").stdout)["advice"]["hints"]:
+        if hint["kind"] in measured:
+            peak = measured[hint["kind"]].peak
+            print(f"{hint['what']}: {hint['peak'] / MIB:.1f} MiB (measured: {peak / MIB:.1f})")
+    print()
 
 
 def questions(base: Row, checkpointed: Row, amp: Row, both: Row) -> None:

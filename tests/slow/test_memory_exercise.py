@@ -98,6 +98,20 @@ def test_the_table_is_filled_in_and_checkpointing_saves_over_30_percent(
     assert "Peak memory reduced by more than 30%: yes" in parts["compare"]
 
 
+def test_what_advise_predicts_from_the_baseline_is_what_the_change_then_takes(
+    parts: dict[str, str],
+) -> None:
+    said = rf"^(`torch.+): {MIB} \(measured: ([\d.]+)\)$"
+    hints = re.findall(said, parts["compare"], re.MULTILINE)
+    assert [what.partition("(")[0].split()[0] for what, *_ in hints] == [
+        "`torch.utils.checkpoint`",
+        "`torch.autocast",
+    ]
+    assert "`block1`, `block2`" in hints[0][0]
+    for _, predicted, measured in hints:
+        assert float(predicted) == pytest.approx(float(measured), rel=0.1)
+
+
 @pytest.mark.seed(276, 277, 278, 279, 283)
 def test_the_four_questions_are_answered_from_the_run(parts: dict[str, str]) -> None:
     text = parts["compare"]
