@@ -10,6 +10,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 PYTEST := $(BIN)/python -m pytest
 SETTINGS := pyproject.toml constraints.txt
+OLDEST := .venv-oldest-torch
+# Of the line `torch = ["torch>=2.6"]`.
+OLDEST_TORCH = $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]/\1/p' pyproject.toml)
+TRACER_TESTS := tests/unit/test_trace*.py tests/unit/test_budget.py tests/integration/test_tracer_*.py \
+	tests/integration/test_layers*.py
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -47,6 +52,9 @@ wheel: $(VENV)/dev.stamp ## build the wheel into dist/
 unit: $(VENV)/dev.stamp ## the unit tests alone
 	$(PYTEST) tests/unit -m "not integration and not slow and not gpu"
 
+test-oldest-torch: $(OLDEST)/made.stamp ## the tracer's tests on the oldest torch supported, in its own environment
+	$(OLDEST)/bin/python -m pytest $(TRACER_TESTS)
+
 bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(ARGS)
 
@@ -56,8 +64,8 @@ bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools:
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)
 
-clean: ## remove the environment, builds and caches (recorded runs stay)
-	rm -rf $(VENV) dist build *.egg-info
+clean: ## remove the environments, builds and caches (recorded runs stay)
+	rm -rf $(VENV) $(OLDEST) dist build *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -69,6 +77,15 @@ $(VENV)/made.stamp:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --upgrade 'pip>=25.1' # the first that knows --group
+	@touch $@
+
+# No part of `make test`: where no index of CPU builds is named (PIP_EXTRA_INDEX_URL), this torch comes with
+# CUDA's libraries, several gigabytes.
+$(OLDEST)/made.stamp: pyproject.toml
+	@echo "making $(OLDEST) with torch $(OLDEST_TORCH)"
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check -qq install 'torch==$(OLDEST_TORCH).*' \
+	  -e . numpy pytest pytest-timeout
 	@touch $@
 
 # The constraints matter most for torch: unpinned, pip takes a build of several gigabytes.

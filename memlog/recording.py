@@ -106,9 +106,17 @@ class Recording:
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._binder, health, model
         )
-        self._allocator = AllocatorWatch(self._bus.publish, self._last_step, health)
+        self._tracer: PeriodicTracer | None = None
+        self._allocator = AllocatorWatch(
+            self._bus.publish,
+            self._last_step,
+            health,
+            self.run,
+            lambda: self._tracer is not None and self._tracer.tracing,
+        )
         self._bus.subscribe(self._allocator)
-        self._tracer = self._begin_tracing(settings, model) if settings.layers else None
+        if settings.layers:
+            self._tracer = self._begin_tracing(settings, model)
         self._autolog = listen(self.batches.optimizer_stepped)
         self._binder.glance()
 

@@ -23,6 +23,9 @@ from memlog.journal import Entry, RunDirectory
 REPORT = "postmortem"
 """Kind of the artifact that explains a run's end."""
 
+_TELLING = ("flamegraph", "snapshot")
+"""Kinds of artifacts that tell who held what."""
+
 _STEPS = 200
 _SAMPLES = 60
 
@@ -45,6 +48,8 @@ class LastMoments(msgspec.Struct):
     trace: Trace | None = None
     devices: dict[str, Device] = {}
     parameters: dict[str, str] = {}
+    files: list[str] = []
+    """Names of the flame graph and the allocator's snapshot, where there are any."""
     reported: bool = False
     """Whether a report stands in the journal already."""
 
@@ -94,5 +99,7 @@ def _note(moments: LastMoments, event: object) -> None:
         moments.parameters.update(event.values)
     elif isinstance(event, Run):
         moments.begin = moments.begin or event
-    elif isinstance(event, Artifact) and event.kind == REPORT:
-        moments.reported = True
+    elif isinstance(event, Artifact):
+        moments.reported |= event.kind == REPORT
+        if event.kind in _TELLING and event.name not in moments.files:
+            moments.files.append(event.name)

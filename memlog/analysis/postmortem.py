@@ -54,6 +54,7 @@ def report(moments: LastMoments, witness: Witness, predicted: Advice | None = No
         *_cause(moments, witness),
         "## Who held what",
         *_holders(moments.trace),
+        *_files(moments),
         "## How it came",
         *_course(moments),
         "## What would help",
@@ -174,6 +175,15 @@ def _holders(trace: Trace | None) -> Iterator[str]:
                 )
                 for layer in trace.layers[:_SHOWN_LAYERS]
             ],
+        )
+
+
+def _files(moments: LastMoments) -> Iterator[str]:
+    if moments.files:
+        names = " and ".join(f"`{name}`" for name in moments.files)
+        yield (
+            f"More is in {names}: `memlog pull {moments.run_id} -o out` brings the run's files, "
+            f"`memlog open out/{moments.files[-1]}` shows it as a flame graph."
         )
 
 

@@ -14,7 +14,11 @@ from typing import Any
 
 from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.health import Health
+from memlog.journal import RunDirectory
 from memlog.outofmemory.frames import here
+
+_SNAPSHOTS = 3
+"""That are kept in a run at most, the newest in place of the one before."""
 
 _watch: AllocatorWatch | None = None
 _attached = False
@@ -30,15 +34,25 @@ class AllocatorWatch:
         publish: Takes the event.
         step: The last step that was over.
         health: Counts errors.
+        run: Where the allocator's snapshot is kept.
+        tracing: Whether memlog traces the step that is at work.
     """
 
     def __init__(
-        self, publish: Callable[[Event], object], step: Callable[[], int | None], health: Health
+        self,
+        publish: Callable[[Event], object],
+        step: Callable[[], int | None],
+        health: Health,
+        run: RunDirectory,
+        tracing: Callable[[], bool],
     ) -> None:
         self._publish = publish
         self._step = step
         self._health = health
+        self._run = run
+        self._tracing = tracing
         self._failed_at: int | None = -1
+        self._snapshots = 0
 
     def __call__(self, event: Event) -> None:
         """Waits for the first CUDA device."""
@@ -78,6 +92,19 @@ class AllocatorWatch:
                     message="CUDA out of memory",
                 )
             )
+        with self._health.contained("keeping the allocator's snapshot"):
+            self._keep_snapshot()
+
+    def _keep_snapshot(self) -> None:
+        """Whoever looks for the largest batch that fits fails again and again: some are enough."""
+        # Imported here: for a run that fails.
+        from memlog.outofmemory.allocators import allocator_snapshot, keep_snapshot  # noqa: PLC0415
+
+        if self._snapshots < _SNAPSHOTS:
+            self._snapshots += 1
+            snapshot = allocator_snapshot(tracing=self._tracing())
+            if snapshot is not None:
+                self._publish(keep_snapshot(self._run, snapshot))
 
 
 def _attach(watch: AllocatorWatch) -> None:

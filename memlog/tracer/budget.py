@@ -10,7 +10,7 @@ SPACING = 20
 """Of so many steps at most one is traced: where steps take now longer, now shorter, no clock tells what
 tracing adds."""
 
-_USED = 0.7
+_USED = 0.6
 """Of the share: the clock does not tell all that tracing costs, such as caches that it has emptied."""
 _PLAIN_STEPS = 32
 """The newest steps without tracing, whose median is what a step takes."""

@@ -76,6 +76,11 @@ class PeriodicTracer:
         with self._health.contained("waiting for a step to trace"):
             self._wait_for_a_call()
 
+    @property
+    def tracing(self) -> bool:
+        """Whether the step that is at work is traced."""
+        return self._window is not None
+
     def after_step(self, step: int) -> None:
         """A step is over."""
         now = time.perf_counter()

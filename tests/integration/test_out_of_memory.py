@@ -8,13 +8,21 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
+from support import child as user_program
+from support import device_snapshots
+from support.truth import wait_until_delivered
 
+from memlog.artifacts.snapshots import read_snapshot
 from memlog.cli.sync import sync
 from memlog.events import Alert, Artifact, End, Event, OutOfMemory
-from memlog.journal import RunDirectory, list_runs
+from memlog.exporters import snapshot_graph
+from memlog.journal import RunDirectory, list_runs, new_run
+from memlog.outofmemory.allocators import keep_snapshot
 
 pytestmark = pytest.mark.integration
 
@@ -62,13 +70,14 @@ FOREVER = """
 """
 
 
-def child(tmp_path: Path, program: str) -> "subprocess.Popen[str]":
+def child(tmp_path: Path, program: str, **options: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)],
         env={**os.environ, "MEMLOG_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **options,
     )
 
 
@@ -162,6 +171,142 @@ def test_the_helper_explains_a_trainer_that_was_killed(tmp_path: Path) -> None:
     assert "after step 29\n" in text
     assert "written from outside, by memlog's helper process" in text
     assert "| 29 | " in text
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_process_group_that_is_killed_is_explained(tmp_path: Path) -> None:
+    """As by a shell's or a scheduler's `kill -9 -GROUP`: the trainer and what it started."""
+    program = (
+        "import subprocess, sys\nworker = subprocess.Popen(['sleep', '120'])"
+        + textwrap.dedent(FOREVER).replace("print(helper", "print(worker.pid, helper")
+    )
+    with child(tmp_path, program, start_new_session=True) as process:
+        assert process.stdout is not None
+        worker, _ = map(int, process.stdout.readline().split())
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    text = wait_for_report(only_run(tmp_path))
+    assert "written from outside, by memlog's helper process" in text
+    assert "after step 29\n" in text
+    assert not alive(worker)
+
+
+IN_A_TRACKER = """
+    import resource
+    import torch
+    import memlog
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.grow = torch.nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.grow(x)
+
+    torch.set_num_threads(1)
+    model = Model()
+    memlog.init("mlflow", name="own", project="p", model=model, layers=True, finish_timeout=120)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 1024**3, 8 * 1024**3))
+    for size in (8, 8, 2**26):
+        model(torch.ones(size, 64)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_path: Path) -> None:
+    process = user_program.start(IN_A_TRACKER, tmp_path, OMP_NUM_THREADS="1")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, errors
+    assert "DefaultCPUAllocator" in errors
+    wait_until_delivered(tmp_path / "memlog_runs")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (experiment,) = client.search_experiments(filter_string="name = 'p'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FAILED"
+    assert run.data.tags["memlog.alert.level"] == "error"
+    names = {
+        file.path.rpartition("/")[2]
+        for kind in ("postmortem", "flamegraph")
+        for file in client.list_artifacts(run.info.run_id, f"memlog/artifacts/{kind}")
+    }
+    assert names == {"postmortem.md", "worst-step.speedscope.json.gz"}
+    text = wait_for_report(only_run(tmp_path / "memlog_runs"))
+    assert "16.0 GiB asked for" in text
+    assert "From the newest traced step at step 0 (dispatch)" in text
+    assert "`memlog open out/worst-step.speedscope.json.gz`" in text
+
+
+def test_a_kept_snapshot_is_what_memlog_and_the_public_page_read(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    taken = device_snapshots.training()
+    for history in taken["device_traces"]:
+        for entry in history:
+            del entry["frames"]  # as CUDA's history has it without stacks
+    artifact = keep_snapshot(run, taken)
+    assert (artifact.name, artifact.kind) == ("out-of-memory.pickle", "snapshot")
+    read = read_snapshot(run.path / artifact.path)
+    assert all("frames" in entry for history in read["device_traces"] for entry in history)
+    assert snapshot_graph(read, "s").document["profiles"]
+
+
+ON_A_GPU = """
+    import torch
+    import memlog
+
+    class Greedy(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, backward):
+            context.backward = backward
+            return x if backward else x.new_zeros(2**36)
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient.new_zeros(2**36), None
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return Greedy.apply(x, {in_backward})
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Layer()).cuda()
+    session = memlog.init("local", model=model, layers=True, finish_timeout=60)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[0](torch.ones(4, device="cuda")).sum().backward()
+    optimizer.step()
+    session.snapshot()   # the failing step is traced
+    model(torch.ones(4, device="cuda")).sum().backward()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_device_names_the_layer_and_leaves_a_snapshot(tmp_path: Path, in_backward: bool) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    errors = ended(tmp_path, ON_A_GPU.format(in_backward=in_backward))
+    assert "OutOfMemoryError" in errors
+    run = only_run(tmp_path)
+    text = wait_for_report(run)
+    assert text.startswith("# Out of memory on cuda0 after step 0, 256.0 GiB asked for\n")
+    where = "the backward pass, layer: unknown, in" if in_backward else "the forward pass, layer: 1"
+    assert where in text
+    assert "`memlog open out/out-of-memory.pickle`" in text
+    snapshot = read_snapshot(run.artifacts / "out-of-memory.pickle")
+    actions = {entry["action"] for entry in snapshot["device_traces"][0]}
+    assert {"alloc", "oom"} <= actions
+    assert snapshot_graph(snapshot, "s").document["profiles"]
 
 
 def test_sync_explains_where_the_helper_died_too(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed"),
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
+    pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning"),  # torch 2.6
 ]
 
 
@@ -70,6 +71,10 @@ def test_dtensors_count_with_what_they_hold(mesh: Any) -> None:
     assert result.attributed > 0.9
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"),
+    reason="this torch's FSDP2 does not run on a CPU: its streams have no record_event",
+)
 def test_fsdp2_counts_what_is_gathered_and_freed(mesh: Any) -> None:
     try:
         from torch.distributed.fsdp import fully_shard

@@ -23,9 +23,9 @@ def test_a_traced_step_costs_what_it_took_beyond_a_plain_one() -> None:
     assert budget.spent() == pytest.approx(0.6)
     for _ in range(SPACING):
         budget.plain_step(1.0)
-    # One more as dear: 1.2 s of 171 s are over seven tenths of 1 %, of 172 s they are not.
-    assert not budget.allows_another(now=171)
-    assert budget.allows_another(now=172)
+    # One more as dear: 1.2 s of 199 s are over six tenths of 1 %, of 201 s they are not.
+    assert not budget.allows_another(now=199)
+    assert budget.allows_another(now=201)
 
 
 def test_a_first_step_counts_whole_until_a_plain_one_is_known() -> None:

@@ -1,0 +1,51 @@
+"""Keeping what a CUDA allocator holds as it fails: a snapshot, as one of the run's files."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from memlog.events import Artifact
+from memlog.exporters import write_pickle
+from memlog.journal import RunDirectory
+from memlog.journal.kept import keep
+
+FILE = "out-of-memory.pickle"
+KIND = "snapshot"
+
+
+def allocator_snapshot(*, tracing: bool) -> Any:
+    """The allocator's blocks and, of a history, what is known to be bounded. It takes no device memory.
+
+    Args:
+        tracing: Whether memlog traces this step. Else a history that is on is the user's, who may let it grow
+            to millions of entries, and it is left out.
+
+    Returns:
+        As ``torch.cuda.memory._snapshot()`` gives it; ``None`` where this torch has no such thing.
+    """
+    torch: Any = sys.modules["torch"]
+    memory = torch.cuda.memory
+    recorded = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # noqa: SLF001 - no public way
+    if tracing or recorded is None or not recorded():
+        take = getattr(memory, "_snapshot", None)
+        return None if take is None else take()
+    if "include_traces" not in inspect.signature(memory.memory_snapshot).parameters:
+        return None
+    return {"segments": memory.memory_snapshot(include_traces=False), "device_traces": []}
+
+
+def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:
+    """Writes a snapshot into the run's folder, in place of an earlier one.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    for history in snapshot["device_traces"]:
+        for entry in history:
+            entry.setdefault("frames", [])  # PyTorch's memory page needs them
+    with TemporaryDirectory() as folder:
+        return keep(run, write_pickle(snapshot, Path(folder) / FILE), FILE, KIND)
