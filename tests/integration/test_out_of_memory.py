@@ -167,7 +167,7 @@ def test_the_helper_explains_a_trainer_that_was_killed(tmp_path: Path) -> None:
         process.stdout.readline()
         process.kill()
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Killed")
+    assert text.startswith("# Ended without a word")
     assert "after step 29\n" in text
     assert "written from outside, by memlog's helper process" in text
     assert "| 29 | " in text
@@ -244,7 +244,7 @@ def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_pat
     assert names == {"postmortem.md", "worst-step.speedscope.json.gz"}
     text = wait_for_report(only_run(tmp_path / "memlog_runs"))
     assert "16.0 GiB asked for" in text
-    assert "From the newest traced step at step 0 (dispatch)" in text
+    assert "From the newest traced step, step 0 (dispatch), at its peak of" in text
     assert "`memlog open out/worst-step.speedscope.json.gz`" in text
 
 
