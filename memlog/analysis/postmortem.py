@@ -232,7 +232,7 @@ def _files(moments: LastMoments) -> Iterator[str]:
         run, shown = moments.run_id, moments.files[-1]
         names = " and ".join(f"`{name}`" for name in moments.files)
         yield (
-            f"More is in {names}, beside this report in the run's folder: `memlog open {run}` shows it as a "
+            f"More is in {names}, beside this report in the run's folder: `memlog open {run}` shows a "
             f"flame graph. Elsewhere `memlog pull {run} -o out` brings the run's files first, and `memlog "
             f"open out/{shown}` shows it."
         )
