@@ -246,18 +246,27 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """``"host"``, or as in metric names."""
     requested: Int | None
     free: Int | None
+    """On the host, at the process's highest moment: when it failed it was no less."""
     limit: Int | None
     """What there is in all: the device's capacity, or what limits the process."""
     limited_by: str | None
     """What sets the limit, in a few words."""
     allocated: Int | None
+    """In use, at the moment of ``free``."""
     reserved: Int | None
     layer: str | None
     """Path of the module in which it happened."""
     phase: str | None
     """``forward``, ``backward``, ``optimizer``."""
     message: str
-    """The error's own first line."""
+    """The line of the error that says most."""
+    free_after: Int | None = None
+    """On the host: free once what the failed step held was given back."""
+    worker: str | None = None
+    """The other process in which it happened, such as ``DataLoader worker process 0``; ``None``: the
+    trainer's own."""
+    raised_as: str | None = None
+    """The error that left the program, where it is another one that came of this."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):

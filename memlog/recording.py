@@ -19,7 +19,7 @@ from memlog.delivery.rider import Rider
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Run, Status, now_us
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
-from memlog.outofmemory.errors import describe, is_out_of_memory
+from memlog.outofmemory.errors import describe, failed_allocation
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, find_backends, is_ridden, load_backend
@@ -229,8 +229,9 @@ class Recording:
     def _explain(self, error: BaseException | None) -> None:
         """Says what is known where memory ran out; the helper process makes a report of it."""
         with self._health.contained("describing what ended the run"):
-            if error is not None and is_out_of_memory(error) and not self._allocator.heard(error):
-                self._bus.publish(describe(error, self.batches.last_step))
+            failed = failed_allocation(error)
+            if failed is not None and not self._allocator.heard(failed):
+                self._bus.publish(describe(failed, self.batches.last_step, error))
 
     def _say_what_was_lost(self) -> None:
         """A journal that was cut short can't tell: its last words found no room either."""

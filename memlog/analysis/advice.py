@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.predict import Advice
+from memlog.analysis.trace import stream
 from memlog.events import OutOfMemory, Trace
+from memlog.health import Health
 from memlog.units import format_bytes
 
 _LARGE = 0.3
 """Share of the peak from which a category is worth a word."""
+_SMALL = 0.1
+"""Share of the process's memory below which tensors are not what matters."""
 _LEAK = 0.1
 """Growth over the last steps, as a share, that looks like a leak."""
 _WORKERS = 0.5
 """Share of the tree's memory in other processes that is worth a word."""
+FAR_LARGER = 1.5
+"""From so many times the traced peak on, the failing step was not like the traced one."""
 
 
-def advice(moments: LastMoments, predicted: Advice | None = None) -> list[str]:
+class Prediction(NamedTuple):
+    """What would make a run's worst traced step smaller."""
+
+    advice: Advice
+    step: int | None
+    """Which step that was; ``None``: one that was never over."""
+
+
+def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -> list[str]:
     """Lines, the most promising first; never empty.
 
     Args:
         moments: How the run ended.
         predicted: What would make its worst traced step smaller, where its events are there.
+        health: Counts what can't be worked out; the other lines stand all the same.
     """
-    found = [
-        *_leak(moments),
-        *_fragmentation(moments.failure),
-        *(_by_prediction(predicted) or _by_category(moments.trace)),
-        *_workers(moments),
-        *_limit(moments.failure),
+    failure = moments.failure
+    if failure is not None and failure.worker is not None:
+        return list(_worker())
+    parts: list[Callable[[], Iterable[str]]] = [
+        lambda: _leak(moments),
+        lambda: _fragmentation(failure),
+        lambda: _of_the_model(moments, predicted),
+        lambda: _workers(moments),
+        lambda: _limit(failure),
     ]
-    return found or [
-        "A smaller batch, or gradient accumulation in place of a larger one.",
-        "Tracing says who holds the memory: `memlog.init(model=model, layers=True)`.",
-    ]
+    found: list[str] = []
+    for part in parts:
+        with health.contained("working out what would help"):
+            found += part()
+    return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
+
+
+def needed(failure: OutOfMemory) -> int:
+    """Bytes that tensors would have needed at the failure, as far as is known: at least so many."""
+    in_use = (
+        failure.allocated if failure.device != "host" else 0
+    )  # on the host, all that a process holds
+    return (in_use or 0) + (failure.requested or 0)
+
+
+def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
+    """Whether it was asked for by the model, or by what may be a part of its training step."""
+    if failure.layer or failure.phase or failure.device != "host":
+        return True
+    peak = 0 if trace is None else trace.peak or 0
+    return (
+        "DefaultCPUAllocator" in failure.message
+        and failure.requested is not None
+        and failure.requested <= FAR_LARGER * peak
+    )
 
 
 def _leak(moments: LastMoments) -> Iterator[str]:
@@ -47,7 +87,7 @@ def _leak(moments: LastMoments) -> Iterator[str]:
     rising = len(known) == len(levels) and all(a < b for a, b in pairwise(known))
     if rising and known[-1] > known[0] * (1 + _LEAK):
         yield (
-            "The host's memory grew at every look: something keeps what each step makes. Often it is a "
+            "The process's memory grew at every look: something keeps what each step makes. Often it is a "
             "list of losses with their graphs (append `loss.item()` or `loss.detach()`), or a cache "
             "without a bound."
         )
@@ -65,38 +105,88 @@ def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
         )
 
 
-def _by_prediction(predicted: Advice | None) -> list[str]:
-    if predicted is None or not predicted.hints:
+def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterator[str]:
+    """What would make a training step smaller, where it was a training step that had no room."""
+    failure, trace = moments.failure, moments.trace
+    if failure is not None and not in_a_step(failure, trace):
+        yield (
+            "It was asked for outside the model's layers: the error's traceback says where. "
+            "Asking for less there, or for one piece after another, helps; a smaller batch may not."
+        )
+        return
+    if failure is not None and failure.phase == "optimizer":
+        yield (
+            "It failed in the optimizer's step, which a smaller batch makes no smaller. Its first step makes "
+            "its state: Adam keeps two numbers for each parameter, SGD with momentum one, plain SGD none; "
+            "8-bit optimizers take a quarter of the bytes; sharding (FSDP, ZeRO) divides it."
+        )
+        return
+    if failure is None and trace is not None and _is_small(trace, moments):
+        yield (
+            f"The traced step's tensors took no more than {format_bytes(trace.peak)}: what else "
+            "the process holds, such as data sets, caches and lists, matters more."
+        )
+        return
+    yield from _by_prediction(predicted, failure) or _by_category(trace)
+    if trace is None:
+        yield "Tracing says who holds the memory: `memlog.init(model=model, layers=True)`."
+
+
+def _is_small(trace: Trace, moments: LastMoments) -> bool:
+    sample = moments.last_sample
+    held = None if sample is None else sample.tree_pss
+    return held is not None and (trace.peak or 0) < _SMALL * held
+
+
+def _by_prediction(predicted: Prediction | None, failure: OutOfMemory | None) -> list[str]:
+    if predicted is None or not predicted.advice.hints:
         return []
-    return [hint.sentence() for hint in predicted.hints] + [
-        f"These peaks are predicted from the worst traced step, which needs {format_bytes(predicted.peak)}. "
-        + " ".join(predicted.notes)
+    found = predicted.advice
+    step = "a step that was never over" if predicted.step is None else f"step {predicted.step}"
+    larger = failure is not None and found.peak and needed(failure) > FAR_LARGER * found.peak
+    notes = ["The step that failed needed far more: go by the shares there."] if larger else []
+    return [hint.sentence() for hint in found.hints] + [
+        f"These peaks are predicted from the worst traced step ({step}), which needs "
+        f"{format_bytes(found.peak)}. {' '.join([*notes, *found.notes])}"
     ]
 
 
 def _by_category(trace: Trace | None) -> Iterator[str]:
     if trace is None or not trace.peak:
         return
-    share = {name: size / trace.peak for name, size in trace.at_peak.items()}
-    if share.get("activations", 0) >= _LARGE:
-        size = format_bytes(trace.at_peak["activations"])
+    held = {number: trace.at_peak.get(name, 0) for number, name in enumerate(stream.CATEGORIES)}
+    large = _LARGE * trace.peak
+    if held[stream.ACTIVATION] >= large:
+        size = format_bytes(held[stream.ACTIVATION])
         top = ", ".join(f"`{layer.path}`" for layer in trace.layers[:3] if layer.path)
         where = f" (most of all by {top})" if top else ""
         yield (
             f"Activations hold {size}{where}: half the batch needs about half of that; "
             "`torch.utils.checkpoint` computes them again in backward; bfloat16 autocast makes them smaller."
         )
-    if share.get("optimizer state", 0) >= _LARGE:
+    if held[stream.OPTIMIZER_STATE] >= large:
         yield (
-            f"The optimizer's state holds {format_bytes(trace.at_peak['optimizer state'])}: SGD with "
+            f"The optimizer's state holds {format_bytes(held[stream.OPTIMIZER_STATE])}: SGD with "
             "momentum needs half of Adam's, 8-bit optimizers a quarter; sharding (FSDP, ZeRO) divides it."
         )
-    if share.get("parameters", 0) + share.get("gradients", 0) >= 2 * _LARGE:
+    if held[stream.PARAMETER] + held[stream.GRADIENT] >= 2 * large:
         yield "Parameters and gradients hold most: bfloat16 weights halve them, sharding (FSDP) divides them."
 
 
+def _worker() -> Iterator[str]:
+    yield (
+        "`DataLoader(num_workers=0)` loads in the training process: a debugger, and this report, then show "
+        "what asks for so much."
+    )
+    yield (
+        "Each worker makes whole batches of its own: smaller samples, a smaller batch, fewer workers or a "
+        "smaller `prefetch_factor` leave more for each."
+    )
+    yield "A limit such as `ulimit -v` holds for each worker by itself; the machine's memory they share."
+
+
 def _workers(moments: LastMoments) -> Iterator[str]:
-    sample = moments.samples[-1] if moments.samples else None
+    sample = moments.last_sample
     rss = moments.steps[-1].rss if moments.steps else None
     if sample is None or not sample.tree_pss or rss is None or (sample.tree_processes or 1) < 2:  # noqa: PLR2004
         return
@@ -111,4 +201,6 @@ def _workers(moments: LastMoments) -> Iterator[str]:
 def _limit(failure: OutOfMemory | None) -> Iterator[str]:
     if failure is None or failure.limited_by is None or failure.device != "host":
         return
-    yield f"Raise what limits it: {failure.limited_by} ({format_bytes(failure.limit)})."
+    if failure.requested is not None and (failure.free or 0) >= failure.requested:
+        return  # it was something else
+    yield f"A higher limit, where there can be one: {failure.limited_by}, now {format_bytes(failure.limit)}."

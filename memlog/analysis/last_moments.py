@@ -58,6 +58,11 @@ class LastMoments(msgspec.Struct):
         """The last step that was over."""
         return self.steps[-1].step if self.steps else None
 
+    @property
+    def last_sample(self) -> Sample | None:
+        """The last look from outside at which the process was still there."""
+        return next((each for each in reversed(self.samples) if each.tree_pss), None)
+
 
 def last_moments(run: RunDirectory) -> LastMoments:
     """Reads a run's journal."""

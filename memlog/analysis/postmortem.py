@@ -5,30 +5,25 @@ A pure function of the journal, of the worst traced step, and of what the writer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from memlog.analysis.advice import advice
+from memlog.analysis.advice import FAR_LARGER, Prediction, advice, in_a_step, needed
 from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.predict import Advice
+from memlog.analysis.suspicion import Suspicion, Witness, suspect
 from memlog.events import Batch, OutOfMemory, Trace
+from memlog.health import Health
 from memlog.units import format_bytes
-
-Writer: TypeAlias = Literal["helper", "sync"]
 
 _SHOWN_STEPS = 10
 _SHOWN_LAYERS = 10
 _GROWTH_MATTERS = 16 * 1024**2
-
-
-class Witness(msgspec.Struct, frozen=True):
-    """What was seen from outside of a trainer that ended without a word."""
-
-    writer: Writer
-    oom_kills: int | None = None
-    """How many processes the kernel killed for memory in the trainer's control group meanwhile."""
+_PHASES = {
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's step",
+}
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -40,167 +35,222 @@ class Report(msgspec.Struct, frozen=True):
     """Markdown."""
 
 
-def report(moments: LastMoments, witness: Witness, predicted: Advice | None = None) -> Report:
+def report(
+    moments: LastMoments,
+    witness: Witness,
+    predicted: Prediction | None = None,
+    health: Health | None = None,
+) -> Report:
     """Explains how a run ended that ended badly.
 
     Args:
         moments: What its journal says.
         witness: What was seen from outside.
         predicted: What would make its worst traced step smaller.
+        health: Counts parts that can't be written; the others are, all the same.
     """
-    title = _title(moments, witness)
-    sections = [
-        f"# {title}",
-        *_cause(moments, witness),
-        "## Who held what",
-        *_holders(moments.trace),
-        *_files(moments),
-        "## How it came",
-        *_course(moments),
-        "## What would help",
-        *(f"- {line}" for line in advice(moments, predicted)),
+    health = health or Health()
+    suspicion = suspect(moments, witness)
+    parts: list[tuple[str, Callable[[], Iterable[str]]]] = [
+        ("", lambda: _cause(moments, witness, suspicion))
     ]
-    return Report(title, "\n\n".join(_joined(sections)) + "\n")
+    if suspicion.of_memory and not (moments.failure and moments.failure.worker):
+        parts.append(("Who held what", lambda: _holders(moments)))
+    parts.append(("The last steps", lambda: _course(moments)))
+    if suspicion.of_memory:
+        parts.append(("What would help", lambda: [_list(advice(moments, predicted, health))]))
+    else:
+        parts.append(("What else may tell", lambda: [_list(_elsewhere())]))
+    title = _title(moments, suspicion)
+    blocks = [f"# {title}"]
+    for heading, write in parts:
+        blocks += _part(heading, write, health)
+    return Report(title, "\n\n".join(blocks) + "\n")
 
 
-def _joined(sections: list[str]) -> Iterator[str]:
-    """Rows of a table, and of a list, stand together; everything else is a paragraph."""
-    block: list[str] = []
-    for line in sections:
-        if block and not (line[:1] in "|-" and line[:1] == block[0][:1]):
-            yield "\n".join(block)
-            block = []
-        block.append(line)
-    if block:
-        yield "\n".join(block)
+def _part(heading: str, write: Callable[[], Iterable[str]], health: Health) -> list[str]:
+    """A part of the report; one that fails costs the others nothing."""
+    written = ["This part could not be written: memlog's own fault, which its log names."]
+    with health.contained(f"writing the report's part {heading or 'on the cause'!r}"):
+        written = list(write())
+    return [f"## {heading}", *written] if heading else written
 
 
-def _title(moments: LastMoments, witness: Witness) -> str:
+def _title(moments: LastMoments, suspicion: Suspicion) -> str:
     failure, step = moments.failure, moments.last_step
-    after = "before the first step" if step is None else f"after step {step}"
+    after = "before the first step was over" if step is None else f"after step {step}"
     if failure is not None:
         wanted = (
             "" if failure.requested is None else f", {format_bytes(failure.requested)} asked for"
         )
-        return f"Out of memory on {_place(failure)} {after}{wanted}"
-    if witness.oom_kills:
-        return f"Killed by the kernel for memory {after}"
-    return f"Killed {after}"
+        return f"Out of memory {_place(failure)} {after}{wanted}"
+    if suspicion.level == "likely":
+        return f"Killed by the kernel for want of memory {after}"
+    scarce = ", with little memory left" if suspicion.level == "possible" else ""
+    return f"Ended without a word {after}{scarce}"
 
 
 def _place(failure: OutOfMemory) -> str:
-    return "the host" if failure.device == "host" else failure.device
+    if failure.worker is not None:
+        return f"in {failure.worker}"
+    return "on the host" if failure.device == "host" else f"on {failure.device}"
 
 
-def _cause(moments: LastMoments, witness: Witness) -> Iterator[str]:
-    failure = moments.failure
-    if failure is None:
-        yield _killed(witness)
+def _cause(moments: LastMoments, witness: Witness, suspicion: Suspicion) -> Iterator[str]:
+    if moments.failure is None:
+        yield _wordless(witness)
+        yield suspicion.why
     else:
-        yield f"The allocator said: `{failure.message}`"
-        if failure.layer or failure.phase:
-            yield f"It happened in {_phase(failure)}, layer: {failure.layer or 'unknown'}."
-        yield from _table(
-            ("asked for", "free", "limit", "in use", "held by the allocator"),
-            [
-                tuple(
-                    format_bytes(size)
-                    for size in (
-                        failure.requested,
-                        failure.free,
-                        failure.limit,
-                        failure.allocated,
-                        failure.reserved,
-                    )
-                )
-            ],
-        )
-        if failure.limited_by:
-            yield f"What limits it: {failure.limited_by}."
+        yield from _failure(moments.failure)
     if moments.survived:
-        yield f"{moments.survived} failed allocations before were survived."
+        times = "Once" if moments.survived == 1 else f"{moments.survived} times"
+        yield f"{times} before, memory had run out and training went on."
 
 
-def _killed(witness: Witness) -> str:
-    by = "memlog's helper process" if witness.writer == "helper" else "`memlog sync`"
-    told = (
-        "The process ended without a word: it was killed (SIGKILL, SIGTERM without a handler, or a crash). "
-        f"This report was written from outside, by {by}."
-    )
-    if witness.oom_kills:
-        return (
-            f"{told} Meanwhile the kernel killed {witness.oom_kills} process(es) of its control group for "
-            "want of memory, so that is the likely cause."
+def _failure(failure: OutOfMemory) -> Iterator[str]:
+    yield f"The error said: `{failure.message.replace('`', chr(39))}`"
+    if failure.raised_as:
+        yield f"What left the program came of it: `{failure.raised_as.replace('`', chr(39))}`"
+    if failure.worker:
+        yield (
+            f"It happened in {failure.worker}, a process of its own: what was free there, and what limited "
+            "it, is not known here."
         )
-    if witness.oom_kills == 0:
-        return f"{told} The kernel killed no process of its control group for want of memory meanwhile."
-    return f"{told} Whether the kernel killed it for want of memory is unknown (`dmesg` would say)."
+        return
+    if failure.layer or failure.phase:
+        phase = _PHASES.get(failure.phase or "", "no known phase")
+        yield f"It happened in {phase}, layer: {failure.layer or 'unknown'}."
+    yield from _room(failure)
 
 
-def _phase(failure: OutOfMemory) -> str:
-    known = {
-        "forward": "the forward pass",
-        "backward": "the backward pass",
-        "optimizer": "the optimizer",
+def _room(failure: OutOfMemory) -> Iterator[str]:
+    sizes = {
+        "asked for": failure.requested,
+        "free": failure.free,
+        "in use": failure.allocated,
+        "limit": failure.limit,
     }
-    return known.get(failure.phase or "", "no known phase")
+    if failure.reserved is not None:
+        sizes["held by the allocator"] = failure.reserved
+    yield _table(tuple(sizes), [tuple(format_bytes(size) for size in sizes.values())])
+    if failure.limited_by:
+        yield f"{_verdict(failure)}: {failure.limited_by}."
+    if failure.free_after is not None:
+        space = ", of its address space, touched or not" if _is_of_addresses(failure) else ""
+        yield (
+            f"Free and in use are those of the process's highest moment{space}. "
+            f"{format_bytes(failure.free_after)} were free again once the failed step's own memory had been "
+            "given back."
+        )
 
 
-def _holders(trace: Trace | None) -> Iterator[str]:
+def _is_of_addresses(failure: OutOfMemory) -> bool:
+    return "address space" in (failure.limited_by or "")
+
+
+def _verdict(failure: OutOfMemory) -> str:
+    if failure.requested is None:
+        return "How much was asked for was not said. The tightest limit"
+    if failure.free is not None and failure.free >= failure.requested:
+        return (
+            "So much was free under the tightest limit that memlog knows, so that another one must have "
+            "stopped it. The tightest known"
+        )
+    return "What limits it"
+
+
+def _wordless(witness: Witness) -> str:
+    by = "memlog's helper process" if witness.writer == "helper" else "`memlog sync`"
+    return (
+        "The process ended without a word: no error reached memlog, and Python's exit handlers did not run. "
+        "SIGKILL, SIGTERM that nobody handles, a crash (such as a segmentation fault) and `os._exit()` end a "
+        f"process like this. From outside, they look the same; this report was written from outside, by {by}."
+    )
+
+
+def _elsewhere() -> Iterator[str]:
+    yield (
+        "The exit status, as the shell or the scheduler has it: 137 is SIGKILL, 143 SIGTERM, 139 a "
+        "segmentation fault, 134 an abort; any other is the program's own, as by `os._exit()`."
+    )
+    yield "The scheduler's log: a time limit, preemption or an eviction ends a job in this way."
+    yield "`python -X faulthandler` prints where Python was when a crash ends it."
+
+
+def _holders(moments: LastMoments) -> Iterator[str]:
+    trace = moments.trace
     if trace is None:
         yield (
             "No step was traced, so the layers' shares are unknown: "
             "`memlog.init(model=model, layers=True)` traces one now and then."
         )
-        return
-    at = "" if trace.step is None else f" at step {trace.step}"
-    yield f"From the newest traced step{at} ({trace.engine}), whose peak was {format_bytes(trace.peak)}:"
-    total = trace.peak or 0
-    yield from _table(
-        ("what", "bytes", "share"),
-        [
-            (name, format_bytes(size), _share(size, total))
-            for name, size in sorted(trace.at_peak.items(), key=lambda item: -item[1])
-            if size
-        ],
-    )
-    if trace.layers:
-        yield from _table(
-            ("layer", "held at the peak", "share"),
-            [
-                (
-                    layer.path or "(the model itself)",
-                    format_bytes(layer.at_peak),
-                    _share(layer.at_peak, total),
-                )
-                for layer in trace.layers[:_SHOWN_LAYERS]
-            ],
+    else:
+        yield f"From the newest traced step, {_traced(trace)}. {_likeness(trace, moments)}"
+        yield from _shares(trace)
+    yield from _files(moments)
+
+
+def _traced(trace: Trace) -> str:
+    which = "one that was never over" if trace.step is None else f"step {trace.step}"
+    return f"{which} ({trace.engine}), at its peak of {format_bytes(trace.peak)} in tensors"
+
+
+def _likeness(trace: Trace, moments: LastMoments) -> str:
+    """How far a traced step speaks for the one that failed."""
+    failure, last = moments.failure, moments.last_step
+    if trace.step is None:
+        return "It was at work when the run ended."
+    later = "" if last is None else f" came {_count(last + 1 - trace.step, 'step')} later and"
+    if failure is None:
+        return f"The step at the end{later} was not traced: it may have been another."
+    if not in_a_step(failure, trace):
+        return "What found no room was asked for outside the model's layers; what follows is about those."
+    if trace.peak and needed(failure) > FAR_LARGER * trace.peak:
+        what = "asked for" if failure.device == "host" else "in use and asked for"
+        return (
+            f"The step that failed{later} was not traced, and it was not like it: "
+            f"{format_bytes(needed(failure))} were {what} there. Other things may have held the memory then."
         )
+    return f"The step that failed{later} was not traced: it may have been another."
+
+
+def _shares(trace: Trace) -> Iterator[str]:
+    total = trace.peak or 0
+    held = sorted(trace.at_peak.items(), key=lambda item: -item[1])
+    rows = [(name, format_bytes(size), _share(size, total)) for name, size in held if size]
+    yield _table(("what", "bytes", "share"), rows)
+    if trace.layers:
+        layers = [
+            (layer.path, format_bytes(layer.at_peak), _share(layer.at_peak, total))
+            for layer in trace.layers[:_SHOWN_LAYERS]
+        ]
+        yield _table(("layer", "held at the peak", "share"), layers)
 
 
 def _files(moments: LastMoments) -> Iterator[str]:
     if moments.files:
+        run, shown = moments.run_id, moments.files[-1]
         names = " and ".join(f"`{name}`" for name in moments.files)
         yield (
-            f"More is in {names}: `memlog pull {moments.run_id} -o out` brings the run's files, "
-            f"`memlog open out/{moments.files[-1]}` shows it as a flame graph."
+            f"More is in {names}, beside this report in the run's folder: `memlog open {run}` shows a "
+            f"flame graph. Elsewhere `memlog pull {run} -o out` brings the run's files first, and `memlog "
+            f"open out/{shown}` shows it."
         )
 
 
 def _course(moments: LastMoments) -> Iterator[str]:
     yield _trend(moments)
-    sample = moments.samples[-1] if moments.samples else None
+    sample = moments.last_sample
     if sample is not None:
+        at = "" if sample.step is None else f" (at step {sample.step})"
         yield (
-            f"When last looked at from outside, the process and those that it had started held "
+            f"When last looked at from outside{at}, the process and those that it had started held "
             f"{format_bytes(sample.tree_pss)}; the machine had {format_bytes(sample.available)} left."
         )
     steps = moments.steps[-_SHOWN_STEPS:]
     if steps:
-        yield from _table(
-            ("step", "host", *(f"{device.name} in use, peak" for device in steps[-1].devices)),
-            [_row(step) for step in steps],
-        )
+        devices = (f"{device.name} in use, peak" for device in steps[-1].devices)
+        yield _table(("step", "process (RSS)", *devices), [_row(step) for step in steps])
 
 
 def _trend(moments: LastMoments) -> str:
@@ -219,7 +269,7 @@ def _trend(moments: LastMoments) -> str:
 def _levels(step: Batch) -> dict[str, int | None]:
     """What was in use after a step, by where."""
     return {
-        "the host's memory": step.rss,
+        "the process's memory": step.rss,
         **{device.name: device.allocated for device in step.devices},
     }
 
@@ -245,11 +295,19 @@ def _row(step: Batch) -> tuple[str, ...]:
     return (str(step.step), format_bytes(step.rss), *devices)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """One block: a blank line ends a table, and two without one between them are none."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _share(part: int, total: int) -> str:

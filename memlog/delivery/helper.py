@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from memlog.analysis.postmortem import Witness
+from memlog.analysis.suspicion import Witness
 from memlog.bus import EventBus
 from memlog.delivery import messages
 from memlog.delivery.courier import Courier
@@ -126,7 +126,8 @@ class Helper:
                 self._follower.look()
                 self._write_what_is_missing()
                 if self._follower.ended_badly:
-                    explain(self._run, self._bus, Witness("helper", self._oom_kills.count()))
+                    witness = Witness("helper", self._oom_kills.count())
+                    explain(self._run, self._bus, witness, self._health)
 
     def _write_what_is_missing(self) -> None:
         """The end of a journal that found no room for it."""

@@ -6,9 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from memlog.analysis.advice import Prediction
 from memlog.analysis.last_moments import REPORT, LastMoments, last_moments
-from memlog.analysis.postmortem import Report, Witness, report
-from memlog.analysis.predict import Advice, advise
+from memlog.analysis.postmortem import report
+from memlog.analysis.predict import advise
+from memlog.analysis.suspicion import Witness, suspect
 from memlog.analysis.worst import read_worst_step
 from memlog.bus import EventBus
 from memlog.errors import TraceNotFoundError
@@ -18,29 +20,39 @@ from memlog.journal import Binding, JournalWriter, Position, RunDirectory
 from memlog.journal.kept import keep
 
 FILE = "postmortem.md"
+OUT_OF_MEMORY = "out of memory"
+WITHOUT_A_WORD = "ended without a word"
+"""The alerts' rules."""
 
 
-def explain(run: RunDirectory, bus: EventBus, witness: Witness) -> None:
+def explain(run: RunDirectory, bus: EventBus, witness: Witness, health: Health) -> None:
     """Publishes an alert and a file that explain a run that is over, where it ended badly.
 
     Args:
         run: The run; nobody of the trainer's writes to it any more.
         bus: Takes the two events.
         witness: What was seen from outside.
+        health: Counts what can't be told; the rest is.
     """
     moments = last_moments(run)
     if _wants_explanation(moments):
-        _publish(run, bus, moments, report(moments, witness, _predicted(run)))
+        _publish(run, bus, moments, witness, health)
 
 
-def _predicted(run: RunDirectory) -> Advice | None:
+def _predicted(run: RunDirectory, health: Health) -> Prediction | None:
     """What would make the worst traced step smaller; ``None`` where none was traced."""
-    with suppress(TraceNotFoundError):
-        return advise(read_worst_step(run).trace)
-    return None
+    found: Prediction | None = None
+    with health.contained("predicting what would help"), suppress(TraceNotFoundError):
+        event, trace = read_worst_step(run)
+        found = Prediction(advise(trace), event.step)
+    return found
 
 
-def _publish(run: RunDirectory, bus: EventBus, moments: LastMoments, written: Report) -> None:
+def _publish(
+    run: RunDirectory, bus: EventBus, moments: LastMoments, witness: Witness, health: Health
+) -> None:
+    written = report(moments, witness, _predicted(run, health), health)
+    memory = suspect(moments, witness).level in {"certain", "likely"}
     with TemporaryDirectory() as folder:
         source = Path(folder) / FILE
         source.write_text(written.text, encoding="utf-8")
@@ -50,7 +62,7 @@ def _publish(run: RunDirectory, bus: EventBus, moments: LastMoments, written: Re
             time_us=now_us(),
             step=moments.last_step,
             level="error",
-            rule="out of memory" if moments.failure else "killed",
+            rule=OUT_OF_MEMORY if memory else WITHOUT_A_WORD,
             title=written.title,
             text=f"{FILE} explains it",
         )
@@ -82,7 +94,7 @@ def explain_afterwards(run: RunDirectory) -> None:
             journal.bind(backend, binding)
         bus = EventBus(health)
         bus.subscribe(journal.append)
-        _publish(run, bus, moments, report(moments, Witness("sync"), _predicted(run)))
+        _publish(run, bus, moments, Witness("sync"), health)
         journal.close()
 
 

@@ -4,67 +4,145 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from types import ModuleType
 
 from memlog.events import OutOfMemory, now_us
 from memlog.outofmemory.frames import where
-from memlog.outofmemory.limits import host_room
+from memlog.outofmemory.limits import NO_ROOM, host_room
 from memlog.redact import without_credentials
 
 _MAX_MESSAGE = 300
+_MAX_CHAIN = 100
+"""Exceptions of one chain that are looked at."""
+_UNITS: dict[str, int] = {
+    unit: 1024**power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
+}
+_SIZE = rf"(?P<size>[\d.]+) (?P<unit>{'|'.join(_UNITS)})"
 _CPU_ALLOCATOR = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
-    r"(?:: you tried to allocate (?P<bytes>\d+) bytes)?"
+    r"(?:: you tried to allocate (?P<size>\d+) (?P<unit>bytes))?"
 )
 """Of torch's allocator for the CPU, which raises a plain RuntimeError."""
-_TRIED = re.compile(r"Tried to allocate (?P<size>[\d.]+) (?P<unit>bytes|KiB|MiB|GiB)")
-_FREE = re.compile(r"of which (?P<size>[\d.]+) (?P<unit>bytes|KiB|MiB|GiB) is free")
+_ASKED_FOR = (
+    _CPU_ALLOCATOR,
+    re.compile(rf"Tried to allocate {_SIZE}"),  # torch, for a device
+    re.compile(rf"Unable to allocate {_SIZE}"),  # NumPy
+)
+_FREE = re.compile(rf"of which {_SIZE} is free")
 _DEVICE = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)\b(?: device)? ?(?P<index>\d+)?")
-_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_PASSED_ON = re.compile(r"\ACaught (?P<kind>\w+) in (?P<where>[^\n]+)\.\n")
+"""How torch passes on what was raised in a worker process or in another thread."""
+_WORKER = re.compile(r"DataLoader worker process \d+")
+_MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error`` says that an allocation failed, on the host or on a device."""
-    if isinstance(error, MemoryError):
+    """Whether ``error`` itself says that an allocation failed, on the host or on a device."""
+    if isinstance(error, MemoryError) or is_of_a_device(error):
         return True
-    return _is_torchs(error) or (
-        isinstance(error, RuntimeError) and _CPU_ALLOCATOR.search(str(error)) is not None
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error)
+    passed_on = _PASSED_ON.search(message)
+    if passed_on is not None and passed_on["kind"].endswith(_MEMORY_ERRORS):
+        return True  # a class that torch could not make again in this process
+    return _CPU_ALLOCATOR.search(message) is not None
 
 
-def describe(error: BaseException, step: int | None) -> OutOfMemory:
+def failed_allocation(error: BaseException | None) -> BaseException | None:
+    """The failed allocation that an exception comes of; ``None`` where it comes of none.
+
+    It is the exception itself, what it was raised from, what was being handled when it was raised, or one
+    of a group's. A cause that says the same as what was raised from it is preferred: its traceback leads
+    to the layer.
+    """
+    seen: set[int] = set()
+    waiting = deque([error])
+    while waiting and len(seen) < _MAX_CHAIN:
+        found = waiting.popleft()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if is_out_of_memory(found):
+            return _first_of_its_causes(found, seen)
+        group = getattr(found, "exceptions", ())
+        waiting += [found.__cause__, found.__context__]
+        waiting += [each for each in group if isinstance(each, BaseException)]
+    return None
+
+
+def _first_of_its_causes(error: BaseException, seen: set[int]) -> BaseException:
+    cause = error.__cause__
+    while cause is not None and id(cause) not in seen and is_out_of_memory(cause):
+        seen.add(id(cause))
+        error, cause = cause, cause.__cause__
+    return error
+
+
+def describe(
+    error: BaseException, step: int | None, raised: BaseException | None = None
+) -> OutOfMemory:
     """The event of an exception for which `is_out_of_memory` holds.
 
     Args:
         error: The exception, with its traceback.
         step: The last step that was over.
+        raised: What left the program, where it is another one that came of ``error``.
     """
-    message = str(error).partition("\n")[0] or type(error).__name__
-    layer, phase = where(error)
-    device = _device(message) if _is_torchs(error) else "host"
-    room = host_room() if device == "host" else None
-    free = room.free if room else _size(_FREE.search(message))
+    message = _telling_line(error)
+    passed_on = _PASSED_ON.search(str(error))
+    worker = None if passed_on is None else _WORKER.search(passed_on["where"])
+    layer, phase = (None, None) if worker else where(error)
+    device = _device(message) if is_of_a_device(error) else "host"
+    # A worker's limit is not this process's, and it is gone.
+    room = NO_ROOM if worker or device != "host" else host_room()
     return OutOfMemory(
         time_us=now_us(),
         step=step,
         device=device,
         requested=_requested(message),
-        free=free,
-        limit=room.limit if room else None,
-        limited_by=room.limited_by if room else None,
-        allocated=room.used if room else None,
+        free=room.free if device == "host" else _size(_FREE.search(message)),
+        limit=room.limit,
+        limited_by=room.limited_by,
+        allocated=room.used,
         reserved=None,
         layer=layer,
         phase=phase,
-        message=without_credentials(message[:_MAX_MESSAGE]),
+        message=_shown(message),
+        free_after=room.free_after,
+        worker=worker[0] if worker else None,
+        raised_as=None if raised is None or raised is error else _shown(_named(raised)),
     )
 
 
-def _is_torchs(error: BaseException | None) -> bool:
+def is_of_a_device(error: BaseException | None) -> bool:
     """Whether it is ``torch.OutOfMemoryError``: a device's."""
     torch: ModuleType | None = sys.modules.get("torch")
     kind = getattr(torch, "OutOfMemoryError", None)
     return isinstance(kind, type) and isinstance(error, kind)
+
+
+def _telling_line(error: BaseException) -> str:
+    """The line that says what was asked for; the first, where none does.
+
+    What was passed on holds a whole traceback, at whose end the error stands.
+    """
+    lines = [line.strip() for line in str(error).splitlines()]
+    for line in reversed(lines):
+        if any(pattern.search(line) for pattern in _ASKED_FOR):
+            return line
+    if _PASSED_ON.search(str(error)):
+        lines = [line for line in reversed(lines) if line]
+    return next(iter(lines), "") or type(error).__name__
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".removesuffix(": ")
+
+
+def _shown(text: str) -> str:
+    return without_credentials(text[:_MAX_MESSAGE])
 
 
 def _device(message: str) -> str:
@@ -76,11 +154,11 @@ def _device(message: str) -> str:
 
 
 def _requested(message: str) -> int | None:
-    found = _CPU_ALLOCATOR.search(message)
-    if found is not None:
-        return int(found["bytes"]) if found["bytes"] else None
-    return _size(_TRIED.search(message))
+    found = (pattern.search(message) for pattern in _ASKED_FOR)
+    return next((size for each in found if (size := _size(each)) is not None), None)
 
 
 def _size(found: re.Match[str] | None) -> int | None:
-    return None if found is None else round(float(found["size"]) * _UNITS[found["unit"]])
+    if found is None or found["size"] is None:
+        return None
+    return round(float(found["size"]) * _UNITS[str(found["unit"])])

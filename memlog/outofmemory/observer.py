@@ -15,6 +15,7 @@ from typing import Any
 from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.health import Health
 from memlog.journal import RunDirectory
+from memlog.outofmemory.errors import is_of_a_device
 from memlog.outofmemory.frames import here
 
 _SNAPSHOTS = 3
@@ -62,7 +63,7 @@ class AllocatorWatch:
 
     def heard(self, error: BaseException) -> bool:
         """Whether ``error`` is of an allocation that has been told of: since then no step was over."""
-        return _is_cudas(error) and self._failed_at == self._step()
+        return is_of_a_device(error) and self._failed_at == self._step()
 
     def stop(self) -> None:
         """Hears nothing any more."""
@@ -116,11 +117,6 @@ def _attach(watch: AllocatorWatch) -> None:
         if attach is not None:
             attach(_dispatch)
             _attached = True
-
-
-def _is_cudas(error: BaseException) -> bool:
-    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
-    return isinstance(kind, type) and isinstance(error, kind)
 
 
 def _dispatch(device: int, requested: int, total: int, free: int) -> None:

@@ -134,6 +134,105 @@ def test_torch_on_the_cpu_names_the_layer(tmp_path: Path) -> None:
     assert failure.requested == 2**35
     assert failure.free is not None
     assert failure.free < 8 * 1024**3
+    assert failure.free_after is not None
+    assert failure.free <= failure.free_after
+
+
+CHAINED = """
+    def load():
+        try:
+            np.ones(2**36)
+        except MemoryError as error:
+            raise RuntimeError("the data set can't be loaded") from error
+
+    import numpy as np
+    load()
+"""
+
+
+def test_numpy_says_how_much_and_is_found_behind_what_left_the_program(tmp_path: Path) -> None:
+    program = LIMITED.format(body=textwrap.indent(textwrap.dedent(CHAINED), " " * 8))
+    assert "the data set can't be loaded" in ended(tmp_path, program)
+    text = wait_for_report(only_run(tmp_path))
+    assert text.startswith("# Out of memory on the host after step 2, 512.0 GiB asked for\n")
+    assert "What left the program came of it: `RuntimeError: the data set can't be loaded`" in text
+    assert "It was asked for outside the model's layers" in text
+
+
+IN_A_WORKER = """
+    import resource
+    import torch
+    import memlog
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            resource.setrlimit(resource.RLIMIT_AS, (8 * 1024**3, 8 * 1024**3))
+            return torch.ones(2**33)
+
+    memlog.init("local", finish_timeout=60)
+    for batch in torch.utils.data.DataLoader(Data(), num_workers=1):
+        pass
+"""
+
+
+def test_a_worker_is_named_and_the_trainers_room_is_not(tmp_path: Path) -> None:
+    assert "DefaultCPUAllocator" in ended(tmp_path, IN_A_WORKER)
+    text = wait_for_report(only_run(tmp_path))
+    title = text.partition("\n")[0]
+    assert title.startswith("# Out of memory in DataLoader worker process 0 before the first step")
+    assert title.endswith(", 32.0 GiB asked for")
+    assert "| free |" not in text
+    assert "num_workers=0" in text
+    (failure,) = [e for e in events(only_run(tmp_path)) if isinstance(e, OutOfMemory)]
+    assert (failure.free, failure.limited_by) == (None, None)
+
+
+IN_A_THREAD = """
+    import threading
+
+    def train():
+        try:
+            bytearray(8 * GIB)
+        except MemoryError:
+            memlog.finish("failed")
+            raise
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_thread_that_says_so_is_explained(tmp_path: Path) -> None:
+    program = LIMITED.format(body=textwrap.indent(textwrap.dedent(IN_A_THREAD), " " * 8))
+    with child(tmp_path, program) as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert wait_for_report(only_run(tmp_path)).startswith(
+        "# Out of memory on the host after step 2"
+    )
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os._exit(0)",
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+        "faulthandler._sigsegv()",
+    ],
+)
+def test_an_end_that_is_not_of_memory_gets_no_advice_on_it(tmp_path: Path, end: str) -> None:
+    body = f"import faulthandler, os, signal, time; time.sleep(1); {end}"
+    with child(tmp_path, LIMITED.format(body=body)) as process:
+        process.communicate(timeout=100)
+    text = wait_for_report(only_run(tmp_path))
+    assert text.startswith("# Ended without a word after step 2\n")
+    assert "othing that memlog knows points" in text or "Nothing points to memory" in text
+    assert "What would help" not in text
+    assert "What else may tell" in text
 
 
 def test_one_that_is_survived_is_no_bad_end(tmp_path: Path) -> None:
@@ -167,7 +266,7 @@ def test_the_helper_explains_a_trainer_that_was_killed(tmp_path: Path) -> None:
         process.stdout.readline()
         process.kill()
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Killed")
+    assert text.startswith("# Ended without a word")
     assert "after step 29\n" in text
     assert "written from outside, by memlog's helper process" in text
     assert "| 29 | " in text
@@ -244,7 +343,7 @@ def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_pat
     assert names == {"postmortem.md", "worst-step.speedscope.json.gz"}
     text = wait_for_report(only_run(tmp_path / "memlog_runs"))
     assert "16.0 GiB asked for" in text
-    assert "From the newest traced step at step 0 (dispatch)" in text
+    assert "From the newest traced step, step 0 (dispatch), at its peak of" in text
     assert "`memlog open out/worst-step.speedscope.json.gz`" in text
 
 

@@ -13,8 +13,9 @@ from support.journals import GIB, MadeRun, at, batch
 from support.training import CASES, traced
 
 from memlog.analysis.last_moments import last_moments
-from memlog.analysis.postmortem import Witness, report
+from memlog.analysis.postmortem import report
 from memlog.analysis.predict import advise
+from memlog.analysis.suspicion import Witness
 from memlog.analysis.trace.records import Trace
 from memlog.analysis.worst import read_worst_step
 from memlog.cli.main import cli

@@ -115,7 +115,9 @@ def test_a_local_run_goes_to_the_backend_that_is_named(
     # It ended without a word, and nobody had said so yet: the alert is the point more.
     [files] = backend.tracker.files.values()
     assert list(files) == [("postmortem", "postmortem.md")]
-    assert [alert.rule for alert in backend.tracker.alerts[f"own-{run.id}"]] == ["killed"]
+    assert [alert.rule for alert in backend.tracker.alerts[f"own-{run.id}"]] == [
+        "ended without a word"
+    ]
 
 
 def test_a_run_of_the_users_gets_its_points_without_being_named(

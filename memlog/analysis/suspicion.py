@@ -1,0 +1,96 @@
+"""Whether a bad end was for want of memory: how much of what is known points to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from memlog.analysis.last_moments import LastMoments
+from memlog.events import Sample
+from memlog.units import format_bytes
+
+Writer: TypeAlias = Literal["helper", "sync"]
+
+Level: TypeAlias = Literal["certain", "likely", "possible", "none"]
+
+_NEAR = 0.9
+"""Share of a limit from which little is left under it."""
+_SPARE = 0.05
+"""Share of what the machine had for the run, below which little is left."""
+
+
+class Witness(msgspec.Struct, frozen=True):
+    """What was seen from outside of a trainer that ended without a word."""
+
+    writer: Writer
+    oom_kills: int | None = None
+    """How many processes the kernel killed for memory in the trainer's control group meanwhile."""
+
+
+class Suspicion(NamedTuple):
+    """What points to memory, and what does not, in whole sentences."""
+
+    level: Level
+    why: str = ""
+
+    @property
+    def of_memory(self) -> bool:
+        """Whether memory is a plausible cause."""
+        return self.level != "none"
+
+
+def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
+    """Judges an end by what the journal and the witness say."""
+    if moments.failure is not None:
+        return Suspicion("certain")
+    if witness.oom_kills:
+        processes = "a process" if witness.oom_kills == 1 else f"{witness.oom_kills} processes"
+        return Suspicion(
+            "likely",
+            f"Meanwhile the kernel killed {processes} of its control group for want of memory: that is the "
+            "likely cause.",
+        )
+    short = None if moments.last_sample is None else _short(moments.last_sample)
+    if short is not None:
+        return Suspicion("possible", f"{short} So memory may be the cause. {_kernel(witness)}")
+    return Suspicion("none", " ".join(_nothing(moments, witness)))
+
+
+def _short(sample: Sample) -> str | None:
+    """What was nearly used up when last looked at."""
+    held, limit, left = sample.tree_pss or 0, sample.cgroup_limit, sample.available
+    if limit is not None and held >= _NEAR * limit:
+        return (
+            f"When last looked at, it held {format_bytes(held)} of the {format_bytes(limit)} that its "
+            "container may use."
+        )
+    if left is not None and left <= _SPARE * (left + held):
+        return f"When last looked at, the machine had no more than {format_bytes(left)} left."
+    return None
+
+
+def _nothing(moments: LastMoments, witness: Witness) -> Iterator[str]:
+    sample = moments.last_sample
+    if sample is None and witness.oom_kills is None:
+        yield "Nothing that memlog knows points to memory, but it knows little of this run's end."
+    elif sample is None or sample.available is None:
+        yield "Nothing points to memory as the cause."
+    else:
+        yield (
+            "Nothing points to memory as the cause: when last looked at, the machine had "
+            f"{format_bytes(sample.available)} left."
+        )
+        if witness.oom_kills is None:
+            yield "The looks are about a second apart: a sudden jump after the last would not show."
+    yield _kernel(witness)
+
+
+def _kernel(witness: Witness) -> str:
+    if witness.oom_kills == 0:
+        return "The kernel killed no process of its control group for want of memory meanwhile."
+    return (
+        "Whether the kernel killed it for want of memory is not known here: on that machine, "
+        '`dmesg | grep -i "killed process"` says so.'
+    )

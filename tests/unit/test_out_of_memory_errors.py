@@ -1,0 +1,158 @@
+"""Which errors mean that memory ran out, and what is read from them: real ones, and chains of them."""
+
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memlog.outofmemory import limits
+from memlog.outofmemory.errors import describe, failed_allocation
+
+TIB = 1024**4
+
+
+def caught(allocate: object) -> BaseException:
+    with pytest.raises((MemoryError, RuntimeError)) as found:
+        allocate()  # type: ignore[operator]
+    return found.value
+
+
+def of_torch() -> BaseException:
+    return caught(lambda: torch.empty(2**50, dtype=torch.uint8))
+
+
+def of_numpy() -> BaseException:
+    return caught(lambda: np.ones(2**55, dtype=np.uint8))
+
+
+def of_python() -> BaseException:
+    return caught(lambda: bytearray(2**60))
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    with pytest.raises(type(error)) as found:
+        raise error from cause
+    return found.value
+
+
+def test_torch_numpy_and_python_each_say_what_they_can() -> None:
+    told = [describe(error, 3) for error in (of_torch(), of_numpy(), of_python())]
+    assert [event.requested for event in told] == [2**50, 2**55, None]
+    assert [event.device for event in told] == ["host"] * 3
+    assert "you tried to allocate" in told[0].message
+    assert told[1].message.startswith("Unable to allocate 32.0 PiB")
+    assert told[2].message == "MemoryError"
+
+
+def test_the_cause_of_what_left_the_program_is_found() -> None:
+    memory = of_torch()
+    outer = raised(ValueError("a layer above"), raised(RuntimeError("trainer: step 0"), memory))
+    assert failed_allocation(outer) is memory
+    event = describe(memory, 0, outer)
+    assert event.requested == 2**50
+    assert event.raised_as == "ValueError: a layer above"
+    assert describe(memory, 0, memory).raised_as is None
+
+
+def test_what_was_being_handled_is_found_also_where_python_does_not_show_it() -> None:
+    try:
+        try:
+            bytearray(2**60)
+        except MemoryError as error:
+            memory = error
+            raise SystemExit(1) from None
+    except SystemExit as error:
+        leaving = error
+    assert failed_allocation(leaving) is memory
+
+
+def test_the_first_of_those_that_quote_it_leads_to_the_layer() -> None:
+    memory = of_torch()
+    assert failed_allocation(raised(RuntimeError(f"step failed: {memory}"), memory)) is memory
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_one_of_a_group_is_found() -> None:
+    memory = of_python()
+    group = ExceptionGroup("tasks", [ValueError("no"), memory])  # type: ignore[name-defined,unused-ignore]  # noqa: F821 - since 3.11
+    assert failed_allocation(group) is memory
+
+
+def test_other_errors_come_of_no_failed_allocation() -> None:
+    assert failed_allocation(None) is None
+    assert failed_allocation(raised(RuntimeError("shapes"), KeyError("k"))) is None
+
+
+def test_a_ring_and_a_long_chain_end() -> None:
+    first, second = ValueError("one"), ValueError("two")
+    first.__cause__, second.__cause__ = second, first
+    assert failed_allocation(first) is None
+    last: BaseException = of_python()
+    for number in range(10_000):
+        following = ValueError(number)
+        following.__context__ = last
+        last = following
+    assert failed_allocation(last) is None
+
+
+IN_A_WORKER = """Caught {kind} in DataLoader worker process 2.
+Original Traceback (most recent call last):
+  File "data.py", line 7, in __getitem__
+    return load(index)
+{error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "requested"),
+    [
+        (
+            "RuntimeError",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)",
+            4 * 1024**3,
+        ),
+        (
+            "_ArrayMemoryError",
+            "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 2.00 TiB for an array",
+            2 * TIB,
+        ),
+        ("MemoryError", "MemoryError", None),
+    ],
+)
+def test_a_workers_error_is_told_as_a_workers(kind: str, line: str, requested: int | None) -> None:
+    error = raised(RuntimeError(IN_A_WORKER.format(kind=kind, error=line)))
+    assert failed_allocation(error) is error
+    event = describe(error, 0)
+    assert (event.worker, event.requested) == ("DataLoader worker process 2", requested)
+    assert event.message == line
+    # The trainer's own room says nothing of the worker's.
+    assert (event.free, event.limit, event.limited_by, event.allocated) == (None,) * 4
+
+
+@pytest.fixture
+def room_for_a_gib() -> object:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    peak = limits._own_memory()["VmPeak"]
+    resource.setrlimit(resource.RLIMIT_AS, (peak + 1024**3, before[1]))
+    yield peak + 1024**3
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_free_is_what_was_free_before_the_stack_unwound(room_for_a_gib: int) -> None:
+    def step() -> object:
+        return [torch.empty(mib * 2**20, dtype=torch.uint8) for mib in (600, 500)]
+
+    error = caught(step)
+    error.__traceback__ = None  # and so what the step held is given back
+    event = describe(error, 0)
+    assert event.requested == 500 * 2**20
+    assert event.free is not None
+    assert event.free_after is not None
+    assert event.free < event.requested <= event.free_after
+    assert event.limit == room_for_a_gib
+    assert event.allocated == event.limit - event.free

@@ -1,0 +1,246 @@
+"""How a bad end is explained, from journals of every kind of end."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+from markdown_it import MarkdownIt
+from support.journals import GIB, MIB, MadeRun, at, batch
+
+from memlog.analysis import advice, postmortem
+from memlog.analysis.last_moments import LastMoments, last_moments
+from memlog.analysis.postmortem import Report, report
+from memlog.analysis.suspicion import Witness
+from memlog.analysis.trace.stream import CATEGORIES
+from memlog.delivery.postmortem import explain_afterwards
+from memlog.events import Artifact, Event, OutOfMemory, Sample, Trace, TracedLayer
+from memlog.health import Health
+
+FAILURE = OutOfMemory(
+    at(40),
+    29,
+    "host",
+    400 * MIB,
+    100 * MIB,
+    GIB,
+    "the limit on the process's address space (ulimit -v)",
+    GIB - 100 * MIB,
+    None,
+    "blocks.0 (Block)",
+    "forward",
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 419430400 bytes.",
+    free_after=500 * MIB,
+)
+SAMPLE = Sample(at(30), 28, GIB, 1, 20 * GIB, None, None)
+KILLED = Witness("helper", oom_kills=0)
+MODEL_ADVICE = ("half the batch", "checkpoint", "autocast")
+
+
+def trace(
+    step: int | None = 0, peak: int = 400 * MIB, at_peak: dict[str, int] | None = None
+) -> Trace:
+    held = at_peak or {"activations": peak}
+    layers = (TracedLayer("blocks.0", peak // 2, peak, peak, peak), TracedLayer("", 1, 1, 1, 1))
+    return Trace(at(1), step, "dispatch", True, peak, held, layers, 0)
+
+
+def ended(root: Path, *events: Event, steps: int = 30) -> LastMoments:
+    run = MadeRun(root).write(*(batch(step, GIB) for step in range(steps)), *events)
+    return last_moments(run.closed())
+
+
+def changed(**fields: object) -> OutOfMemory:
+    return msgspec.structs.replace(FAILURE, **fields)
+
+
+def told(moments: LastMoments, witness: Witness = KILLED) -> Report:
+    health = Health()
+    found = report(moments, witness, None, health)
+    assert not health.faults
+    return found
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_a_report_is_written_whatever_holds_the_peak(tmp_path: Path, category: str) -> None:
+    held = trace(at_peak={category: 400 * MIB})
+    text = told(ended(tmp_path, held, FAILURE)).text
+    assert f"| {category} | 400.0 MiB | 100% |" in text
+    if category == "optimizer state":
+        assert "The optimizer's state holds 400.0 MiB" in text
+
+
+def test_every_table_is_one(tmp_path: Path) -> None:
+    text = told(ended(tmp_path, trace(), SAMPLE, FAILURE)).text
+    found = MarkdownIt().enable("table").parse(text)
+    heads = [
+        [cell.content for cell in itertools.takewhile(_in_the_head, found[number:]) if cell.content]
+        for number, token in enumerate(found)
+        if token.type == "table_open"
+    ]
+    assert heads == [
+        ["asked for", "free", "in use", "limit"],
+        ["what", "bytes", "share"],
+        ["layer", "held at the peak", "share"],
+        ["step", "process (RSS)"],
+    ]
+
+
+def _in_the_head(token: object) -> bool:
+    return getattr(token, "type", "") != "thead_close"
+
+
+def test_a_part_that_fails_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("optimizer_state")
+
+    for room, name in ((postmortem, "_holders"), (postmortem, "_trend"), (advice, "_by_category")):
+        monkeypatch.setattr(room, name, fails)
+    health = Health()
+    text = report(ended(tmp_path, trace(), FAILURE), KILLED, None, health).text
+    assert text.count("This part could not be written") == 2
+    assert sum(health.faults.values()) == 3
+    assert "layer: blocks.0 (Block)" in text
+    assert "A higher limit" in text
+
+
+def test_a_damaged_step_costs_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("memlog.delivery.postmortem.read_worst_step", fails)
+    run = MadeRun(tmp_path).write(batch(0, GIB), FAILURE).closed()
+    explain_afterwards(run)
+    assert "What would help" in (run.artifacts / "postmortem.md").read_text()
+
+
+def test_free_is_that_of_the_moment_and_what_came_free_is_said_as_such(tmp_path: Path) -> None:
+    text = told(ended(tmp_path, FAILURE)).text
+    assert "| 400.0 MiB | 100.0 MiB | 924.0 MiB | 1.0 GiB |" in text
+    assert "What limits it: the limit on the process's address space" in text
+    assert "500.0 MiB were free again once the failed step's own memory had been given back" in text
+
+
+def test_a_limit_that_had_enough_left_is_not_blamed(tmp_path: Path) -> None:
+    text = told(ended(tmp_path, changed(free=GIB))).text
+    assert "another one must have stopped it" in text
+    assert "What limits it" not in text
+    assert "A higher limit" not in text
+
+
+def test_a_worker_is_named_and_nothing_of_the_trainers_is_blamed(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("free", "limit", "limited_by", "allocated", "layer", "phase"))
+    worker = changed(worker="DataLoader worker process 3", free_after=None, **nothing)
+    found = told(ended(tmp_path, trace(), SAMPLE, worker))
+    assert found.title == (
+        "Out of memory in DataLoader worker process 3 after step 29, 400.0 MiB asked for"
+    )
+    assert (
+        "a process of its own: what was free there, and what limited it, is not known" in found.text
+    )
+    assert "num_workers=0" in found.text
+    assert "Who held what" not in found.text
+    assert not any(line in found.text for line in MODEL_ADVICE)
+
+
+def test_what_left_the_program_is_told(tmp_path: Path) -> None:
+    text = told(ended(tmp_path, changed(raised_as="RuntimeError: trainer: step 0 failed"))).text
+    assert "What left the program came of it: `RuntimeError: trainer: step 0 failed`" in text
+
+
+@pytest.mark.parametrize("kills", [0, None])
+def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
+    tmp_path: Path, kills: int | None
+) -> None:
+    found = told(ended(tmp_path, trace(), SAMPLE), Witness("helper", oom_kills=kills))
+    assert found.title == "Ended without a word after step 29"
+    assert "Nothing points to memory as the cause" in found.text
+    assert "What would help" not in found.text
+    assert "Who held what" not in found.text
+    assert ("dmesg" in found.text) is (kills is None)
+    assert "139 a segmentation fault" in found.text
+
+
+def test_where_nobody_looked_it_claims_nothing(tmp_path: Path) -> None:
+    text = told(ended(tmp_path), Witness("sync")).text
+    assert "it knows little of this run's end" in text
+
+
+@pytest.mark.parametrize(
+    ("sample", "witness", "title"),
+    [
+        (SAMPLE, Witness("helper", 2), "Killed by the kernel for want of memory after step 29"),
+        (
+            msgspec.structs.replace(SAMPLE, available=GIB // 100),
+            KILLED,
+            "Ended without a word after step 29, with little memory left",
+        ),
+        (
+            msgspec.structs.replace(SAMPLE, cgroup_limit=GIB + 10 * MIB),
+            Witness("helper"),
+            "Ended without a word after step 29, with little memory left",
+        ),
+    ],
+)
+def test_where_memory_is_a_plausible_cause_there_is_advice(
+    tmp_path: Path, sample: Sample, witness: Witness, title: str
+) -> None:
+    found = told(ended(tmp_path, trace(), sample), witness)
+    assert found.title == title
+    assert "half the batch" in found.text
+    assert "| activations | 400.0 MiB | 100% |" in found.text
+
+
+def test_a_last_look_at_a_process_that_is_gone_says_nothing(tmp_path: Path) -> None:
+    gone = msgspec.structs.replace(SAMPLE, tree_pss=None, available=21 * GIB)
+    text = told(ended(tmp_path, SAMPLE, gone)).text
+    assert "(at step 28), the process and those that it had started held 1.0 GiB" in text
+    assert "unknown" not in text
+
+
+def test_it_is_said_how_far_the_traced_step_speaks_for_the_one_that_failed(tmp_path: Path) -> None:
+    alike = told(ended(tmp_path / "alike", trace(7), FAILURE)).text
+    assert "newest traced step, step 7 (dispatch), at its peak of 400.0 MiB" in alike
+    assert "came 23 steps later and was not traced: it may have been another" in alike
+    larger = told(ended(tmp_path / "larger", trace(7, peak=10 * MIB), FAILURE)).text
+    assert "was not like it: 400.0 MiB were asked for there" in larger
+    itself = told(ended(tmp_path / "itself", trace(None), FAILURE)).text
+    assert "It was at work when the run ended" in itself
+
+
+def test_what_was_asked_for_outside_the_model_gets_no_advice_on_the_model(tmp_path: Path) -> None:
+    numpys = changed(
+        requested=8 * GIB,
+        layer=None,
+        phase=None,
+        message="Unable to allocate 8.00 GiB for an array",
+    )
+    text = told(ended(tmp_path, trace(), FAILURE, numpys)).text
+    assert "It was asked for outside the model's layers" in text
+    assert "What found no room was asked for outside the model's layers" in text
+    assert "half the batch" not in text
+
+
+def test_an_optimizer_that_finds_no_room_is_not_told_to_halve_the_batch(tmp_path: Path) -> None:
+    text = told(ended(tmp_path, trace(), changed(layer=None, phase="optimizer"))).text
+    assert "It happened in the optimizer's step" in text
+    assert "Adam keeps two numbers for each parameter" in text
+    assert "half the batch" not in text
+
+
+def test_a_killed_run_whose_tensors_are_few_is_told_to_look_elsewhere(tmp_path: Path) -> None:
+    text = told(ended(tmp_path, trace(peak=10 * MIB), SAMPLE), Witness("helper", 1)).text
+    assert "no more than 10.0 MiB" in text
+    assert "half the batch" not in text
+
+
+def test_the_flame_graph_is_named_where_there_is_one(tmp_path: Path) -> None:
+    graph = Artifact(at(2), "worst-step.speedscope.json.gz", "flamegraph", "artifacts/w", 9)
+    text = told(ended(tmp_path / "with", trace(), graph, FAILURE)).text
+    assert "`worst-step.speedscope.json.gz`" in text
+    assert "`memlog open k7m2xq9a`" in text
+    assert "memlog open" not in told(ended(tmp_path / "without", trace(), FAILURE)).text
