@@ -171,7 +171,8 @@ def _wordless(witness: Witness) -> str:
 def _elsewhere() -> Iterator[str]:
     yield (
         "The exit status, as the shell or the scheduler has it: 137 is SIGKILL, 143 SIGTERM, 139 a "
-        "segmentation fault, 134 an abort; any other is the program's own, as by `os._exit()`."
+        "segmentation fault, 134 an abort (C++ code that finds no memory ends so, and prints "
+        "`std::bad_alloc`); any other is the program's own, as by `os._exit()`."
     )
     yield "The scheduler's log: a time limit, preemption or an eviction ends a job in this way."
     yield "`python -X faulthandler` prints where Python was when a crash ends it."

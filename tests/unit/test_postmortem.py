@@ -163,6 +163,7 @@ def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
     assert "Who held what" not in found.text
     assert ("dmesg" in found.text) is (kills is None)
     assert "139 a segmentation fault" in found.text
+    assert "std::bad_alloc" in found.text
 
 
 def test_where_nobody_looked_it_claims_nothing(tmp_path: Path) -> None:
