@@ -53,3 +53,16 @@ class Health:
             yield
         except Exception as error:  # noqa: BLE001 - the one place that keeps memlog's errors from training
             self.fault(where, error)
+
+    @contextmanager
+    def contained_callback(self, where: str) -> Iterator[None]:
+        """Runs a function of the user's that was handed over: not even ``sys.exit`` in it ends training.
+
+        Ctrl-C alone passes: it is the user's own wish, and comes at whatever moment.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - SystemExit in a loss hangs optimisers
+            self.fault(where, error)

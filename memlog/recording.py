@@ -131,7 +131,7 @@ class Recording:
             if self._console is not None:
                 self._console(alert)
             if on_alert is not None:
-                with self._health.contained("on_alert"):
+                with self._health.contained_callback("on_alert"):
                     on_alert(alert)
 
         return AlertListener(told, self._health)

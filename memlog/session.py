@@ -222,7 +222,10 @@ def init(
             `memlog.alerts.rules` has the whole grammar.
         on_alert: Called with each `memlog.events.Alert` about the process or its devices, on the thread
             that made the step; what ``host.tree`` and ``host.available`` raise comes from the helper
-            process and is called on a thread of memlog's. An error in it is counted, never raised.
+            process and is called on a thread of memlog's. What it raises, ``sys.exit`` too, is counted
+            and goes no further: a rule does not end training. Ctrl-C that comes while it is at work ends
+            an ordinary loop as ever; inside `watch_loss` it is held back and said, since some optimisers
+            hang for ever on an exception in their loss.
         dir: The folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping, by these names or by those of the monitors that memlog
             takes over (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that

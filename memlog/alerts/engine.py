@@ -106,7 +106,7 @@ class AlertEngine:
     def _tell(self, alert: Alert) -> None:
         self._publish(alert)
         if self._on_alert is not None:
-            with self._health.contained("on_alert"):
+            with self._health.contained_callback("on_alert"):
                 self._on_alert(alert)
 
 

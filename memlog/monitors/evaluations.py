@@ -119,11 +119,22 @@ class _Watch:
         self._session: object = None
 
     def evaluated(self, returned: Any, error: str | None) -> None:
-        """A call is over. Never raises."""
+        """A call is over. Never raises.
+
+        Ctrl-C that comes while memlog or an ``on_alert`` is at work is not let through either: some
+        optimisers hang for ever on an exception in their loss.
+        """
         if _outlet.silenced():
             return
-        with _outlet.HEALTH.contained("watching a loss"):
-            self._evaluated(returned, error)
+        try:
+            with _outlet.HEALTH.contained("watching a loss"):
+                self._evaluated(returned, error)
+        except KeyboardInterrupt:
+            _outlet.HEALTH.drop(
+                "interrupts",
+                "Ctrl-C came while memlog looked at a loss, where it could leave the optimiser hanging: "
+                "press it again",
+            )
 
     def _evaluated(self, returned: Any, error: str | None) -> None:
         session = _outlet.session()

@@ -201,6 +201,28 @@ def test_the_callback_is_told_and_its_errors_are_counted() -> None:
     assert health.faults == {"on_alert: ValueError": 2}
 
 
+@pytest.mark.parametrize("wrong", [SystemExit(3), GeneratorExit(), BaseException("any")])
+def test_not_even_sys_exit_in_the_callback_reaches_the_trainer(wrong: BaseException) -> None:
+    health = Health()
+
+    def on_alert(alert: Alert) -> None:
+        raise wrong
+
+    rules = parse_rules(["host.rss > 1 GiB"])
+    AlertEngine(rules, lambda event: None, health, on_alert=on_alert)(batch(0, 3 * GIB))
+    assert health.faults == {f"on_alert: {type(wrong).__name__}": 1}
+
+
+def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
+    def on_alert(alert: Alert) -> None:
+        raise KeyboardInterrupt
+
+    rules = parse_rules(["host.rss > 1 GiB"])
+    engine = AlertEngine(rules, lambda event: None, Health(), on_alert=on_alert)
+    with pytest.raises(KeyboardInterrupt):
+        engine(batch(0, 3 * GIB))
+
+
 def test_an_alert_is_a_one_at_its_step() -> None:
     [alert] = alerts("host.rss > 1 GiB", rss(0, 0, 2))
     assert place(alert) == ("step", 2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memlog
-from memlog.events import Batch, Epoch, Evaluation, Loss, Parameters, Recorded, Scope
+from memlog.events import Alert, Batch, Epoch, Evaluation, Loss, Parameters, Recorded, Scope
 from memlog.journal import RunDirectory, find_run
 
 
@@ -177,3 +177,18 @@ def test_a_disabled_monitor_leaves_the_steps_to_the_optimizer() -> None:
     memlog.finish()
     assert [event.step for event in events(session, Batch)] == [0, 1, 2]
     assert events(session, Epoch) == []
+
+
+def test_ctrl_c_during_an_alert_does_not_cross_a_watched_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def pressed(alert: Alert) -> None:
+        raise KeyboardInterrupt
+
+    session = memlog.init("local", alerts="host.rss > 1 MiB", on_alert=pressed)
+    loss = memlog.watch_loss(lambda x: x * 2, verbose_evaluations=0)
+    assert loss(3) == 6
+    assert "press it again" in caplog.text
+    assert session.health.dropped["interrupts"] == 1
+    memlog.finish()
+    assert len(events(session, Alert)) == 1
