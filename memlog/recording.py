@@ -16,7 +16,7 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
 from memlog.delivery.rider import Rider
-from memlog.events import Alert, End, Epoch, Evaluation, Event, Run, Status, now_us
+from memlog.events import Alert, Artifact, End, Epoch, Evaluation, Event, Run, Status, now_us
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, is_out_of_memory
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from memlog.delivery.backchannel import AlertListener
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
+    from memlog.journal.kept import Names
     from memlog.tracer.periodic import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
@@ -70,6 +71,7 @@ class Recording:
         self._generation = forks.generation
         self._health = health
         self._settings = settings
+        self._names: Names | None = None
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = _backends(settings)
         begun_us = now_us()
@@ -164,15 +166,30 @@ class Recording:
         self, path: str | os.PathLike[str], kind: str, name: str | None
     ) -> Path | None:
         """Keeps a file in the run's folder and publishes that it is there."""
-        from memlog.journal.kept import keep  # noqa: PLC0415 - most trainers keep no file
+        # Imported here: most trainers keep no file.
+        from memlog.journal.kept import Names, keep  # noqa: PLC0415
 
-        kept: Path | None = None
-        if forks.generation == self._generation:
-            with self._health.contained("keeping an artifact"):
-                artifact = keep(self.run, Path(path), name, kind)
-                self.publish(artifact)
-                kept = self.run.path / artifact.path
-        return kept
+        if forks.generation != self._generation:
+            return None
+        if self._names is None:
+            self._names = Names()
+        try:
+            file = Path(path)
+            artifact = keep(self.run, file, name, kind, self._names)
+        except Exception as error:  # noqa: BLE001 - the trainer's step must not fail on a report
+            self._health.drop_each("artifact_not_kept", _not_kept(path, error))
+            return None
+        self._say_if_renamed(artifact, file.name if name is None else name, kind)
+        self.publish(artifact)
+        return self.run.path / artifact.path
+
+    def _say_if_renamed(self, artifact: Artifact, name: str, kind: str) -> None:
+        if (artifact.name, artifact.kind) != (name, kind):
+            told = (
+                f"artifact {name!r} ({kind!r}) is kept as {artifact.name!r} ({artifact.kind!r}): a name "
+                "stands for one file, and has letters, digits, '.', '_' and '-' alone"
+            )
+            self._health.say_once(told, told)
 
     def claim_steps(self) -> None:
         """The caller counts, and prints its own lines."""
@@ -283,6 +300,18 @@ class _Waiting:
 def _say(message: str) -> None:
     if sys.stderr is not None:  # a program without a terminal has none
         sys.stderr.write(f"memlog: {message}\n")
+
+
+def _not_kept(path: object, error: Exception) -> str:
+    """One line on a file that was not kept, with what to do."""
+    shown = f"{str(path)[:500]!r} is not kept as an artifact"
+    if isinstance(error, (ValueError, TypeError)) and "no file" not in str(error):
+        return (
+            f"{shown}: {error}" if isinstance(error, ValueError) else f"{shown}: pass a file's path"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return f"{shown} ({error.strerror}): pass a file that can be read, and look for room on the disk"
+    return f"{shown}: there is no such file; write it before save_artifact, a folder as an archive"
 
 
 def _sink_names(sinks: Sequence[Sink], taken: Sequence[str]) -> list[str]:

@@ -123,8 +123,10 @@ class Session:
         """Keeps a file for the run and brings it to every backend; ``memlog pull`` brings it back.
 
         It is copied into the run's folder before the call returns, so that the original may change or go.
-        A later file of the same name takes its place. Never raises: what can't be kept is said once and
-        counted in the run's health.
+        A later file of the same name and kind takes its place. Names are of letters, digits, ``.``, ``_``
+        and ``-``; one that has to be changed, or that a file of another kind or name has already, gets its
+        kind or a short digest in it, and that is said. Never raises: what can't be kept is said, once for
+        each reason, and counted in the run's health.
 
         Args:
             path: The file.
@@ -134,7 +136,15 @@ class Session:
         Returns:
             The copy; ``None`` where nothing was kept.
         """
-        return None if self._live is None else self._live.save_artifact(path, kind, name)
+        if self._live is not None:
+            return self._live.save_artifact(path, kind, name)
+        if self.settings.enabled:
+            self.health.drop_each(
+                "artifact_not_kept",
+                f"{str(path)[:500]!r} is not kept as an artifact: the run is over; "
+                "save files before memlog.finish()",
+            )
+        return None
 
     def finish(self, status: Status = "finished", *, timeout: float | None = None) -> None:
         """Ends the run. Calling it again is harmless.

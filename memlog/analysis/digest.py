@@ -41,7 +41,6 @@ class Digest:
         devices: The accelerators by name.
         parameters: What holds for the whole run.
         alerts: The first `MAX_LISTED`.
-        artifacts: Likewise.
         health: By process: the newest word on memlog's own state, and how many steps it is about.
         bindings: By backend, the addresses of the user's runs by their ids.
         dropped: Lines of the journal that could not be read, by reason.
@@ -59,7 +58,7 @@ class Digest:
         self.devices: dict[str, Device] = {}
         self.parameters: dict[str, str] = {}
         self.alerts: list[Alert] = []
-        self.artifacts: list[Artifact] = []
+        self._artifacts: dict[str, Artifact] = {}
         self.health: dict[str, tuple[Health, int]] = {}
         self.bindings: dict[str, dict[str, str | None]] = {}
         self.dropped: Counter[str] = Counter()
@@ -119,7 +118,19 @@ class Digest:
         elif isinstance(event, Alert):
             self._list(self.alerts, "alerts", event)
         elif isinstance(event, Artifact):
-            self._list(self.artifacts, "artifacts", event)
+            self._replace(event)
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        """The files that are kept, the newest last; of one name there is one, which replaced the others."""
+        return sorted(self._artifacts.values(), key=lambda event: event.time_us)
+
+    def _replace(self, event: Artifact) -> None:
+        held = self._artifacts.get(event.name)
+        if held is None and len(self._artifacts) >= MAX_LISTED:
+            self.omitted["artifacts"] += 1
+        elif held is None or held.time_us <= event.time_us:
+            self._artifacts[event.name] = event
 
     def _keep(self, table: dict[str, _T], what: str, name: str, value: _T) -> None:
         if name in table or len(table) < MAX_NAMES:

@@ -209,7 +209,7 @@ def test_not_even_sys_exit_in_the_callback_reaches_the_trainer(wrong: BaseExcept
         raise wrong
 
     rules = parse_rules(["host.rss > 1 GiB"])
-    AlertEngine(rules, lambda event: None, health, on_alert=on_alert)(batch(0, 3 * GIB))
+    AlertEngine(rules, print, health, on_alert=on_alert)(batch(0, 3 * GIB))
     assert health.faults == {f"on_alert: {type(wrong).__name__}": 1}
 
 
@@ -218,7 +218,7 @@ def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
         raise KeyboardInterrupt
 
     rules = parse_rules(["host.rss > 1 GiB"])
-    engine = AlertEngine(rules, lambda event: None, Health(), on_alert=on_alert)
+    engine = AlertEngine(rules, print, Health(), on_alert=on_alert)
     with pytest.raises(KeyboardInterrupt):
         engine(batch(0, 3 * GIB))
 
