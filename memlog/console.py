@@ -305,9 +305,10 @@ def _counted(number: int, name: str) -> str:
 
 
 def alert_line(event: Alert) -> str:
-    """``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``."""
+    """``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``; ``(at evaluation 3)``."""
     told = f"{event.title}: {event.text}" if event.text else event.title
-    at = "" if event.step is None else f" (step {event.step})"
+    where = event.where if event.step is not None or event.where is None else f"at {event.where}"
+    at = "" if where is None else f" ({where})"
     return f"memlog: {event.level}: {told}{at}"
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from memlog import forks
 from memlog.autolog import listen
 from memlog.batches import BatchRecorder
@@ -16,7 +18,19 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
 from memlog.delivery.rider import Rider
-from memlog.events import Alert, Artifact, End, Epoch, Evaluation, Event, Run, Status, now_us
+from memlog.events import (
+    Alert,
+    Artifact,
+    End,
+    Epoch,
+    Evaluation,
+    Event,
+    Recorded,
+    Run,
+    Scope,
+    Status,
+    now_us,
+)
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, is_out_of_memory
@@ -36,6 +50,8 @@ AlertCallback: TypeAlias = Callable[[Alert], object]
 _RESERVE = 4 * 1024**2
 """Bytes of address space, never touched, that are given back when a run ends: to say why, where there are
 no others."""
+MAX_LABELS = 50
+"""Labels of blocks and points that get metrics of their own."""
 _SAY_WAITING_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line says for what."""
 
@@ -72,6 +88,7 @@ class Recording:
         self._health = health
         self._settings = settings
         self._names: Names | None = None
+        self._labels: set[str] = set()
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = _backends(settings)
         begun_us = now_us()
@@ -144,7 +161,22 @@ class Recording:
             self._binder.look()
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.begin()
+            elif isinstance(event, (Scope, Recorded)):
+                event = self._placed(event)
             self._bus.publish(event)
+
+    def _placed(self, event: Scope | Recorded) -> Scope | Recorded:
+        """Says of the first labels at which step they were: trackers get no more metrics than of those."""
+        if event.label not in self._labels:
+            if len(self._labels) >= MAX_LABELS:
+                self._health.drop(
+                    "labels",
+                    f"blocks and points have more than {MAX_LABELS} labels: trackers get those of the first "
+                    f"{MAX_LABELS}, and the journal all",
+                )
+                return event
+            self._labels.add(event.label)
+        return msgspec.structs.replace(event, step=self.batches.last_step)
 
     def _begin_tracing(self, settings: Settings, model: Any) -> PeriodicTracer:
         from memlog.tracer.periodic import PeriodicTracer  # noqa: PLC0415 - for those who want layers

@@ -213,14 +213,17 @@ def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | 
     per = "" if rule.growth is None else f" per {rule.growth}"
     held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
     verb = "is" if rule.growth is None else "grows"
+    step = None if isinstance(event, Evaluation) else event.step
     return Alert(
         time_us=event.time_us,
-        step=None if isinstance(event, Evaluation) else event.step,
+        step=step,
         level=rule.level,
         rule=rule.text,
         title=f"{name} {verb} {_shown(rule, value)}{per}, {_WORDS[rule.comparison]} {said}{held}",
         text="",
         value=float(value),
+        evaluation=event.evaluation if isinstance(event, Evaluation) else None,
+        epoch=event.epoch if isinstance(event, Epoch) and step is None else None,
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TypeVar
 
 from memlog.analysis.folds import MAX_NAMES, MetricFold, PeakFold
+from memlog.analysis.labels import LabelFold
 from memlog.events import (
     Alert,
     Artifact,
@@ -17,7 +18,9 @@ from memlog.events import (
     Health,
     Loss,
     Parameters,
+    Recorded,
     Run,
+    Scope,
 )
 from memlog.journal import Entry, Header
 
@@ -36,6 +39,7 @@ class Digest:
         last_step: Number of the last step; -1: there was none.
         metrics: Their aggregates.
         peaks: Likewise.
+        labels: What the user watched by hand.
         begin: How the run began; ``None`` where the journal doesn't say.
         end: How it ended; ``None`` where it did not say.
         devices: The accelerators by name.
@@ -53,6 +57,7 @@ class Digest:
         self.last_step = -1
         self.metrics = MetricFold()
         self.peaks = PeakFold()
+        self.labels = LabelFold()
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
@@ -119,6 +124,10 @@ class Digest:
             self._list(self.alerts, "alerts", event)
         elif isinstance(event, Artifact):
             self._replace(event)
+        elif isinstance(event, Scope):
+            self.labels.take_scope(event)
+        elif isinstance(event, Recorded):
+            self.labels.take_point(event)
 
     @property
     def artifacts(self) -> list[Artifact]:

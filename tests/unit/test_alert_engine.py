@@ -11,6 +11,7 @@ from memlog.console import Console, alert_line
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
 from memlog.health import Health
 from memlog.metrics import place, values
+from memlog_mlflow.alerts import alert_table, alert_tags
 
 
 def alerts(
@@ -163,11 +164,11 @@ def test_growth_over_steps_is_measured_from_end_to_end() -> None:
     assert steps_of(alerts(rule, leak)) == [100]
 
 
-def test_evaluations_are_judged_and_lie_on_no_step() -> None:
+def test_evaluations_are_judged_and_lie_on_their_own_axis() -> None:
     calls = [Evaluation(at(n), n, 0.5, n * GIB) for n in range(9)]
     [alert] = alerts("host.rss > 4 GiB", calls)
     assert (alert.time_us, alert.step) == (at(5), None)
-    assert place(alert) is None
+    assert place(alert) == ("evaluation", 5)
 
 
 def test_samples_are_the_helpers() -> None:
@@ -227,6 +228,22 @@ def test_an_alert_is_a_one_at_its_step() -> None:
     [alert] = alerts("host.rss > 1 GiB", rss(0, 0, 2))
     assert place(alert) == ("step", 2)
     assert list(values(alert)) == [("memlog/alert", 1.0, "max")]
+
+
+def test_an_alert_of_an_evaluation_or_of_an_epoch_without_steps_has_its_place_there() -> None:
+    [alert] = alerts("host.rss > 1 GiB", [Evaluation(at(1), 3, 0.5, 2 * GIB)])
+    assert (alert.step, alert.evaluation, alert.epoch) == (None, 3, None)
+    assert place(alert) == ("evaluation", 3)
+    assert list(values(alert)) == [("memory/eval/alert", 1.0, "max")]
+    assert alert_line(alert).endswith("over 1 GiB (at evaluation 3)")
+    assert alert_tags([alert])["memlog.alert.last"].endswith("(evaluation 3)")
+    assert alert_table([alert])["alerts"][0]["evaluation"] == 3
+    stepless = Epoch(at(1), 2, None, 2 * GIB, None, None)
+    [alert] = alerts("host.rss > 1 GiB", [stepless])
+    assert place(alert) == ("epoch", 2)
+    assert list(values(alert)) == [("memory/epoch/alert", 1.0, "max")]
+    assert alert_line(alert).endswith("(at epoch 2)")
+    assert steps_of(alerts("host.rss > 1 GiB", [epoch(1, 2 * GIB)])) == [19]
 
 
 def test_the_console_prints_one_line() -> None:

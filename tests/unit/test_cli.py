@@ -218,7 +218,7 @@ def test_show_tells_everything_on_one_page(tmp_path: Path) -> None:
         "  memlog/overhead_ms          ms      0.012    0.012    0.012",
         "Metrics of evaluations 0 to 1",
         "Metrics of epoch 0",
-        "   150  warning  host.rss > 1 GiB  Host memory: rss is 1.1 GiB",
+        "  step 150  warning  host.rss > 1 GiB  Host memory: rss is 1.1 GiB",
         "  flame graph  flamegraph  120.6 KiB  artifacts/flame.svg",
         "  mlflow  1,234 points ✓",
         "          run 3f2a9c at http://tracker:5000",
