@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from memlog.events import (
 )
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
+from memlog.lines import say
 from memlog.outofmemory.errors import describe, is_out_of_memory
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
@@ -277,20 +277,20 @@ class Recording:
         """A journal that was cut short can't tell: its last words found no room either."""
         lost = sum(n for reason, n in self._health.dropped.items() if reason.startswith("journal_"))
         if lost:
-            _say(f"{lost} events of run {self.run.id} could not be written and are lost")
+            say(f"{lost} events of run {self.run.id} could not be written and are lost")
 
     def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
         report = self.run.artifacts / "postmortem.md"
         if report.exists():
-            _say(f"how the run ended is explained in {report}")
+            say(f"how the run ended is explained in {report}")
         # Where the run's folder is gone there is nothing to bring.
         if outcome == "dead" and self.run.path.exists():
-            _say(
+            say(
                 "the helper process ended before everything was delivered: "
                 f"`memlog sync {self.run.id}` brings what is left"
             )
         elif outcome == "at work" and timeout:
-            _say(
+            say(
                 f"not everything is delivered after {timeout:g} s; it goes on in the background: "
                 f"`memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` brings "
                 "what is left"
@@ -326,12 +326,7 @@ class _Waiting:
     def __call__(self, waited: float) -> None:
         if waited >= _SAY_WAITING_AFTER and not self._said:
             self._said = True
-            _say(f"delivering the last points (at most {self._timeout:g} s)")
-
-
-def _say(message: str) -> None:
-    if sys.stderr is not None:  # a program without a terminal has none
-        sys.stderr.write(f"memlog: {message}\n")
+            say(f"delivering the last points (at most {self._timeout:g} s)")
 
 
 def _not_kept(path: object, error: Exception) -> str:

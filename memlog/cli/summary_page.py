@@ -102,7 +102,10 @@ def _head(run: RunFacts, steps: int) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
     if run.project:
         facts["project"] = run.project
-    facts["begun"] = f"{local_time(run.begun)}, {steps:,} steps in {duration(run.duration_s)}"
+    steps_word = "step" if steps == 1 else "steps"
+    facts["begun"] = (
+        f"{local_time(run.begun)}, {steps:,} {steps_word} in {duration(run.duration_s)}"
+    )
     facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
     facts["folder"] = run.directory
     for name, device in run.devices.items():

@@ -131,6 +131,14 @@ def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_p
     assert executed == []
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
+def test_a_folder_that_only_looks_writable_is_said_at_once(executed: Executed) -> None:
+    result = memlog_run("--dir", "/proc/x", "--", "true")
+    assert result.exit_code == 1
+    assert "/proc is no folder that can be written; pass --dir" in result.stderr
+    assert executed == []
+
+
 def test_no_command_is_wrong_use(executed: Executed) -> None:
     result = memlog_run("--backend", "local")
     assert result.exit_code == 2
