@@ -306,6 +306,8 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     faults: dict[str, Int]
     queued: bool = False
     """Whether the file system is so slow that writing moved to a queue."""
+    unjudged: dict[str, str] = {}
+    """At the end: alert rules that could not be judged in the whole run, and why."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):

@@ -39,6 +39,7 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, find_backends, is_ridden, load_backend
 
 if TYPE_CHECKING:
+    from memlog.alerts import AlertEngine
     from memlog.delivery.backchannel import AlertListener
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
@@ -52,6 +53,8 @@ _RESERVE = 4 * 1024**2
 no others."""
 MAX_LABELS = 50
 """Labels of blocks and points that get metrics of their own."""
+_SHOWN = 5
+"""Rules that a line names."""
 _SAY_WAITING_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line says for what."""
 
@@ -109,6 +112,7 @@ class Recording:
         if settings.verbose_batches or settings.alerts:
             self._console = Console(settings.verbose_batches)
             self._bus.subscribe(self._console)
+        self._engine: AlertEngine | None = None
         listener = self._judge(settings.alerts, on_alert) if settings.alerts else None
         self._helper = self._start_helper(settings, begun_us, listener)
         self._riders = {
@@ -141,6 +145,7 @@ class Recording:
         engine = engine_for(
             rules, self._bus.publish, self._health, pid=os.getpid(), on_alert=on_alert
         )
+        self._engine = engine
         if engine is not None:
             self._bus.subscribe(engine)
         if not any(rule.sampled for rule in rules):
@@ -248,7 +253,7 @@ class Recording:
             self._tracer.finish()
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
-        self.batches.publish_health()
+        self.batches.publish_health(self._never_judged())
         end = End(now_us(), status)
         self._bus.publish(end)
         self._binder.connect()
@@ -272,6 +277,17 @@ class Recording:
         with self._health.contained("describing what ended the run"):
             if error is not None and is_out_of_memory(error) and not self._allocator.heard(error):
                 self._bus.publish(describe(error, self.batches.last_step))
+
+    def _never_judged(self) -> dict[str, str]:
+        """Rules that nothing can be said of: silence would pass for all being well."""
+        rules: dict[str, str] = {}
+        with self._health.contained("looking for rules that were never judged"):
+            rules = {} if self._engine is None else self._engine.never_judged()
+            if rules:
+                shown = "; ".join(f"{rule!r} ({why})" for rule, why in list(rules.items())[:_SHOWN])
+                more = f"; and {len(rules) - _SHOWN} more" if len(rules) > _SHOWN else ""
+                say(f"never judged in this run: {shown}{more}")
+        return rules
 
     def _say_what_was_lost(self) -> None:
         """A journal that was cut short can't tell: its last words found no room either."""

@@ -163,6 +163,8 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, int]
     overhead_ms_per_step: float | None
     overhead_ms_total: float | None
+    unjudged: dict[str, str]
+    """Alert rules that could not be judged in the whole run, and why."""
     journal_queued: bool | None
     """Whether writing moved to a queue because the file system was slow."""
 

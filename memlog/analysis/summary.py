@@ -229,9 +229,11 @@ def _artifact(event: Artifact) -> ArtifactFacts:
 def _health(digest: Digest, thinned: int) -> HealthFacts:
     newest = [event for event, _ in digest.health.values()]
     dropped, faults = digest.dropped.copy(), Counter[str]()
+    unjudged: dict[str, str] = {}
     for event in newest:
         dropped.update(event.dropped)
         faults.update(event.faults)
+        unjudged.update(event.unjudged)
     per_step, total = _overhead(digest)
     return HealthFacts(
         published=digest.published + thinned,
@@ -239,6 +241,7 @@ def _health(digest: Digest, thinned: int) -> HealthFacts:
         delivered=_expected(digest),
         dropped=_sorted(dropped),
         faults=_sorted(faults),
+        unjudged=_sorted(unjudged),
         overhead_ms_per_step=per_step,
         overhead_ms_total=total,
         journal_queued=any(event.queued for event in newest) if newest else None,

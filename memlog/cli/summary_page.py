@@ -237,6 +237,9 @@ def _health(summary: Summary) -> dict[str, str | Text]:
             "the disk was slow, so writing moved to a queue: a crash may have lost the newest events",
             "yellow",
         )
+    if health.unjudged:
+        told = "; ".join(f"{rule} ({why})" for rule, why in health.unjudged.items())
+        facts["never judged"] = plain(told, "yellow")
     if summary.omitted:
         facts["omitted"] = _counted(summary.omitted)
     return facts

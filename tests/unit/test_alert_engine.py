@@ -256,3 +256,38 @@ def test_the_console_prints_one_line() -> None:
 
 def test_the_hosts_limit_is_known_here() -> None:
     assert (host_limit(0) or 0) > 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rule", "events", "why"),
+    [
+        ("device.allocated > 90%", [batch(0, GIB)], "there was no accelerator"),
+        ("cuda0.allocated > 1 GiB", [batch(0, GIB)], "there was no cuda0"),
+        ("xpu7.peak > 1 GiB", [batch(0, GIB, cuda(GIB))], "there was no xpu7"),
+        (
+            "cuda0.allocated > 90%",
+            [batch(0, GIB, cuda(GIB))],
+            "how much memory there is is unknown",
+        ),
+        ("host.rss > 1 GiB", [batch(0, None)], "rss could not be read"),
+        ("host.rss > 1 GiB", [], "no step, epoch or evaluation came"),
+        ("host.rss > 1 GiB for 5 steps", [Evaluation(0, 0, 1.0, GIB)], "no step came, and it is"),
+        ("host.rss grows > 10 MiB/epoch", [batch(0, GIB)], "no epoch came"),
+        ("host.rss grows > 10 MiB/epoch", [epoch(0, GIB)], "fewer than 2 epochs came"),
+        ("host.rss grows > 10 MiB/step", [epoch(0, GIB)], "no step came"),
+    ],
+)
+def test_a_rule_that_can_not_be_judged_says_why(rule: str, events: list[Event], why: str) -> None:
+    engine = AlertEngine(parse_rules([rule]), print, Health(), limit=GIB)
+    for event in events:
+        engine(event)
+    assert engine.never_judged().keys() == {rule}
+    assert engine.never_judged()[rule].startswith(why)
+
+
+def test_a_rule_that_was_judged_is_not_named() -> None:
+    rules = ["host.rss > 90%", "device.peak > 90 GiB", "host.rss grows > 1 TiB/epoch"]
+    engine = AlertEngine(parse_rules(rules), print, Health(), limit=10 * GIB)
+    for event in (batch(0, GIB, cuda(GIB)), epoch(0, GIB), epoch(1, GIB)):
+        engine(event)
+    assert engine.never_judged() == {}

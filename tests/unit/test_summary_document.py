@@ -78,6 +78,7 @@ def test_the_fields_are_frozen() -> None:
         *(f"health.delivered.<>.runs[].{field}" for field in ("id", "uri", "own")),
         "health.dropped.<>",
         "health.faults.<>",
+        "health.unjudged.<>",
         "health.overhead_ms_per_step",
         "health.overhead_ms_total",
         "health.journal_queued",
