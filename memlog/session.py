@@ -258,6 +258,8 @@ def init(
     """
     global _current  # noqa: PLW0603 - the session that memlog.finish() ends
     names, sinks = _split_backends(backend)
+    if on_alert is not None and not callable(on_alert):
+        raise ConfigurationError(f"on_alert={on_alert!r}: pass a function that takes an alert")
     arguments = {
         "backends": names,
         "project": project,
