@@ -105,7 +105,10 @@ def test_switched_off_the_command_runs_as_without_memlog(
     ("arguments", "line"),
     [
         (("--backend", "mlfow"), "no backend is called 'mlfow': did you mean 'mlflow'? "),
-        (("--alert", "host.rs > 3"), "an alert rule can't be read: did you mean host.rss? "),
+        (
+            ("--alert", "host.rs > 3"),
+            "an alert rule can't be read: 'host.rs' is no figure: did you mean host.rss? ",
+        ),
         (("--alert", "host.rss > 3 GiX"), "(in 'host.rss > 3 GiX', at character 14)"),
         (("--layers", "--budget", "2"), "budget=2.0: pass a share of training time, such as 0.01"),
         (("--budget", "0.1"), "--budget says what tracing layers may cost: pass --layers, too"),
