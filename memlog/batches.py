@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memlog import forks, ranks
@@ -109,8 +109,8 @@ class BatchRecorder:
                 "call session.step() after each step",
             )
 
-    def publish_health(self) -> None:
-        """Publishes memlog's own state. Never raises."""
+    def publish_health(self, unjudged: Mapping[str, str] | None = None) -> None:
+        """Publishes memlog's own state, at the end with the rules that were never judged. Never raises."""
         per_step, total = self._cost.take()
         self._bus.publish(
             HealthEvent(
@@ -121,6 +121,7 @@ class BatchRecorder:
                 dropped=dict(self._health.dropped),
                 faults=dict(self._health.faults),
                 queued=self._journal.queued,
+                unjudged=dict(unjudged or {}),
             )
         )
 

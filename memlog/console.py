@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from memlog import lines
 from memlog.events import (
     Alert,
     Batch,
@@ -100,12 +101,12 @@ class Console:
     def __init__(
         self,
         verbose_batches: int,
-        write: Callable[[str], object] = print,
+        write: Callable[[str], object] = lines.out,
         warn: Callable[[str], object] | None = None,
     ) -> None:
         self._left = verbose_batches
         self._write = write
-        self._warn = warn or _to_stderr
+        self._warn = warn or lines.err
         if verbose_batches:
             show(Announcement(verbose_batches), write)
 
@@ -122,7 +123,7 @@ class Console:
         self._left = 0
 
 
-def show(notice: Notice, write: Callable[[str], object] = print) -> None:
+def show(notice: Notice, write: Callable[[str], object] = lines.out) -> None:
     """Prints what a monitor wants printed."""
     text = "\n".join(_lines(notice))
     if text:
@@ -145,7 +146,7 @@ def usage(event: Recorded | Evaluation) -> str:
 
 def _lines(notice: Notice) -> Sequence[str]:  # noqa: PLR0911 - one way out for each kind
     if isinstance(notice, Announcement):
-        return [f"Memory monitoring enabled (verbose for first {notice.verbose_batches} batches)\n"]
+        return [_announcement(notice.verbose_batches)]
     if isinstance(notice, BatchNotice):
         loss = "" if notice.loss is None else f", loss={notice.loss}"
         return [f"  Batch {notice.index}: {_batch_figures(notice.event)}{loss}"]
@@ -165,6 +166,13 @@ def _lines(notice: Notice) -> Sequence[str]:  # noqa: PLR0911 - one way out for 
     return _summary(notice)
 
 
+def _announcement(batches: int) -> str:
+    if not batches:
+        return "Memory monitoring enabled\n"
+    first = "batch" if batches == 1 else f"{batches} batches"
+    return f"Memory monitoring enabled (verbose for first {first})\n"
+
+
 def _batch_figures(event: Batch) -> str:
     figures = [
         f"{'GPU' if device.name.startswith('cuda') else device.name} {_mb(device.allocated)}"
@@ -178,12 +186,12 @@ def _batch_figures(event: Batch) -> str:
 
 def _evaluation(notice: EvaluationNotice) -> list[str]:
     event = notice.event
-    lines = [f"  Loss evaluation {notice.index}: {usage(event)}"]
+    said = [f"  Loss evaluation {notice.index}: {usage(event)}"]
     if event.error is not None:
-        lines.append(f"    Iteration {notice.index + 1}: raised {event.error}")
+        said.append(f"    Iteration {notice.index + 1}: raised {event.error}")
     elif notice.loss is not None:
-        lines.append(f"    Iteration {notice.index + 1}: loss={notice.loss}")
-    return lines
+        said.append(f"    Iteration {notice.index + 1}: loss={notice.loss}")
+    return said
 
 
 def _epoch(event: Epoch) -> str:
@@ -221,10 +229,12 @@ def _passage(before: Recorded, after: Recorded) -> str:
 
 
 def _summary(notice: SummaryNotice) -> list[str]:
-    lines = ["Memory summary:", *(f"  {point.label}: {usage(point)}" for point in notice.points)]
+    said = ["Memory summary:", *(f"  {point.label}: {usage(point)}" for point in notice.points)]
+    if not notice.points:
+        said.append("  (no points were recorded)")
     if notice.omitted:
-        lines.insert(1, f"  ({notice.omitted} earlier points are left out)")
-    return lines
+        said.insert(1, f"  ({notice.omitted} earlier points are left out)")
+    return said
 
 
 def _main_figure(event: Recorded) -> tuple[str, int | None]:
@@ -288,10 +298,8 @@ class ProgressLine:
 
     def close(self, evaluations: int, iterations: int, loss: str | None) -> None:
         """Shows the final counts."""
-        if sys.stderr is not None:
-            clear = _CLEAR if sys.stderr.isatty() else ""
-            line = progress_line(self._label, evaluations, iterations, loss)
-            sys.stderr.write(f"{clear}{line}\n")
+        clear = _CLEAR if sys.stderr is not None and sys.stderr.isatty() else ""
+        lines.err(clear + progress_line(self._label, evaluations, iterations, loss))
 
 
 def progress_line(label: str, evaluations: int, iterations: int, loss: str | None) -> str:
@@ -305,12 +313,8 @@ def _counted(number: int, name: str) -> str:
 
 
 def alert_line(event: Alert) -> str:
-    """``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``."""
+    """``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``; ``(at evaluation 3)``."""
     told = f"{event.title}: {event.text}" if event.text else event.title
-    at = "" if event.step is None else f" (step {event.step})"
+    where = event.where if event.step is not None or event.where is None else f"at {event.where}"
+    at = "" if where is None else f" ({where})"
     return f"memlog: {event.level}: {told}{at}"
-
-
-def _to_stderr(line: str) -> None:
-    if sys.stderr is not None:  # a program without a terminal has none
-        sys.stderr.write(f"{line}\n")

@@ -163,6 +163,9 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
     rss_change: Int | None
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
+    step: Int | None = None
+    """The last step that was over; ``None`` where there was none, or where there are too many labels for
+    metrics of each."""
 
 
 class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
@@ -172,6 +175,8 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
     label: str
     rss: Int | None
     devices: tuple[DeviceReading, ...] = ()
+    step: Int | None = None
+    """As in `Scope`."""
 
 
 class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
@@ -184,6 +189,19 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
     title: str
     text: str
     value: float | None = None
+    evaluation: Int | None = None
+    """The call of a loss function by which the rule was judged, where that was no step."""
+    epoch: Int | None = None
+    """Likewise, the epoch in which no step was made."""
+
+    @property
+    def where(self) -> str | None:
+        """``step 120``, ``evaluation 3``, ``epoch 1``; ``None`` where it lies on no axis."""
+        for axis in ("step", "evaluation", "epoch"):
+            index = getattr(self, axis)
+            if index is not None:
+                return f"{axis} {index}"
+        return None
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
@@ -297,6 +315,8 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     faults: dict[str, Int]
     queued: bool = False
     """Whether the file system is so slow that writing moved to a queue."""
+    unjudged: dict[str, str] = {}
+    """At the end: alert rules that could not be judged in the whole run, and why."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):

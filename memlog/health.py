@@ -11,6 +11,10 @@ from contextlib import contextmanager
 logger = logging.getLogger("memlog")
 
 
+MAX_SAID = 200
+"""Causes that are said: what comes after them is counted alone."""
+
+
 class Health:
     """Counts drops and faults of one process; says each cause once.
 
@@ -31,6 +35,12 @@ class Health:
             self.dropped[reason] += count
         self.say_once(reason, message)
 
+    def drop_each(self, reason: str, message: str) -> None:
+        """Counts a loss for ``reason`` and warns with each ``message`` once."""
+        with self._lock:
+            self.dropped[reason] += 1
+        self.say_once(message, message)
+
     def fault(self, where: str, error: BaseException) -> None:
         """Counts an error inside memlog; training goes on."""
         cause = f"{where}: {type(error).__name__}"
@@ -41,7 +51,7 @@ class Health:
     def say_once(self, cause: str, message: str) -> None:
         """Logs ``message`` as a warning, once for each ``cause``."""
         with self._lock:
-            if cause in self._said:
+            if cause in self._said or len(self._said) >= MAX_SAID:
                 return
             self._said.add(cause)
         logger.warning("memlog: %s", message)
@@ -52,4 +62,17 @@ class Health:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the one place that keeps memlog's errors from training
+            self.fault(where, error)
+
+    @contextmanager
+    def contained_callback(self, where: str) -> Iterator[None]:
+        """Runs a function of the user's that was handed over: not even ``sys.exit`` in it ends training.
+
+        Ctrl-C alone passes: it is the user's own wish, and comes at whatever moment.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - SystemExit in a loss hangs optimisers
             self.fault(where, error)

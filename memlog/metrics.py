@@ -7,6 +7,8 @@ so a replay yields the same points.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,11 +21,23 @@ from memlog.events import (
     Event,
     Health,
     Loss,
+    Recorded,
     Sample,
+    Scope,
     Trace,
 )
 from memlog.sink import Axis, Fold, Point, Resolution
 from memlog.units import mib
+
+_ALERTS: dict[str, str] = {
+    "step": "memlog/alert",
+    "evaluation": "memory/eval/alert",
+    "epoch": "memory/epoch/alert",
+}
+"""By axis: a metric lies on one alone."""
+_MAX_LABEL = 80
+"""Characters of a label in a metric's name."""
+_UNSAFE_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 
 PositionT = TypeVar("PositionT")
 
@@ -42,9 +56,17 @@ def place(event: Event) -> tuple[Axis, int] | None:
         return "evaluation", event.evaluation
     if isinstance(event, Epoch):
         return "epoch", event.epoch
-    if isinstance(event, (Batch, Loss, Sample, Health, Alert, Trace)) and event.step is not None:
-        return "step", event.step
+    if isinstance(event, (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded)):
+        if event.step is not None:
+            return "step", event.step
+        return _place_without_step(event) if isinstance(event, Alert) else None
     return None
+
+
+def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
+    if event.evaluation is not None:
+        return "evaluation", event.evaluation
+    return None if event.epoch is None else ("epoch", event.epoch)
 
 
 def values(event: Event) -> Iterator[Value]:
@@ -64,14 +86,55 @@ def values(event: Event) -> Iterator[Value]:
         yield Value("memory/host/tree_mib", mib(event.tree_pss), "max")
         yield Value("memory/host/available_mib", mib(event.available), "min")
         yield Value("memory/host/cgroup_mib", mib(event.cgroup_used), "max")
-    elif isinstance(event, Alert):
-        yield Value("memlog/alert", 1.0, "max")
+    else:
+        yield from _others(event)
+
+
+def _others(event: Event) -> Iterator[Value]:
+    """What comes rarely."""
+    if isinstance(event, Alert):
+        placed = place(event)
+        yield Value(_ALERTS[placed[0] if placed else "step"], 1.0, "max")
+    elif isinstance(event, Scope):
+        yield from _scope(event)
+    elif isinstance(event, Recorded):
+        yield from _point(event)
     elif isinstance(event, Trace):
         yield from _trace(event)
     elif isinstance(event, Health):
         yield Value("memlog/overhead_ms", event.overhead_ms, "max")
         yield Value("memlog/dropped", sum(event.dropped.values()), "last")
         yield Value("memlog/faults", sum(event.faults.values()), "last")
+
+
+def _scope(event: Scope) -> Iterator[Value]:
+    """What a block changed, of several between two steps the largest, and the level that was reached."""
+    at = f"memory/scope/{safe_label(event.label)}"
+    yield Value(f"{at}/host/rss_change_mib", mib(event.rss_change), "max")
+    for device in event.devices:
+        yield Value(f"{at}/{device.name}/allocated_change_mib", mib(device.allocated), "max")
+        yield Value(f"{at}/{device.name}/peak_mib", mib(device.peak), "max")
+
+
+def _point(event: Recorded) -> Iterator[Value]:
+    at = f"memory/point/{safe_label(event.label)}"
+    yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
+    for device in event.devices:
+        yield Value(f"{at}/{device.name}/allocated_mib", mib(device.allocated), "max")
+        yield Value(f"{at}/{device.name}/reserved_mib", mib(device.reserved), "max")
+
+
+def safe_label(label: str) -> str:
+    """A user's label as one part of a metric's name; ``loading dataset`` is ``loading_dataset``.
+
+    What loses more than blanks gets a digest of itself, so that two labels don't become one metric.
+    """
+    plain = label.strip().replace(" ", "_")
+    cleaned = _UNSAFE_IN_LABEL.sub("_", plain)[:_MAX_LABEL]
+    if cleaned == plain and cleaned.strip("."):
+        return cleaned
+    digest = hashlib.blake2s(label.encode("utf-8", "surrogatepass"), digest_size=3).hexdigest()
+    return f"{cleaned.strip('_.') or 'label'}-{digest}"
 
 
 def _trace(event: Trace) -> Iterator[Value]:

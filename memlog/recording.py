@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from memlog import forks
 from memlog.autolog import listen
@@ -16,18 +17,33 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
 from memlog.delivery.rider import Rider
-from memlog.events import Alert, End, Epoch, Evaluation, Event, Run, Status, now_us
+from memlog.events import (
+    Alert,
+    Artifact,
+    End,
+    Epoch,
+    Evaluation,
+    Event,
+    Recorded,
+    Run,
+    Scope,
+    Status,
+    now_us,
+)
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
+from memlog.lines import say
 from memlog.outofmemory.errors import describe, failed_allocation
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, find_backends, is_ridden, load_backend
 
 if TYPE_CHECKING:
+    from memlog.alerts import AlertEngine
     from memlog.delivery.backchannel import AlertListener
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
+    from memlog.journal.kept import Names
     from memlog.tracer.periodic import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
@@ -35,6 +51,10 @@ AlertCallback: TypeAlias = Callable[[Alert], object]
 _RESERVE = 4 * 1024**2
 """Bytes of address space, never touched, that are given back when a run ends: to say why, where there are
 no others."""
+MAX_LABELS = 50
+"""Labels of blocks and points that get metrics of their own."""
+_SHOWN = 5
+"""Rules that a line names."""
 _SAY_WAITING_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line says for what."""
 
@@ -70,6 +90,8 @@ class Recording:
         self._generation = forks.generation
         self._health = health
         self._settings = settings
+        self._names: Names | None = None
+        self._labels: set[str] = set()
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = _backends(settings)
         begun_us = now_us()
@@ -90,6 +112,7 @@ class Recording:
         if settings.verbose_batches or settings.alerts:
             self._console = Console(settings.verbose_batches)
             self._bus.subscribe(self._console)
+        self._engine: AlertEngine | None = None
         listener = self._judge(settings.alerts, on_alert) if settings.alerts else None
         self._helper = self._start_helper(settings, begun_us, listener)
         self._riders = {
@@ -130,6 +153,7 @@ class Recording:
         engine = engine_for(
             rules, self._bus.publish, self._health, pid=os.getpid(), on_alert=on_alert
         )
+        self._engine = engine
         if engine is not None:
             self._bus.subscribe(engine)
         if not any(rule.sampled for rule in rules):
@@ -139,7 +163,7 @@ class Recording:
             if self._console is not None:
                 self._console(alert)
             if on_alert is not None:
-                with self._health.contained("on_alert"):
+                with self._health.contained_callback("on_alert"):
                     on_alert(alert)
 
         return AlertListener(told, self._health)
@@ -150,7 +174,22 @@ class Recording:
             self._binder.look()
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.begin()
+            elif isinstance(event, (Scope, Recorded)):
+                event = self._placed(event)
             self._bus.publish(event)
+
+    def _placed(self, event: Scope | Recorded) -> Scope | Recorded:
+        """Says of the first labels at which step they were: trackers get no more metrics than of those."""
+        if event.label not in self._labels:
+            if len(self._labels) >= MAX_LABELS:
+                self._health.drop(
+                    "labels",
+                    f"blocks and points have more than {MAX_LABELS} labels: trackers get those of the first "
+                    f"{MAX_LABELS}, and the journal all",
+                )
+                return event
+            self._labels.add(event.label)
+        return msgspec.structs.replace(event, step=self.batches.last_step)
 
     def _begin_tracing(self, settings: Settings, model: Any) -> PeriodicTracer:
         from memlog.tracer.periodic import PeriodicTracer  # noqa: PLC0415 - for those who want layers
@@ -172,15 +211,30 @@ class Recording:
         self, path: str | os.PathLike[str], kind: str, name: str | None
     ) -> Path | None:
         """Keeps a file in the run's folder and publishes that it is there."""
-        from memlog.journal.kept import keep  # noqa: PLC0415 - most trainers keep no file
+        # Imported here: most trainers keep no file.
+        from memlog.journal.kept import Names, keep  # noqa: PLC0415
 
-        kept: Path | None = None
-        if forks.generation == self._generation:
-            with self._health.contained("keeping an artifact"):
-                artifact = keep(self.run, Path(path), name, kind)
-                self.publish(artifact)
-                kept = self.run.path / artifact.path
-        return kept
+        if forks.generation != self._generation:
+            return None
+        if self._names is None:
+            self._names = Names()
+        try:
+            file = Path(path)
+            artifact = keep(self.run, file, name, kind, self._names)
+        except Exception as error:  # noqa: BLE001 - the trainer's step must not fail on a report
+            self._health.drop_each("artifact_not_kept", _not_kept(path, error))
+            return None
+        self._say_if_renamed(artifact, file.name if name is None else name, kind)
+        self.publish(artifact)
+        return self.run.path / artifact.path
+
+    def _say_if_renamed(self, artifact: Artifact, name: str, kind: str) -> None:
+        if (artifact.name, artifact.kind) != (name, kind):
+            told = (
+                f"artifact {name!r} ({kind!r}) is kept as {artifact.name!r} ({artifact.kind!r}): a name "
+                "stands for one file, and has letters, digits, '.', '_' and '-' alone"
+            )
+            self._health.say_once(told, told)
 
     def claim_steps(self) -> None:
         """The caller counts, and prints its own lines."""
@@ -207,7 +261,7 @@ class Recording:
             self._tracer.finish()
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
-        self.batches.publish_health()
+        self.batches.publish_health(self._never_judged())
         end = End(now_us(), status)
         self._bus.publish(end)
         self._binder.connect()
@@ -233,24 +287,35 @@ class Recording:
             if failed is not None and not self._allocator.heard(failed):
                 self._bus.publish(describe(failed, self.batches.last_step, error))
 
+    def _never_judged(self) -> dict[str, str]:
+        """Rules that nothing can be said of: silence would pass for all being well."""
+        rules: dict[str, str] = {}
+        with self._health.contained("looking for rules that were never judged"):
+            rules = {} if self._engine is None else self._engine.never_judged()
+            if rules:
+                shown = "; ".join(f"{rule!r} ({why})" for rule, why in list(rules.items())[:_SHOWN])
+                more = f"; and {len(rules) - _SHOWN} more" if len(rules) > _SHOWN else ""
+                say(f"never judged in this run: {shown}{more}")
+        return rules
+
     def _say_what_was_lost(self) -> None:
         """A journal that was cut short can't tell: its last words found no room either."""
         lost = sum(n for reason, n in self._health.dropped.items() if reason.startswith("journal_"))
         if lost:
-            _say(f"{lost} events of run {self.run.id} could not be written and are lost")
+            say(f"{lost} events of run {self.run.id} could not be written and are lost")
 
     def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
         report = self.run.artifacts / "postmortem.md"
         if report.exists():
-            _say(f"how the run ended is explained in {report}")
+            say(f"how the run ended is explained in {report}")
         # Where the run's folder is gone there is nothing to bring.
         if outcome == "dead" and self.run.path.exists():
-            _say(
+            say(
                 "the helper process ended before everything was delivered: "
                 f"`memlog sync {self.run.id}` brings what is left"
             )
         elif outcome == "at work" and timeout:
-            _say(
+            say(
                 f"not everything is delivered after {timeout:g} s; it goes on in the background: "
                 f"`memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` brings "
                 "what is left"
@@ -286,12 +351,19 @@ class _Waiting:
     def __call__(self, waited: float) -> None:
         if waited >= _SAY_WAITING_AFTER and not self._said:
             self._said = True
-            _say(f"delivering the last points (at most {self._timeout:g} s)")
+            say(f"delivering the last points (at most {self._timeout:g} s)")
 
 
-def _say(message: str) -> None:
-    if sys.stderr is not None:  # a program without a terminal has none
-        sys.stderr.write(f"memlog: {message}\n")
+def _not_kept(path: object, error: Exception) -> str:
+    """One line on a file that was not kept, with what to do."""
+    shown = f"{str(path)[:500]!r} is not kept as an artifact"
+    if isinstance(error, (ValueError, TypeError)) and "no file" not in str(error):
+        return (
+            f"{shown}: {error}" if isinstance(error, ValueError) else f"{shown}: pass a file's path"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return f"{shown} ({error.strerror}): pass a file that can be read, and look for room on the disk"
+    return f"{shown}: there is no such file; write it before save_artifact, a folder as an archive"
 
 
 def _sink_names(sinks: Sequence[Sink], taken: Sequence[str]) -> list[str]:

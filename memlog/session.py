@@ -123,8 +123,10 @@ class Session:
         """Keeps a file for the run and brings it to every backend; ``memlog pull`` brings it back.
 
         It is copied into the run's folder before the call returns, so that the original may change or go.
-        A later file of the same name takes its place. Never raises: what can't be kept is said once and
-        counted in the run's health.
+        A later file of the same name and kind takes its place. Names are of letters, digits, ``.``, ``_``
+        and ``-``; one that has to be changed, or that a file of another kind or name has already, gets its
+        kind or a short digest in it, and that is said. Never raises: what can't be kept is said, once for
+        each reason, and counted in the run's health.
 
         Args:
             path: The file.
@@ -134,7 +136,15 @@ class Session:
         Returns:
             The copy; ``None`` where nothing was kept.
         """
-        return None if self._live is None else self._live.save_artifact(path, kind, name)
+        if self._live is not None:
+            return self._live.save_artifact(path, kind, name)
+        if self.settings.enabled:
+            self.health.drop_each(
+                "artifact_not_kept",
+                f"{str(path)[:500]!r} is not kept as an artifact: the run is over; "
+                "save files before memlog.finish()",
+            )
+        return None
 
     def finish(self, status: Status = "finished", *, timeout: float | None = None) -> None:
         """Ends the run. Calling it again is harmless.
@@ -222,7 +232,10 @@ def init(
             `memlog.alerts.rules` has the whole grammar.
         on_alert: Called with each `memlog.events.Alert` about the process or its devices, on the thread
             that made the step; what ``host.tree`` and ``host.available`` raise comes from the helper
-            process and is called on a thread of memlog's. An error in it is counted, never raised.
+            process and is called on a thread of memlog's. What it raises, ``sys.exit`` too, is counted
+            and goes no further: a rule does not end training. Ctrl-C that comes while it is at work ends
+            an ordinary loop as ever; inside `watch_loss` it is held back and said, since some optimisers
+            hang for ever on an exception in their loss.
         dir: The folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping, by these names or by those of the monitors that memlog
             takes over (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that
@@ -245,6 +258,8 @@ def init(
     """
     global _current  # noqa: PLW0603 - the session that memlog.finish() ends
     names, sinks = _split_backends(backend)
+    if on_alert is not None and not callable(on_alert):
+        raise ConfigurationError(f"on_alert={on_alert!r}: pass a function that takes an alert")
     arguments = {
         "backends": names,
         "project": project,

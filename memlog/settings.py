@@ -147,7 +147,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     values = {**launcher, **_from_config(config or {}), **_without_none(arguments)}
     values["directory"] = _directory(values.get("directory"))
     if "alerts" in values:
-        values["alerts"] = _as_tuple(values["alerts"])
+        values["alerts"] = _rules(values["alerts"])
     if not values.get("backends"):
         values["backends"] = launcher.get("backends", environment_backends())
     if not enabled_by_environment():
@@ -217,6 +217,19 @@ def _refuse_misspelling(key: str, known: Iterable[str], *, strict: bool) -> None
         raise ConfigurationError(
             f"config key {key!r} is not known in section 'memlog': there are {', '.join(sorted(known))}"
         )
+
+
+def _rules(value: Any) -> Any:
+    """Alert rules, of which YAML takes ``error: host.rss > 80%`` without quotes for a mapping."""
+    rules = (value,) if isinstance(value, Mapping) else _as_tuple(value)
+    for rule in rules if isinstance(rules, tuple) else ():
+        if isinstance(rule, Mapping):
+            level, text = next(iter(rule.items()), ("", ""))
+            raise ConfigurationError(
+                f"an alert rule was read as the mapping {dict(rule)!r}: put quotes around it, "
+                f'"{level}: {text}", or write `{text} as {level}`'
+            )
+    return rules
 
 
 def _as_tuple(value: Any) -> Any:

@@ -21,7 +21,7 @@ def alert_table(alerts: Sequence[Alert]) -> dict[str, Any]:
 def alert_tags(alerts: Sequence[Alert]) -> dict[str, str]:
     """Tags, by which runs can be searched: ``tags.`memlog.alert.level` = 'error'``."""
     last = alerts[-1]
-    where = "" if last.step is None else f" (step {last.step})"
+    where = "" if last.where is None else f" ({last.where})"
     return {
         "memlog.alert.last": f"{last.title}{where}"[:_MAX_TAG],
         "memlog.alert.level": last.level,
@@ -34,6 +34,8 @@ def _row(alert: Alert) -> dict[str, Any]:
     return {
         "time": at.isoformat(timespec="milliseconds"),
         "step": alert.step,
+        "evaluation": alert.evaluation,
+        "epoch": alert.epoch,
         "level": alert.level,
         "rule": alert.rule,
         "title": alert.title,

@@ -84,7 +84,9 @@ class AlertEngine:
         self._limits: dict[str, int | None] = {"host": limit}
         # A signal handler may publish while its own thread is in here.
         self._lock = threading.RLock()
-        watches = [_Watch(rule, self._limits, health, round(cooldown * 1e6)) for rule in rules]
+        self._watches = watches = [
+            _Watch(rule, self._limits, health, round(cooldown * 1e6)) for rule in rules
+        ]
         self._judges: dict[type, tuple[Callable[[Any, list[Alert]], None], ...]] = {
             kind: tuple(watch.judge for watch in watches if kind in watch.kinds)
             for kind in (Batch, Epoch, Evaluation, Sample)
@@ -103,10 +105,14 @@ class AlertEngine:
         elif isinstance(event, Device) and len(self._limits) <= MAX_SERIES:
             self._limits[event.name] = event.capacity
 
+    def never_judged(self) -> dict[str, str]:
+        """Rules of which nothing can be said, since no value of theirs was ever compared; and why."""
+        return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
+
     def _tell(self, alert: Alert) -> None:
         self._publish(alert)
         if self._on_alert is not None:
-            with self._health.contained("on_alert"):
+            with self._health.contained_callback("on_alert"):
                 self._on_alert(alert)
 
 
@@ -136,15 +142,42 @@ class _Watch:
         self._attribute = _ATTRIBUTES.get(rule.attribute, rule.attribute)
         self.judge = self._judge_host if rule.figure.startswith("host.") else self._judge_devices
         self.kinds = _kinds(rule)
+        self.text = rule.text
+        self._asked = self._devices = self._known = self._judged = False
+
+    def why_not_judged(self) -> str | None:
+        """Why no value was ever compared with the threshold; ``None`` where one was."""
+        if self._judged:
+            return None
+        return self._why_no_value() or self._why_not_compared()
+
+    def _why_no_value(self) -> str | None:
+        rule = self._rule
+        if not self._asked:
+            return _NOTHING_CAME[self.kinds]
+        if rule.figure.startswith("device.") and not self._devices:
+            return f"there was no {rule.device or 'accelerator'}"
+        return None if self._known else f"{rule.attribute} could not be read"
+
+    def _why_not_compared(self) -> str:
+        rule = self._rule
+        if rule.share and not self._series:
+            return "how much memory there is is unknown"
+        if rule.growth is not None:
+            return f"fewer than {rule.growth.every + 1} {rule.growth.axis}s came"
+        return f"no {rule.held_axis} came, and it is to hold for {rule.hold}"
 
     def _judge_host(self, event: Reading, alerts: list[Alert]) -> None:
+        self._asked = True
         value = getattr(event, self._attribute)
         if value is not None:
             self._take("host", value, event, alerts)
 
     def _judge_devices(self, event: Batch | Epoch | Evaluation, alerts: list[Alert]) -> None:
+        self._asked = True
         for reading in event.devices:
             if self._rule.device is None or self._rule.device == reading.name:
+                self._devices = True
                 value = self._value(reading)
                 if value is not None:
                     self._take(reading.name, value, event, alerts)
@@ -156,6 +189,7 @@ class _Watch:
         return value
 
     def _take(self, subject: str, value: float, event: Reading, alerts: list[Alert]) -> None:
+        self._known = True
         series = self._series.get(subject)
         if series is None:
             series = self._begin(subject)
@@ -167,6 +201,7 @@ class _Watch:
             if pace is None:
                 return
             value, first = pace
+        self._judged = self._judged or self._rule.hold == 1 or last is not None
         if series.trigger.fires(value, first, last, event.time_us):
             alerts.append(_alert(self._rule, subject, value, event, series.limit))
 
@@ -185,6 +220,12 @@ class _Watch:
         return series
 
 
+_NOTHING_CAME: dict[tuple[type[Reading], ...], str] = {
+    (Batch, Epoch, Evaluation): "no step, epoch or evaluation came",
+    (Batch,): "no step came",
+    (Epoch,): "no epoch came",
+    (Sample,): "nothing was sampled",
+}
 _ATTRIBUTES = {"tree": "tree_pss"}
 """Fields of events that have another name than in rules."""
 
@@ -213,14 +254,17 @@ def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | 
     per = "" if rule.growth is None else f" per {rule.growth}"
     held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
     verb = "is" if rule.growth is None else "grows"
+    step = None if isinstance(event, Evaluation) else event.step
     return Alert(
         time_us=event.time_us,
-        step=None if isinstance(event, Evaluation) else event.step,
+        step=step,
         level=rule.level,
         rule=rule.text,
         title=f"{name} {verb} {_shown(rule, value)}{per}, {_WORDS[rule.comparison]} {said}{held}",
         text="",
         value=float(value),
+        evaluation=event.evaluation if isinstance(event, Evaluation) else None,
+        epoch=event.epoch if isinstance(event, Epoch) and step is None else None,
     )
 
 

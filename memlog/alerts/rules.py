@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from memlog.grammar import DEVICE_MEASURES, Comparison, Reader
+from memlog.grammar import DEVICE_MEASURES, Comparison, Reader, Token
 
 Level: TypeAlias = Literal["info", "warning", "error"]
 GrowthAxis: TypeAlias = Literal["epoch", "step"]
@@ -41,6 +41,7 @@ MAX_COUNT = 10**9
 
 _LEVELS: tuple[Level, ...] = get_args(Level)
 _FIGURES = (*HOST_FIGURES, *(f"device.{measure}" for measure in DEVICE_MEASURES))
+_THERE_ARE = f"there are {', '.join(_FIGURES)}; one device is cuda0.allocated"
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -165,6 +166,9 @@ class _Parser(Reader):
         for level in _LEVELS:
             if self.took_word(level):
                 return level
+        small = self.next.text.lower()
+        if small in _LEVELS:
+            raise self.error(f"levels are in small letters: write {small}")
         raise self.error("a level is info, warning or error")
 
     def _figure(self) -> tuple[str, str | None]:
@@ -175,7 +179,7 @@ class _Parser(Reader):
         if found is not None:
             device, measure = found
             return f"device.{measure}", device
-        raise self.error(_unknown_figure(token.text))
+        raise self.error(_unknown_figure(token))
 
     def _comparison(self, *, upward_only: bool) -> Comparison:
         if upward_only and not self.next.text.startswith(">"):
@@ -235,10 +239,19 @@ class _Parser(Reader):
         return int(digits)
 
 
-def _unknown_figure(name: str) -> str:
+def _unknown_figure(token: Token) -> str:
+    name, small = token.text, token.text.lower()
     owner, _, measure = name.partition(".")
+    if token.kind == "end":
+        return f"nothing is written: begin with a figure; {_THERE_ARE}"
+    if small in _LEVELS:
+        return f"put a colon behind the level, as in '{small}: host.rss > 80%'"
+    if small in _FIGURES:
+        return f"figures are in small letters: write {small}"
     if owner.startswith("gpu") and measure in DEVICE_MEASURES:
         return f"write device.{measure} for any device, or cuda0.{measure} for one"
-    close = difflib.get_close_matches(name, _FIGURES, n=1)
+    # Who leaves out whose memory it is means the host's or any device's.
+    whole = [figure for figure in _FIGURES if figure.endswith(f".{small}")]
+    close = whole or difflib.get_close_matches(small, _FIGURES, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}there are {', '.join(_FIGURES)}; one device is cuda0.allocated"
+    return f"{name!r} is no figure: {hint}{_THERE_ARE}"

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TypeVar
 
 from memlog.analysis.folds import MAX_NAMES, MetricFold, PeakFold
+from memlog.analysis.labels import LabelFold
 from memlog.events import (
     Alert,
     Artifact,
@@ -17,7 +18,9 @@ from memlog.events import (
     Health,
     Loss,
     Parameters,
+    Recorded,
     Run,
+    Scope,
 )
 from memlog.journal import Entry, Header
 
@@ -36,12 +39,12 @@ class Digest:
         last_step: Number of the last step; -1: there was none.
         metrics: Their aggregates.
         peaks: Likewise.
+        labels: What the user watched by hand.
         begin: How the run began; ``None`` where the journal doesn't say.
         end: How it ended; ``None`` where it did not say.
         devices: The accelerators by name.
         parameters: What holds for the whole run.
         alerts: The first `MAX_LISTED`.
-        artifacts: Likewise.
         health: By process: the newest word on memlog's own state, and how many steps it is about.
         bindings: By backend, the addresses of the user's runs by their ids.
         dropped: Lines of the journal that could not be read, by reason.
@@ -54,12 +57,13 @@ class Digest:
         self.last_step = -1
         self.metrics = MetricFold()
         self.peaks = PeakFold()
+        self.labels = LabelFold()
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
         self.parameters: dict[str, str] = {}
         self.alerts: list[Alert] = []
-        self.artifacts: list[Artifact] = []
+        self._artifacts: dict[str, Artifact] = {}
         self.health: dict[str, tuple[Health, int]] = {}
         self.bindings: dict[str, dict[str, str | None]] = {}
         self.dropped: Counter[str] = Counter()
@@ -119,7 +123,23 @@ class Digest:
         elif isinstance(event, Alert):
             self._list(self.alerts, "alerts", event)
         elif isinstance(event, Artifact):
-            self._list(self.artifacts, "artifacts", event)
+            self._replace(event)
+        elif isinstance(event, Scope):
+            self.labels.take_scope(event)
+        elif isinstance(event, Recorded):
+            self.labels.take_point(event)
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        """The files that are kept, the newest last; of one name there is one, which replaced the others."""
+        return sorted(self._artifacts.values(), key=lambda event: event.time_us)
+
+    def _replace(self, event: Artifact) -> None:
+        held = self._artifacts.get(event.name)
+        if held is None and len(self._artifacts) >= MAX_LISTED:
+            self.omitted["artifacts"] += 1
+        elif held is None or held.time_us <= event.time_us:
+            self._artifacts[event.name] = event
 
     def _keep(self, table: dict[str, _T], what: str, name: str, value: _T) -> None:
         if name in table or len(table) < MAX_NAMES:

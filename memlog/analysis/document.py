@@ -80,6 +80,9 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     text: str
     value: float | None
+    evaluation: int | None
+    """The call of a loss function by which it was judged, where that was no step."""
+    epoch: int | None
 
 
 class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +94,43 @@ class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Relative to the run's folder."""
     size_bytes: int
+
+
+class Levels(msgspec.Struct, frozen=True, kw_only=True):
+    """Several sizes under one label, or several changes."""
+
+    last_bytes: int | None
+    largest_bytes: int | None
+
+
+class ScopeDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """What watched blocks of one label did to an accelerator."""
+
+    allocated_change: Levels
+    peak_bytes: int | None
+    """The highest level that was reached."""
+    peak_source: PeakSource | None
+
+
+class ScopeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The watched blocks, or calls of a function, of one label."""
+
+    count: int
+    errors: int
+    """How many were left by an exception."""
+    duration_s: float
+    """Of all together."""
+    rss_change: Levels
+    devices: dict[str, ScopeDevice]
+
+
+class PointFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The points that were recorded under one label."""
+
+    count: int
+    rss: Levels
+    allocated: dict[str, Levels]
+    """By accelerator."""
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +163,8 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
     faults: dict[str, int]
     overhead_ms_per_step: float | None
     overhead_ms_total: float | None
+    unjudged: dict[str, str]
+    """Alert rules that could not be judged in the whole run, and why."""
     journal_queued: bool | None
     """Whether writing moved to a queue because the file system was slow."""
 
@@ -139,6 +181,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     peaks: dict[str, Peak]
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
+    scopes: dict[str, ScopeFacts]
+    """By label; the first 200 labels."""
+    points: dict[str, PointFacts]
+    """Likewise."""
     health: HealthFacts
     omitted: dict[str, int]
     """How much of a list or table is left out, since there is too much of it; usually empty."""

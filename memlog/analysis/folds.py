@@ -129,8 +129,9 @@ class PeakFold:
             self._offer(CGROUP, event.cgroup_used, "sampled", event.step)
         elif isinstance(event, (Evaluation, Recorded)):
             evaluation = event.evaluation if isinstance(event, Evaluation) else None
-            self._offer(HOST, event.rss, "sampled", None, evaluation)
-            self._devices(event.devices, None, evaluation)
+            step = event.step if isinstance(event, Recorded) else None
+            self._offer(HOST, event.rss, "sampled", step, evaluation)
+            self._devices(event.devices, step, evaluation)
 
     def summary(self) -> dict[str, Peak]:
         """Every kind that there is, by name."""

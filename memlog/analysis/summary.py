@@ -124,8 +124,10 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
         steps=digest.last_step + 1,
         metrics=digest.metrics.summary(),
         peaks=digest.peaks.summary(),
-        alerts=[_alert(event) for event in digest.alerts],
+        alerts=[_alert(event) for event in sorted(digest.alerts, key=_moment)],
         artifacts=[_artifact(event) for event in digest.artifacts],
+        scopes=digest.labels.scopes(),
+        points=digest.labels.points(),
         health=_health(digest, thinned),
         omitted=_omitted(digest),
     )
@@ -204,7 +206,14 @@ def _alert(event: Alert) -> AlertFacts:
         title=event.title,
         text=event.text,
         value=event.value,
+        evaluation=event.evaluation,
+        epoch=event.epoch,
     )
+
+
+def _moment(event: Alert) -> int:
+    """What the helper process found is read after everything of the trainer's."""
+    return event.time_us
 
 
 def _artifact(event: Artifact) -> ArtifactFacts:
@@ -220,9 +229,11 @@ def _artifact(event: Artifact) -> ArtifactFacts:
 def _health(digest: Digest, thinned: int) -> HealthFacts:
     newest = [event for event, _ in digest.health.values()]
     dropped, faults = digest.dropped.copy(), Counter[str]()
+    unjudged: dict[str, str] = {}
     for event in newest:
         dropped.update(event.dropped)
         faults.update(event.faults)
+        unjudged.update(event.unjudged)
     per_step, total = _overhead(digest)
     return HealthFacts(
         published=digest.published + thinned,
@@ -230,6 +241,7 @@ def _health(digest: Digest, thinned: int) -> HealthFacts:
         delivered=_expected(digest),
         dropped=_sorted(dropped),
         faults=_sorted(faults),
+        unjudged=_sorted(unjudged),
         overhead_ms_per_step=per_step,
         overhead_ms_total=total,
         journal_queued=any(event.queued for event in newest) if newest else None,
@@ -259,7 +271,13 @@ def _expected(digest: Digest) -> dict[str, Delivery]:
 
 
 def _omitted(digest: Digest) -> dict[str, int]:
-    omitted = {**digest.omitted, "metrics": digest.metrics.omitted, "peaks": digest.peaks.omitted}
+    omitted = {
+        **digest.omitted,
+        "metrics": digest.metrics.omitted,
+        "peaks": digest.peaks.omitted,
+        "scopes": digest.labels.omitted_scopes,
+        "points": digest.labels.omitted_points,
+    }
     return _sorted({what: count for what, count in omitted.items() if count})
 
 

@@ -139,8 +139,7 @@ def page_of(path: Path, announce: Callable[[str], object]) -> Page:
     except ViewerUnavailableError as error:
         raise ViewerUnavailableError(
             f"speedscope, which shows {path.absolute()}, is not in this install and can't be fetched "
-            f"({error}): install npm (Debian: apt-get install npm) and try again, or drop the file on "
-            "a copy of speedscope's page that you have"
+            f"{error}, or drop the file on a copy of speedscope's page that you have"
         ) from error
 
 

@@ -32,14 +32,28 @@ _TIMEOUT = 180
 _MAX_TARBALL = 8 * 1024**2
 _MAX_UNPACKED = 16 * 1024**2
 """Bytes; the build of 1.25.0 has one million."""
+_MAX_COMPLAINT = 64 * 1024
+_COMPLAINT = re.compile(r"npm (?:error|ERR!)\s+(.+)")
 _OWN_LICENSE = "package/LICENSE"
 _RELEASE = re.compile(r"package/dist/release/([A-Za-z0-9_][A-Za-z0-9._-]*)")
 _UNUSED = re.compile(r"perf-vertx-.*\.txt|jfrview_.*\.wasm")
 """Speedscope's example, and what reads Java's recordings: each is fetched only when it is asked for."""
 
 
+INSTALL_NPM = "install npm (Debian: apt-get install npm) and try again"
+ASK_NPM = "see with `npm ping` whether npm reaches its registry (`npm config get registry`), and try again"
+
+
 class FetchError(Exception):
-    """The build can't be had; one line that says why."""
+    """The build can't be had; one line that says why.
+
+    Attributes:
+        remedy: What to do.
+    """
+
+    def __init__(self, why: str, remedy: str = ASK_NPM) -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 def find_npm() -> str | None:
@@ -108,8 +122,8 @@ def _pack(folder: Path) -> Path:
     """Lets npm's client download the package, which runs nothing of it."""
     npm = find_npm()
     if npm is None:
-        raise FetchError("npm is not installed")
-    command = [npm, "pack", f"speedscope@{VERSION}", "--ignore-scripts", "--silent"]
+        raise FetchError("npm is not installed", INSTALL_NPM)
+    command = [npm, "pack", f"speedscope@{VERSION}", "--ignore-scripts", "--loglevel=error"]
     command += ["--fetch-retries=1", "--fetch-timeout=30000", "--no-update-notifier"]
     try:
         done = subprocess.run(  # noqa: S603 - constants, and the npm that the user has
@@ -124,8 +138,24 @@ def _pack(folder: Path) -> Path:
         raise FetchError(f"npm failed: {error}") from error
     found = sorted(folder.glob("*.tgz"))
     if done.returncode != 0 or len(found) != 1:
-        raise FetchError(f"npm could not fetch speedscope {VERSION} (exit {done.returncode})")
+        raise FetchError(
+            f"npm could not fetch speedscope {VERSION} (exit {done.returncode}){_reason(done.stderr)}"
+        )
     return found[0]
+
+
+def _reason(stderr: bytes) -> str:
+    """The reason that npm gives, of the lines that it wrote: its code, and the line that says most."""
+    lines = [
+        match[1].strip()
+        for line in stderr[:_MAX_COMPLAINT].decode("utf-8", "replace").splitlines()
+        if (match := _COMPLAINT.match(line))
+    ]
+    code = next((line.removeprefix("code ") for line in lines if line.startswith("code ")), "")
+    told = [line for line in lines if not line.startswith(("code ", "errno ", "syscall "))]
+    why = next((line for line in told if "reason:" in line), told[0] if told else "")
+    said = ": ".join(part for part in (code, why[:300]) if part)
+    return f": {said}" if said else ""
 
 
 def _unpack(archive: tarfile.TarFile, target: Path) -> str | None:

@@ -21,7 +21,7 @@ def find_viewer(announce: Callable[[str], object]) -> Path:
         announce: Told, in one line, before something is fetched.
 
     Raises:
-        ViewerUnavailableError: it is nowhere and can't be fetched; says why, without the remedy.
+        ViewerUnavailableError: it is nowhere and can't be fetched; says why, and what to do.
     """
     if is_complete(INSTALLED):
         return INSTALLED
@@ -34,9 +34,12 @@ def find_viewer(announce: Callable[[str], object]) -> Path:
         cached.parent.mkdir(parents=True, exist_ok=True)
         speedscope_package.fetch(cached)
     except FetchError as error:
-        raise ViewerUnavailableError(str(error)) from error
+        raise ViewerUnavailableError(f"({error}): {error.remedy}") from error
     except OSError as error:
-        raise ViewerUnavailableError(f"{cached.parent}: {error.strerror or error}") from error
+        why = f"({cached.parent}: {error.strerror or error})"
+        raise ViewerUnavailableError(
+            f"{why}: set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     return cached
 
 

@@ -7,6 +7,7 @@ import platform
 import sys
 import webbrowser
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -22,7 +23,11 @@ from memlog.settings import runs_directory
 _FLAMEGRAPH = "flamegraph"
 
 
-@click.command("open", context_settings=SETTINGS)
+@click.command(
+    "open",
+    context_settings=SETTINGS,
+    short_help="Shows a flame graph or a snapshot in the browser.",
+)
 @click.argument("what", metavar="FILE|RUN")
 @click.option(
     "--no-browser", "browser", flag_value=False, default=True, help="Print the address only."
@@ -84,19 +89,24 @@ def _show(page: Page, path: Path, port: int, *, browser: bool) -> None:
         raise ConfigurationError(
             f"can't serve on port {port} ({error.strerror}): choose another with --port"
         ) from error
-    with server:
-        click.echo(one_line(f"{path.name} is shown at"))
-        click.echo(f"  {server.url}")
-        if browser and not _has_screen():
-            click.echo(_how_to_forward(server.server_port))
-        elif browser:
-            webbrowser.open(server.url)
-        click.echo("for this machine only; Ctrl-C ends it")
-        sys.stdout.flush()
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            click.echo("\nmemlog: no longer shown")
+    try:
+        with server:
+            _serve(server, path, browser=browser)
+    except KeyboardInterrupt:  # as it is meant to end, whatever it was just doing
+        click.echo("\nmemlog: no longer shown")
+
+
+def _serve(server: PageServer, path: Path, *, browser: bool) -> NoReturn:
+    click.echo(one_line(f"{path.name} is shown at"))
+    click.echo(f"  {server.url}")
+    if browser and not _has_screen():
+        click.echo(_how_to_forward(server.server_port))
+    elif browser:
+        webbrowser.open(server.url)
+    click.echo("for this machine only; Ctrl-C ends it")
+    sys.stdout.flush()
+    server.serve_forever()
+    raise AssertionError  # nobody shuts it down
 
 
 def _has_screen() -> bool:

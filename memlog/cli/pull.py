@@ -45,7 +45,9 @@ class Source(msgspec.Struct, frozen=True):
 
 @click.command(context_settings=SETTINGS)
 @run_argument
-@click.option("--backend", help="Fetch from this tracker rather than from the run's folder.")
+@click.option(
+    "--backend", help="Fetch from this tracker (mlflow, wandb) rather than from the run's folder."
+)
 @click.option("--kind", help="Only files of this kind: flamegraph, snapshot, …")
 @click.option(
     "-o",

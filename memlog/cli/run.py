@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +27,8 @@ from memlog.sink import LOCAL, load_backend
     "backends",
     metavar="BACKEND",
     multiple=True,
-    help="Where the memory is recorded: mlflow, local (memlog's own files only), …; may be repeated. "
+    help="Where the memory is recorded: mlflow, wandb, local (memlog's own files only) or what another "
+    "package provides; may be repeated. "
     "Without it the run that the script opens is joined.",
 )
 @click.option(
@@ -57,7 +59,7 @@ from memlog.sink import LOCAL, load_backend
 @dir_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoReturn:
-    r"""Runs COMMAND and records the memory of whatever trains in it.
+    """Runs COMMAND and records the memory of whatever trains in it.
 
     \b
     memlog run --backend mlflow -- python train.py --epochs 3
@@ -67,7 +69,7 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
 
     Each Python process that steps a PyTorch optimizer has a run of its own; all others are left alone.
     What the script itself says to memlog.init goes before the options here.
-    """
+    """  # noqa: D301 - click's mark for lines that stay apart is the character itself
     if given["budget"] is not None and not given["layers"]:
         raise ConfigurationError("--budget says what tracing layers may cost: pass --layers, too")
     settings = resolve(
@@ -128,8 +130,12 @@ def _check_rule(text: str) -> None:
 
 def _check_directory(directory: Path) -> None:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    try:
+        # Tried rather than asked: in /proc everything may be written, says the system, and nothing can.
+        with tempfile.TemporaryDirectory(prefix=".memlog-", dir=existing):
+            pass
+    except OSError as error:
         raise UnwritableDirectoryError(
             f"can't make a folder for the run in {directory}: {existing} is no folder that can be written; "
             "pass --dir or set MEMLOG_DIR"
-        )
+        ) from error

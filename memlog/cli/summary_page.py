@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memlog.analysis.document import (
+    AlertFacts,
     Delivery,
     HealthFacts,
     MetricSummary,
@@ -18,6 +19,7 @@ from memlog.analysis.document import (
     Summary,
 )
 from memlog.analysis.folds import ALLOCATED, RESERVED
+from memlog.cli.label_tables import points, scopes
 from memlog.cli.output import (
     STATUS_STYLES,
     duration,
@@ -53,6 +55,10 @@ def print_summary(console: Console, summary: Summary) -> None:
         metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
         if metrics:
             _print_section(console, _metrics_heading(axis, metrics), _metrics(console, metrics))
+    if summary.scopes:
+        _print_section(console, "Blocks and functions", scopes(console, summary.scopes))
+    if summary.points:
+        _print_section(console, "Points", points(console, summary.points))
     if summary.alerts:
         _print_section(console, "Alerts", _alerts(console, summary))
     if summary.artifacts:
@@ -96,7 +102,10 @@ def _head(run: RunFacts, steps: int) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
     if run.project:
         facts["project"] = run.project
-    facts["begun"] = f"{local_time(run.begun)}, {steps:,} steps in {duration(run.duration_s)}"
+    steps_word = "step" if steps == 1 else "steps"
+    facts["begun"] = (
+        f"{local_time(run.begun)}, {steps:,} {steps_word} in {duration(run.duration_s)}"
+    )
     facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
     facts["folder"] = run.directory
     for name, device in run.devices.items():
@@ -131,10 +140,13 @@ def _share(run: RunFacts, kind: str, peak: Peak) -> str:
     return f" ({peak.bytes / device.capacity_bytes:.0%})"
 
 
-def _where(peak: Peak) -> str:
-    if peak.step is not None:
-        return f"step {peak.step:,}"
-    return "" if peak.evaluation is None else f"evaluation {peak.evaluation:,}"
+def _where(seen: Peak | AlertFacts) -> str:
+    if seen.step is not None:
+        return f"step {seen.step:,}"
+    if seen.evaluation is not None:
+        return f"evaluation {seen.evaluation:,}"
+    epoch = seen.epoch if isinstance(seen, AlertFacts) else None
+    return "" if epoch is None else f"epoch {epoch:,}"
 
 
 def _metrics_heading(axis: Axis, metrics: Mapping[str, MetricSummary]) -> str:
@@ -160,14 +172,15 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 
 def _alerts(console: Console, summary: Summary) -> Table:
     made = table(console)
-    made.add_column("step", justify="right", no_wrap=True)
+    made.add_column("at", no_wrap=True)
     made.add_column("level", no_wrap=True)
     made.add_column("rule", overflow="fold")
     made.add_column("what", overflow="fold")
     for alert in summary.alerts:
-        step = "" if alert.step is None else f"{alert.step:,}"
         told = plain(f"{alert.title}: {alert.text}" if alert.text else alert.title)
-        made.add_row(step, plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), told)
+        made.add_row(
+            _where(alert), plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), told
+        )
     return made
 
 
@@ -224,6 +237,9 @@ def _health(summary: Summary) -> dict[str, str | Text]:
             "the disk was slow, so writing moved to a queue: a crash may have lost the newest events",
             "yellow",
         )
+    if health.unjudged:
+        told = "; ".join(f"{rule} ({why})" for rule, why in health.unjudged.items())
+        facts["never judged"] = plain(told, "yellow")
     if summary.omitted:
         facts["omitted"] = _counted(summary.omitted)
     return facts

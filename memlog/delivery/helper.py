@@ -50,8 +50,8 @@ TERM_GRACE = 20.0
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 
-Judge: TypeAlias = Callable[[messages.Begin, EventBus, Health], None]
-"""Subscribes what judges the samples by the run's alert rules."""
+Judge: TypeAlias = Callable[[messages.Begin, EventBus, Health], Callable[[], dict[str, str]]]
+"""Subscribes what judges the samples by the run's alert rules, and tells of those that never were."""
 
 
 class Helper:
@@ -90,8 +90,9 @@ class Helper:
         self._retention = Retention(
             self._run, self._settings.journal_limit, self._settings.backends
         )
+        self._never_judged: Callable[[], dict[str, str]] = dict
         with self._health.contained("reading the alert rules"):
-            judge(begin, self._bus, self._health)
+            self._never_judged = judge(begin, self._bus, self._health)
         self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
@@ -216,8 +217,9 @@ class Helper:
                     self._couriers[name].courier.may_open_own = True
 
     def _publish_health(self) -> None:
-        """The helper's own drops and faults, where there are any."""
-        if self._health.dropped or self._health.faults:
+        """The helper's own drops and faults, and rules that it could not judge, where there are any."""
+        unjudged = self._never_judged()
+        if self._health.dropped or self._health.faults or unjudged:
             self._journal.append(
                 HealthEvent(
                     time_us=now_us(),
@@ -226,6 +228,7 @@ class Helper:
                     overhead_total_ms=0.0,
                     dropped=dict(self._health.dropped),
                     faults=dict(self._health.faults),
+                    unjudged=unjudged,
                 )
             )
 

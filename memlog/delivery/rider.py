@@ -7,7 +7,6 @@ ride took of the processor.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 
@@ -21,6 +20,7 @@ from memlog.events import Health as HealthEvent
 from memlog.health import Health
 from memlog.journal import Header, JournalFile, Position, RunDirectory
 from memlog.journal.format import START
+from memlog.lines import say
 from memlog.metrics import Plan
 from memlog.redact import without_credentials
 from memlog.sink import Point, Ride
@@ -154,7 +154,7 @@ class Rider:
                 f"run {missing[0]} ended before it had everything: `memlog sync {self._run.id}` brings "
                 "the whole series, as a run beside it"
             )
-            _say(self.state.problem)
+            say(self.state.problem)
         else:
             self.state.stage = "done"
         self.state.save(self._run)
@@ -176,7 +176,7 @@ class Rider:
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._health.fault(f"bringing the whole series to {self.state.backend}", error)
             return False
-        _say(
+        say(
             f"{ridden.folded} steps share a row of run {ridden.ride.run_id} with a later one, since it "
             f"has fewer rows than steps: peaks are kept, and the artifact {name} ({SERIES_KIND}) has "
             "every step"
@@ -256,8 +256,3 @@ class _Ridden:
             self.ride.log_alert(event)
         elif (file := file_of(event, run)) is not None:
             self.ride.log_artifact(event, file, run.id)
-
-
-def _say(message: str) -> None:
-    if sys.stderr is not None:  # a program without a terminal has none
-        sys.stderr.write(f"memlog: {message}\n")

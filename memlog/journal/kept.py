@@ -1,7 +1,11 @@
-"""Keeping a file in a run's folder, until every tracker has it and after."""
+"""Keeping a file in a run's folder, until every tracker has it and after.
+
+A name stands for one file of the run, here and in every tracker: a later one takes its place.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -13,10 +17,15 @@ from memlog.journal.runs import RunDirectory
 MAX_NAME = 128
 """Characters of a name, or of a kind; W&B takes no more."""
 
+_OWN = (("postmortem.md", "postmortem"), ("worst-step.speedscope.json.gz", "flamegraph"))
+"""Name and kind of the files that memlog itself makes, in the helper process: no user's takes their place."""
+_MAX_REMEMBERED = 10_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def keep(run: RunDirectory, source: Path, name: str | None, kind: str) -> Artifact:
+def keep(
+    run: RunDirectory, source: Path, name: str | None, kind: str, names: Names | None = None
+) -> Artifact:
     """Copies a file into the run's folder, in place of an earlier one of the same name.
 
     Args:
@@ -25,6 +34,7 @@ def keep(run: RunDirectory, source: Path, name: str | None, kind: str) -> Artifa
         name: Its name in the run; ``None``: the file's own. Characters other than letters, digits, ``.``,
             ``_`` and ``-`` become ``_``.
         kind: What it is, in one word, such as ``flamegraph``; made safe in the same way.
+        names: Keeps apart what the user calls differently; ``None``: names are memlog's own, and distinct.
 
     Returns:
         The event that tells of it.
@@ -35,7 +45,10 @@ def keep(run: RunDirectory, source: Path, name: str | None, kind: str) -> Artifa
     """
     if not source.is_file():
         raise ValueError(f"{source} is no file")
-    safe = safe_name(source.name if name is None else name)
+    wanted = source.name if name is None else name
+    safe, safe_kind = (
+        (safe_name(wanted), safe_name(kind)) if names is None else names.give(wanted, kind)
+    )
     run.artifacts.mkdir(exist_ok=True)
     target = run.artifacts / safe
     temporary = run.artifacts / f".{safe[-64:]}.{os.getpid()}.tmp"
@@ -45,7 +58,63 @@ def keep(run: RunDirectory, source: Path, name: str | None, kind: str) -> Artifa
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    return Artifact(now_us(), safe, safe_name(kind), f"{run.artifacts.name}/{safe}", size)
+    return Artifact(now_us(), safe, safe_kind, f"{run.artifacts.name}/{safe}", size)
+
+
+class Names:
+    """Gives each of a run's files a name of its own, however the user's are spelt.
+
+    A name that has to be made safe, or that a file of another kind has, must not take the place of that one:
+    what comes later gets its kind in its name, or else a digest of what it was called.
+    """
+
+    def __init__(self) -> None:
+        self._names = {name: (name, kind) for name, kind in _OWN}
+        self._kinds: dict[str, str] = {}
+
+    def give(self, name: str, kind: str) -> tuple[str, str]:
+        """The name and the kind under which a file is kept: the same ones for the same two.
+
+        Raises:
+            ValueError: nothing is left of the name or the kind, or they are no text.
+        """
+        for what, text in (("name", name), ("kind", kind)):
+            if not isinstance(text, str):
+                raise ValueError(  # noqa: TRY004 - as all that is wrong with a name
+                    f"its {what} is {text!r}: pass text, such as 'report'"
+                )
+        safe_kind = self._kind(kind)
+        wanted, suffix = safe_name(name), Path(safe_name(name)).suffix[:32]
+        stem = wanted.removesuffix(suffix)
+        of_its_kind = _fitting(stem, f"-{safe_kind[:64]}{suffix}")
+        digest = _fitting(stem, f"-{_digest(name, kind)}{suffix}")
+        for given in (wanted, of_its_kind):
+            if self._is_free(given, (name, kind)):
+                return given, safe_kind
+        return digest, safe_kind
+
+    def _is_free(self, given: str, original: tuple[str, str]) -> bool:
+        # Some file systems take capital letters for small ones.
+        key = given.casefold()
+        if len(self._names) < _MAX_REMEMBERED:
+            return self._names.setdefault(key, original) == original
+        return self._names.get(key) == original
+
+    def _kind(self, kind: str) -> str:
+        safe = safe_name(kind)
+        held = self._kinds.get(safe)
+        if held is None and len(self._kinds) < _MAX_REMEMBERED:
+            held = self._kinds[safe] = kind
+        return safe if held == kind else _fitting(safe, f"-{_digest(kind)}")
+
+
+def _digest(*texts: str) -> str:
+    joined = "\0".join(texts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2s(joined, digest_size=4).hexdigest()
+
+
+def _fitting(stem: str, tail: str) -> str:
+    return stem[: MAX_NAME - len(tail)] + tail
 
 
 def safe_name(text: str) -> str:

@@ -147,10 +147,12 @@ def find_run(root: Path, name: str) -> RunDirectory:
             f"there are no runs in {root}: train with memlog.init(), or name the folder with --dir or "
             "MEMLOG_DIR"
         )
+    if not name:
+        raise RunNotFoundError(f"no run is named: pass an id, the beginning of one, or {LATEST!r}")
     if name == LATEST:
         return runs[-1]
     found = [run for run in runs if run.id == name] or [r for r in runs if r.id.startswith(name)]
-    if len(found) == 1 and name:
+    if len(found) == 1:
         return found[0]
     if not found:
         raise RunNotFoundError(f"no run in {root} begins with {name!r}: `memlog runs` lists them")

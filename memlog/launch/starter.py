@@ -14,6 +14,7 @@ from typing import Any
 
 from memlog import current, forks
 from memlog.autolog import Autolog, wait_for_a_session
+from memlog.lines import say
 from memlog.session import init
 
 
@@ -54,7 +55,7 @@ class Starter:
                 init()
                 self._began = True
             except Exception as error:  # noqa: BLE001 - memlog's errors end here, not in training
-                _say(f"nothing is recorded, training goes on: {error}")
+                say(" ".join(f"nothing is recorded, training goes on: {error}".split()))
             finally:
                 self._beginning = False
                 current.begin_on_demand(None)
@@ -80,8 +81,3 @@ def wait() -> None:
 def _is_a_child_of_multiprocessing() -> bool:
     multiprocessing = sys.modules.get("multiprocessing")
     return multiprocessing is not None and multiprocessing.parent_process() is not None
-
-
-def _say(message: str) -> None:
-    if sys.stderr is not None:
-        sys.stderr.write("memlog: " + " ".join(message.split()) + "\n")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from memlog.console import Announcement, BatchNotice, OptimizationNotice
 from memlog.current import Publisher
 from memlog.events import Batch, Epoch, Loss, now_us
 from memlog.monitors import _outlet
+from memlog.monitors._axes import AXES
 from memlog.monitors._late import LATE
 from memlog.monitors._losses import Value, read
 from memlog.monitors._meter import Meter
@@ -18,7 +18,9 @@ class EpochMemoryMonitor:
     """Three calls in a training loop: batches are counted, epochs are closed with their peaks.
 
     It claims the step axis: its `on_batch_end` makes the batch events, and optimizer steps are no longer
-    noticed, so nothing is counted twice.
+    noticed, so nothing is counted twice. Of several monitors (training, validation) the first that ends a
+    batch or an epoch counts; the others print, and publish nothing. Another one counts once the first is gone
+    (deleted), or has had no batch during two epochs of the other.
 
     Args:
         enabled: ``False``: every call is next to free, and nothing is claimed.
@@ -31,7 +33,6 @@ class EpochMemoryMonitor:
         self.verbose_batches = verbose_batches
         if enabled:
             self._meter = Meter(device)
-            self._epochs = itertools.count()
             self._printed = 0
             self._step: int | None = None
             self._claimed: Publisher | None = None
@@ -82,18 +83,17 @@ class EpochMemoryMonitor:
             _outlet.tell(Announcement(self.verbose_batches))
 
     def _claim(self) -> Publisher | None:
-        """Claims the steps of the running session, once; a new session counts epochs from 0."""
+        """Claims the steps of the running session, once."""
         session = _outlet.session()
         if session is not None and session is not self._claimed:
             session.claim_steps()
-            if self._claimed is not None:
-                self._epochs = itertools.count()
             self._claimed = session
         return session
 
     def _batch(self, index: int, loss: Any) -> None:
         session = self._claim()
-        counted = session.count_step() if session is not None else None
+        counts = session is not None and AXES.counts(self, session)
+        counted = session.count_step() if session is not None and counts else None
         self._step, event = counted if counted is not None else (None, None)
         shown = self._printed < self.verbose_batches
         self._printed += 1
@@ -117,7 +117,12 @@ class EpochMemoryMonitor:
         return Batch(point.time_us, index, point.rss, None, None, point.devices)
 
     def _end(self) -> Epoch:
-        self._claim()
-        event = self._meter.epoch(next(self._epochs), self._step)
-        _outlet.publish(event)
+        session = self._claim()
+        if session is None:
+            return self._meter.epoch(0, None)
+        if not AXES.counts(self, session):
+            AXES.other_epoch(self)
+            return self._meter.epoch(0, None)
+        event = self._meter.epoch(AXES.next_epoch(), self._step)
+        session.publish(event)
         return event

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 from memlog.console import EvaluationNotice
 from memlog.events import Evaluation, now_us
 from memlog.monitors import _outlet, iterations
+from memlog.monitors._functions import body_of, require_function
 from memlog.monitors._late import LATE
 from memlog.monitors._losses import Reading, Value, read
 from memlog.monitors._meter import Meter
@@ -44,11 +45,18 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
         A callable with the function's name and signature, which can be pickled where the function can (a
         worker process that gets it so does not watch it). What counts as the loss in its result: the
         first of a tuple or list; a mapping's ``"loss"``, ``"value"`` or ``"fun"``; an object's ``loss``;
-        the mean of several elements.
+        the mean of several elements. Of an ``async def`` the loss is what it returns in the end.
+
+    Raises:
+        ConfigurationError: what it is to watch is no function.
     """
     if function is None:
         return functools.partial(watch_loss, verbose_evaluations=verbose_evaluations, device=device)
-    watched = _WatchedLoss(function, _Watch(verbose_evaluations, device))
+    require_function("watch_loss", function)
+    watch = _Watch(verbose_evaluations, device)
+    if inspect.iscoroutinefunction(body_of(function)):
+        return _watched_async(function, watch)
+    watched = _WatchedLoss(function, watch)
     return _bindable(watched, function) if _is_method(function) else watched
 
 
@@ -92,6 +100,22 @@ class _WatchedLoss:
         return self
 
 
+def _watched_async(function: Callable[..., Any], watch: _Watch) -> Callable[..., Any]:
+    updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
+
+    @functools.wraps(function, updated=updated)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            returned = await function(*args, **kwargs)
+        except BaseException as error:
+            watch.evaluated(None, type(error).__name__)
+            raise
+        watch.evaluated(returned, None)
+        return returned
+
+    return call
+
+
 def _is_method(function: Any) -> bool:
     """Whether it was written in a class's body."""
     return inspect.isfunction(function) and "." in function.__qualname__.rpartition("<locals>.")[2]
@@ -119,11 +143,22 @@ class _Watch:
         self._session: object = None
 
     def evaluated(self, returned: Any, error: str | None) -> None:
-        """A call is over. Never raises."""
+        """A call is over. Never raises.
+
+        Ctrl-C that comes while memlog or an ``on_alert`` is at work is not let through either: some
+        optimisers hang for ever on an exception in their loss.
+        """
         if _outlet.silenced():
             return
-        with _outlet.HEALTH.contained("watching a loss"):
-            self._evaluated(returned, error)
+        try:
+            with _outlet.HEALTH.contained("watching a loss"):
+                self._evaluated(returned, error)
+        except KeyboardInterrupt:
+            _outlet.HEALTH.drop(
+                "interrupts",
+                "Ctrl-C came while memlog looked at a loss, where it could leave the optimiser hanging: "
+                "press it again",
+            )
 
     def _evaluated(self, returned: Any, error: str | None) -> None:
         session = _outlet.session()

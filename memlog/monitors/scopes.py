@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from memlog.events import DeviceReading, Recorded, Scope, now_us
 from memlog.monitors import _outlet
+from memlog.monitors._functions import require_function, within
 from memlog.monitors._meter import Meter
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -55,7 +55,8 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
             if self._entered:
                 meter, before, begun = self._entered.pop()
                 after = meter.point(self._label)
-                name = None if kind is None else kind.__name__
+                # Who closes a generator early has had enough of it: that is no error.
+                name = None if kind in {None, GeneratorExit} else kind.__name__
                 event = _scope(before, after, (ended - begun) // 1000, name)
                 _outlet.publish(event, notice=event if self._print else None)
 
@@ -69,34 +70,29 @@ def monitor_memory(
 def monitor_memory(label: Any = None, device: Any = 0, verbose: bool = True) -> Any:
     """Watches every call of a function, as `track_memory` watches a block; async functions too.
 
-    Used as ``@monitor_memory``, ``@monitor_memory()`` or ``@monitor_memory("training epoch")``.
+    Used as ``@monitor_memory``, ``@monitor_memory()`` or ``@monitor_memory("training epoch")``, above or
+    below ``@classmethod`` and ``@staticmethod``. A generator, async or not, is watched from its first item
+    until it is exhausted or closed.
 
     Args:
         label: The name that is printed; ``None``: the function's own.
         device: Whose accelerator figures.
         verbose: Whether a line is printed.
+
+    Raises:
+        ConfigurationError: what it is to watch is no function.
     """
-    if callable(label):
-        return _watched(label, None, device, verbose)
-    return functools.partial(_watched, label=label, device=device, verbose=verbose)
+    if label is None or isinstance(label, str):
+        return functools.partial(_watched, label=label, device=device, verbose=verbose)
+    return _watched(label, None, device, verbose)
 
 
-def _watched(
-    function: Callable[..., Any], label: str | None, device: Any, verbose: bool
-) -> Callable[..., Any]:
+def _watched(function: Any, label: str | None, device: Any, verbose: bool) -> Any:
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(_watched(function.__func__, label, device, verbose))
+    require_function("monitor_memory", function)
     name = label or str(getattr(function, "__name__", type(function).__name__))
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with track_memory(name, device, verbose):
-            return function(*args, **kwargs)
-
-    @functools.wraps(function)
-    async def call_async(*args: Any, **kwargs: Any) -> Any:
-        with track_memory(name, device, verbose):
-            return await function(*args, **kwargs)
-
-    return cast("Callable[..., Any]", call_async if inspect.iscoroutinefunction(function) else call)
+    return within(functools.partial(track_memory, name, device, verbose), function)
 
 
 def _scope(before: Recorded, after: Recorded, duration_us: int, error: str | None) -> Scope:

@@ -1,6 +1,7 @@
 """The command line as people start it: a program, with its exit code, pipes, signals and terminal."""
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -15,6 +16,7 @@ import pytest
 from support import thirdparty
 from support.journals import GIB, MadeRun, at, batch, finished_run
 
+from memlog.artifacts.speedscope_package import VERSION
 from memlog.delivery.state import CourierState
 from memlog.events import End, Run
 from memlog.journal import RunDirectory
@@ -247,3 +249,44 @@ def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_ctrl_c_is_how_open_ends_and_no_failure(tmp_path: Path, lines: int) -> None:
+    """Also while it is still saying where the page is."""
+    document = {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "shared": {"frames": [{"name": "a"}]},
+        "profiles": [
+            {
+                "type": "sampled",
+                "name": "x",
+                "unit": "bytes",
+                "startValue": 0,
+                "endValue": 1,
+                "samples": [[0]],
+                "weights": [1],
+            }
+        ],
+    }
+    (tmp_path / "graph.json").write_text(json.dumps(document))
+    cached = tmp_path / "cache" / "memlog" / f"speedscope-{VERSION}"
+    cached.mkdir(parents=True)
+    for name in ("index.html", "LICENSES.txt"):
+        (cached / name).write_text("a page")
+    process = subprocess.Popen(
+        [*COMMAND, "open", "graph.json", "--no-browser"],
+        cwd=tmp_path,
+        env=environment(XDG_CACHE_HOME=str(tmp_path / "cache"), PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for _ in range(lines):
+        assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    said, complained = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "no longer shown" in said
+    assert complained == ""

@@ -131,6 +131,7 @@ def test_gradients_and_jit_compiled_losses_can_be_watched(tmp_path: Path) -> Non
     ("trouble", "fault"),
     [
         ("pass", "on_alert: RuntimeError"),
+        ("wrong = SystemExit(1)", "on_alert: SystemExit"),
         ("sys.stdout.close()", "printing: ValueError"),
         ("import memlog.monitors.evaluations as m; m.read = None", "reading a loss: TypeError"),
         ("import memlog.monitors._meter as m; m.host = None", "watching a loss: TypeError"),
@@ -141,8 +142,10 @@ def test_no_error_of_memlogs_own_reaches_the_loss_where_it_would_hang_the_interp
     trouble: str, fault: str, tmp_path: Path
 ) -> None:
     script = f"""{BURGERS}
+    wrong = RuntimeError("a user's callback")
+
     def fail(alert):
-        raise RuntimeError("a user's callback")
+        raise wrong
 
     session = memlog.init("local", alerts=["host.rss > 1 MiB"], on_alert=fail)
     {trouble}

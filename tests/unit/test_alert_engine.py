@@ -11,6 +11,7 @@ from memlog.console import Console, alert_line
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
 from memlog.health import Health
 from memlog.metrics import place, values
+from memlog_mlflow.alerts import alert_table, alert_tags
 
 
 def alerts(
@@ -163,11 +164,11 @@ def test_growth_over_steps_is_measured_from_end_to_end() -> None:
     assert steps_of(alerts(rule, leak)) == [100]
 
 
-def test_evaluations_are_judged_and_lie_on_no_step() -> None:
+def test_evaluations_are_judged_and_lie_on_their_own_axis() -> None:
     calls = [Evaluation(at(n), n, 0.5, n * GIB) for n in range(9)]
     [alert] = alerts("host.rss > 4 GiB", calls)
     assert (alert.time_us, alert.step) == (at(5), None)
-    assert place(alert) is None
+    assert place(alert) == ("evaluation", 5)
 
 
 def test_samples_are_the_helpers() -> None:
@@ -201,10 +202,48 @@ def test_the_callback_is_told_and_its_errors_are_counted() -> None:
     assert health.faults == {"on_alert: ValueError": 2}
 
 
+@pytest.mark.parametrize("wrong", [SystemExit(3), GeneratorExit(), BaseException("any")])
+def test_not_even_sys_exit_in_the_callback_reaches_the_trainer(wrong: BaseException) -> None:
+    health = Health()
+
+    def on_alert(alert: Alert) -> None:
+        raise wrong
+
+    rules = parse_rules(["host.rss > 1 GiB"])
+    AlertEngine(rules, print, health, on_alert=on_alert)(batch(0, 3 * GIB))
+    assert health.faults == {f"on_alert: {type(wrong).__name__}": 1}
+
+
+def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
+    def on_alert(alert: Alert) -> None:
+        raise KeyboardInterrupt
+
+    rules = parse_rules(["host.rss > 1 GiB"])
+    engine = AlertEngine(rules, print, Health(), on_alert=on_alert)
+    with pytest.raises(KeyboardInterrupt):
+        engine(batch(0, 3 * GIB))
+
+
 def test_an_alert_is_a_one_at_its_step() -> None:
     [alert] = alerts("host.rss > 1 GiB", rss(0, 0, 2))
     assert place(alert) == ("step", 2)
     assert list(values(alert)) == [("memlog/alert", 1.0, "max")]
+
+
+def test_an_alert_of_an_evaluation_or_of_an_epoch_without_steps_has_its_place_there() -> None:
+    [alert] = alerts("host.rss > 1 GiB", [Evaluation(at(1), 3, 0.5, 2 * GIB)])
+    assert (alert.step, alert.evaluation, alert.epoch) == (None, 3, None)
+    assert place(alert) == ("evaluation", 3)
+    assert list(values(alert)) == [("memory/eval/alert", 1.0, "max")]
+    assert alert_line(alert).endswith("over 1 GiB (at evaluation 3)")
+    assert alert_tags([alert])["memlog.alert.last"].endswith("(evaluation 3)")
+    assert alert_table([alert])["alerts"][0]["evaluation"] == 3
+    stepless = Epoch(at(1), 2, None, 2 * GIB, None, None)
+    [alert] = alerts("host.rss > 1 GiB", [stepless])
+    assert place(alert) == ("epoch", 2)
+    assert list(values(alert)) == [("memory/epoch/alert", 1.0, "max")]
+    assert alert_line(alert).endswith("(at epoch 2)")
+    assert steps_of(alerts("host.rss > 1 GiB", [epoch(1, 2 * GIB)])) == [19]
 
 
 def test_the_console_prints_one_line() -> None:
@@ -217,3 +256,38 @@ def test_the_console_prints_one_line() -> None:
 
 def test_the_hosts_limit_is_known_here() -> None:
     assert (host_limit(0) or 0) > 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rule", "events", "why"),
+    [
+        ("device.allocated > 90%", [batch(0, GIB)], "there was no accelerator"),
+        ("cuda0.allocated > 1 GiB", [batch(0, GIB)], "there was no cuda0"),
+        ("xpu7.peak > 1 GiB", [batch(0, GIB, cuda(GIB))], "there was no xpu7"),
+        (
+            "cuda0.allocated > 90%",
+            [batch(0, GIB, cuda(GIB))],
+            "how much memory there is is unknown",
+        ),
+        ("host.rss > 1 GiB", [batch(0, None)], "rss could not be read"),
+        ("host.rss > 1 GiB", [], "no step, epoch or evaluation came"),
+        ("host.rss > 1 GiB for 5 steps", [Evaluation(0, 0, 1.0, GIB)], "no step came, and it is"),
+        ("host.rss grows > 10 MiB/epoch", [batch(0, GIB)], "no epoch came"),
+        ("host.rss grows > 10 MiB/epoch", [epoch(0, GIB)], "fewer than 2 epochs came"),
+        ("host.rss grows > 10 MiB/step", [epoch(0, GIB)], "no step came"),
+    ],
+)
+def test_a_rule_that_can_not_be_judged_says_why(rule: str, events: list[Event], why: str) -> None:
+    engine = AlertEngine(parse_rules([rule]), print, Health(), limit=GIB)
+    for event in events:
+        engine(event)
+    assert engine.never_judged().keys() == {rule}
+    assert engine.never_judged()[rule].startswith(why)
+
+
+def test_a_rule_that_was_judged_is_not_named() -> None:
+    rules = ["host.rss > 90%", "device.peak > 90 GiB", "host.rss grows > 1 TiB/epoch"]
+    engine = AlertEngine(parse_rules(rules), print, Health(), limit=10 * GIB)
+    for event in (batch(0, GIB, cuda(GIB)), epoch(0, GIB), epoch(1, GIB)):
+        engine(event)
+    assert engine.never_judged() == {}

@@ -70,7 +70,13 @@ def test_the_level_stands_before_or_after(text: str) -> None:
 @pytest.mark.parametrize(
     ("marked", "remedy"),
     [
-        ("^", "there are host.rss, host.tree"),
+        ("^", "nothing is written: begin with a figure; there are host.rss, host.tree"),
+        ("^rss > 1 GiB", "'rss' is no figure: did you mean host.rss?"),
+        ("^allocated > 1 GiB", "'allocated' is no figure: did you mean device.allocated?"),
+        ("^error host.rss > 80%", "put a colon behind the level, as in 'error: host.rss > 80%'"),
+        ("^ERROR: host.rss > 80%", "levels are in small letters: write error"),
+        ("host.rss > 80% as ^Info", "levels are in small letters: write info"),
+        ("^Host.RSS > 80%", "figures are in small letters: write host.rss"),
         ("^host.ras > 32 GiB", "did you mean host.rss?"),
         ("^gpu0.allocated > 32 GiB", "or cuda0.allocated for one"),
         ("^cuda0.rss > 32 GiB", "one device is cuda0.allocated"),

@@ -196,6 +196,24 @@ def test_show_as_json_is_the_summary(tmp_path: Path) -> None:
     assert said("show", "k7", "--json").encode() == encode(summarize(run, [state])) + b"\n"
 
 
+def test_every_commands_help_can_be_read() -> None:
+    overview = said("--help")
+    assert "..." not in overview.partition("Commands:")[2]
+    for name in cli.commands:
+        help_text = said(name, "--help")
+        assert "\\b" not in help_text
+        assert "\b" not in help_text
+    lines = said("run", "--help").splitlines()
+    assert "  memlog run -- bash job.sh" in lines
+    assert "wandb" in said("run", "--help")
+
+
+def test_one_of_a_thing_is_said_as_one(tmp_path: Path) -> None:
+    MadeRun(tmp_path).write(batch(0, GIB)).closed()
+    assert ", 1 step in " in said("show", "latest")
+    assert "no run is named: pass an id" in CliRunner().invoke(cli, ["show", ""]).output
+
+
 def test_show_tells_everything_on_one_page(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     CourierState(
@@ -218,7 +236,7 @@ def test_show_tells_everything_on_one_page(tmp_path: Path) -> None:
         "  memlog/overhead_ms          ms      0.012    0.012    0.012",
         "Metrics of evaluations 0 to 1",
         "Metrics of epoch 0",
-        "   150  warning  host.rss > 1 GiB  Host memory: rss is 1.1 GiB",
+        "  step 150  warning  host.rss > 1 GiB  Host memory: rss is 1.1 GiB",
         "  flame graph  flamegraph  120.6 KiB  artifacts/flame.svg",
         "  mlflow  1,234 points ✓",
         "          run 3f2a9c at http://tracker:5000",

@@ -105,7 +105,10 @@ def test_switched_off_the_command_runs_as_without_memlog(
     ("arguments", "line"),
     [
         (("--backend", "mlfow"), "no backend is called 'mlfow': did you mean 'mlflow'? "),
-        (("--alert", "host.rs > 3"), "an alert rule can't be read: did you mean host.rss? "),
+        (
+            ("--alert", "host.rs > 3"),
+            "an alert rule can't be read: 'host.rs' is no figure: did you mean host.rss? ",
+        ),
         (("--alert", "host.rss > 3 GiX"), "(in 'host.rss > 3 GiX', at character 14)"),
         (("--layers", "--budget", "2"), "budget=2.0: pass a share of training time, such as 0.01"),
         (("--budget", "0.1"), "--budget says what tracing layers may cost: pass --layers, too"),
@@ -128,6 +131,14 @@ def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_p
     result = memlog_run("--dir", "file/runs", "--", "true")
     assert result.exit_code == 1
     assert "file is no folder that can be written; pass --dir or set MEMLOG_DIR" in result.stderr
+    assert executed == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
+def test_a_folder_that_only_looks_writable_is_said_at_once(executed: Executed) -> None:
+    result = memlog_run("--dir", "/proc/x", "--", "true")
+    assert result.exit_code == 1
+    assert "/proc is no folder that can be written; pass --dir" in result.stderr
     assert executed == []
 
 

@@ -1,5 +1,6 @@
 """Every printed line, letter by letter as the documents of the original monitors show it."""
 
+import io
 import re
 
 import pytest
@@ -201,3 +202,32 @@ def test_a_usage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         memlog.MemoryMonitor.log_memory_usage("After loading")
     line = NUMBER.sub("N", caplog.messages[0])
     assert line == "After loading: CPU: N | GPU: Not available"
+
+
+def test_numbers_of_batches_are_said_as_people_say_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose in (0, 1, 2):
+        show(Announcement(verbose))
+    said = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert said == [
+        "Memory monitoring enabled",
+        "Memory monitoring enabled (verbose for first batch)",
+        "Memory monitoring enabled (verbose for first 2 batches)",
+    ]
+
+
+def test_a_summary_of_no_points_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    memlog.MemoryTracker().print_summary()
+    assert capsys.readouterr().out == "Memory summary:\n  (no points were recorded)\n"
+
+
+def test_a_terminal_that_shows_ascii_alone_gets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    profiler = memlog.BatchMemoryProfiler()
+    profiler.checkpoint("start")
+    profiler.checkpoint("\u00e4nd")
+    profiler.print_summary()
+    stream.flush()
+    lines = stream.buffer.getvalue().decode().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == "    Memory profile:"
+    assert lines[1].startswith("      start ? ?nd: ")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memlog
-from memlog.events import Batch, Epoch, Evaluation, Loss, Parameters, Recorded, Scope
+from memlog.events import Alert, Batch, Epoch, Evaluation, Loss, Parameters, Recorded, Scope
 from memlog.journal import RunDirectory, find_run
 
 
@@ -177,3 +177,54 @@ def test_a_disabled_monitor_leaves_the_steps_to_the_optimizer() -> None:
     memlog.finish()
     assert [event.step for event in events(session, Batch)] == [0, 1, 2]
     assert events(session, Epoch) == []
+
+
+def test_ctrl_c_during_an_alert_does_not_cross_a_watched_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def pressed(alert: Alert) -> None:
+        raise KeyboardInterrupt
+
+    session = memlog.init("local", alerts="host.rss > 1 MiB", on_alert=pressed)
+    loss = memlog.watch_loss(lambda x: x * 2, verbose_evaluations=0)
+    assert loss(3) == 6
+    assert "press it again" in caplog.text
+    assert session.health.dropped["interrupts"] == 1
+    memlog.finish()
+    assert len(events(session, Alert)) == 1
+
+
+def test_a_second_monitor_does_not_count_the_same_axis(capsys: pytest.CaptureFixture[str]) -> None:
+    session = memlog.init("local")
+    training, validation = memlog.EpochMemoryMonitor(), memlog.EpochMemoryMonitor()
+    loop = Training()
+    for _ in range(3):
+        loop.epochs(training, 1, 4)
+        loop.epochs(validation, 1, 2)
+    memlog.finish()
+    assert [event.step for event in events(session, Batch)] == list(range(12))
+    assert [event.step for event in events(session, Loss)] == list(range(12))
+    assert [(event.epoch, event.step) for event in events(session, Epoch)] == [
+        (0, 3),
+        (1, 7),
+        (2, 11),
+    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("  Batch ")]) == 18
+    assert len([line for line in lines if line.startswith("  Epoch end: ")]) == 6
+
+
+def test_another_monitor_goes_on_counting_where_the_first_is_gone_or_silent() -> None:
+    session = memlog.init("local")
+    loop = Training()
+    first, second = memlog.EpochMemoryMonitor(), memlog.EpochMemoryMonitor()
+    loop.epochs(first, 1, 3)
+    loop.epochs(second, 2, 5)  # may be validations
+    loop.epochs(second, 1, 2)  # and now it is training that goes on with it
+    del second
+    loop.epochs(memlog.EpochMemoryMonitor(), 1, 2)
+    loop.epochs(first, 1, 5)
+    memlog.finish()
+    # The last one was made in place and is gone by then: the first counts again.
+    assert [event.step for event in events(session, Batch)] == list(range(3 + 2 + 2 + 5))
+    assert [event.epoch for event in events(session, Epoch)] == [0, 1, 2, 3]

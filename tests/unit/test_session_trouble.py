@@ -12,6 +12,7 @@ import pytest
 from support.sinks import ListSink, ListTracker
 
 import memlog
+from memlog.analysis.summary import summarize
 from memlog.delivery.binder import Binder
 from memlog.delivery.messages import Bind, Connect, Message
 from memlog.events import Sample
@@ -187,3 +188,22 @@ def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -
     assert b"abc" in written
     assert b"secret" not in written
     assert b"hidden" not in written
+
+
+def test_rules_that_were_never_judged_are_named_at_the_end_and_in_show(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = ["cuda7.allocated > 1 GiB", "host.rss > 90 TiB", "host.rss grows > 1 GiB/epoch"]
+    session = memlog.init("local", alerts=rules)
+    session.step()
+    memlog.finish()
+    line = (
+        "memlog: never judged in this run: 'cuda7.allocated > 1 GiB' (there was no cuda7); "
+        "'host.rss grows > 1 GiB/epoch' (no epoch came)\n"
+    )
+    assert line in capsys.readouterr().err
+    unjudged = summarize(find_run(runs, session.id or "")).health.unjudged
+    assert unjudged == {
+        "cuda7.allocated > 1 GiB": "there was no cuda7",
+        "host.rss grows > 1 GiB/epoch": "no epoch came",
+    }

@@ -112,3 +112,13 @@ def test_memlogs_own_section_knows_its_keys(section: object, message: str) -> No
 def test_what_is_out_of_range_is_said_without_a_wrong_reason() -> None:
     with pytest.raises(ConfigurationError, match=r"^every=0: pass a whole number from 1 up$"):
         resolve({"every": 0})
+
+
+@pytest.mark.parametrize(
+    "section", [{"alerts": [{"error": "host.rss > 80%"}]}, {"alerts": {"error": "host.rss > 80%"}}]
+)
+def test_a_rule_that_yaml_took_for_a_mapping_is_answered_with_the_remedy(section: Any) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        resolve({}, {"memlog": section})
+    assert 'put quotes around it, "error: host.rss > 80%"' in str(raised.value)
+    assert "or write `host.rss > 80% as error`" in str(raised.value)

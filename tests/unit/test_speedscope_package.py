@@ -118,6 +118,29 @@ FAILURES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
 }
 
 
+def test_npms_own_reason_and_a_remedy_that_fits_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaint = """echo 'npm error code ECONNREFUSED
+npm error errno ECONNREFUSED
+npm error FetchError: request to http://127.0.0.1:9/speedscope failed, reason: connect ECONNREFUSED
+npm error A complete log of this run can be found in: /root/x.log' >&2
+exit 1"""
+    npm_that(tmp_path / "bin", complaint, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
+    with pytest.raises(ViewerUnavailableError) as raised:
+        viewer.find_viewer(print)
+    told = str(raised.value)
+    assert (
+        "(exit 1): ECONNREFUSED: FetchError: request to http://127.0.0.1:9/speedscope failed"
+        in told
+    )
+    assert "`npm config get registry`" in told
+    assert "install npm" not in told
+    assert "\n" not in told
+
+
 @pytest.mark.parametrize("message", FAILURES)
 def test_without_a_working_npm_it_is_one_line(
     message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,75 @@
+"""What the user watched by hand, by label, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from memlog.analysis.document import Levels, PointFacts, ScopeFacts
+from memlog.cli.output import duration, plain, table
+from memlog.units import format_bytes
+
+_SHOWN = 50
+"""Labels that a page shows; the document has more."""
+
+
+def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
+    """A row for each label's blocks, and one below it for each accelerator."""
+    made = _made(
+        console, ("label", "of", "count", "time", "last change", "largest change", "peak", "errors")
+    )
+    for label, facts in list(by_label.items())[:_SHOWN]:
+        made.add_row(
+            plain(label),
+            "host",
+            f"{facts.count:,}",
+            duration(facts.duration_s),
+            *_changes(facts.rss_change),
+            "",
+            f"{facts.errors:,}" if facts.errors else "",
+        )
+        for name, device in facts.devices.items():
+            source = "" if device.peak_source in {None, "exact"} else f" ({device.peak_source})"
+            peak = format_bytes(device.peak_bytes) + source
+            made.add_row("", plain(name), "", "", *_changes(device.allocated_change), peak, "")
+    return _with_the_rest(made, len(by_label))
+
+
+def points(console: Console, by_label: Mapping[str, PointFacts]) -> Table:
+    """A row for each label's points, and one below it for each accelerator."""
+    made = _made(console, ("label", "of", "count", "last", "largest"))
+    for label, facts in list(by_label.items())[:_SHOWN]:
+        made.add_row(plain(label), "host", f"{facts.count:,}", *_sizes(facts.rss))
+        for name, levels in facts.allocated.items():
+            made.add_row("", plain(name), "", *_sizes(levels))
+    return _with_the_rest(made, len(by_label))
+
+
+def _made(console: Console, headings: tuple[str, ...]) -> Table:
+    made = table(console)
+    for heading in headings:
+        if heading == "label":
+            made.add_column(heading, overflow="fold")
+        else:
+            made.add_column(heading, justify="left" if heading == "of" else "right", no_wrap=True)
+    return made
+
+
+def _with_the_rest(made: Table, labels: int) -> Table:
+    if labels > _SHOWN:
+        made.add_row(f"and {labels - _SHOWN:,} labels more: --json has them")
+    return made
+
+
+def _sizes(levels: Levels) -> tuple[str, str]:
+    return format_bytes(levels.last_bytes), format_bytes(levels.largest_bytes)
+
+
+def _changes(levels: Levels) -> tuple[str, str]:
+    return _signed(levels.last_bytes), _signed(levels.largest_bytes)
+
+
+def _signed(size: int | None) -> str:
+    return f"+{format_bytes(size)}" if size is not None and size > 0 else format_bytes(size)

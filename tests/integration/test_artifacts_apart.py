@@ -1,0 +1,51 @@
+"""What is called differently comes back separately: from the journal, from MLflow and from W&B."""
+
+from pathlib import Path
+
+import pytest
+from support import child
+from support.wandb_server import WandbServer
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+]
+
+TRAINER = """
+    from pathlib import Path
+
+    import memlog
+
+    with memlog.init(["wandb", "mlflow"], project="p", finish_timeout=120) as session:
+        session.step()
+        for name, kind in [("r.json", "report"), ("r.json", "config"), ("r.json", "my/kind:x"),
+                           ("\\u00fc.txt", "file"), ("\\u00f6.txt", "file")]:
+            Path("source").write_text(f"{name} {kind}")
+            assert session.save_artifact("source", kind, name=name) is not None
+"""
+
+
+def test_names_and_kinds_are_kept_apart_in_all_three_stores(tmp_path: Path) -> None:
+    with WandbServer() as server:
+        environment = dict(server.environment)
+        child.run(TRAINER, tmp_path, **environment)
+        for backend in ("local", "mlflow", "wandb"):
+            arguments = ("pull", "latest", "--backend", backend)
+            child.memlog(*arguments, "-o", f"of-{backend}", directory=tmp_path, **environment)
+            contents = sorted(path.read_text() for path in (tmp_path / f"of-{backend}").iterdir())
+            assert contents == sorted(
+                [
+                    "r.json report",
+                    "r.json config",
+                    "r.json my/kind:x",
+                    "\u00fc.txt file",
+                    "\u00f6.txt file",
+                ]
+            )
+            only = f"{backend}-only"
+            child.memlog(
+                *arguments, "--kind", "report", "-o", only, directory=tmp_path, **environment
+            )
+            [report] = (tmp_path / only).iterdir()
+            assert (report.name, report.read_text()) == ("r.json", "r.json report")

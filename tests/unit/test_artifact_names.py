@@ -1,0 +1,99 @@
+"""What a run keeps: each file under a name of its own, and nothing in silence."""
+
+from pathlib import Path
+
+import pytest
+from support.sinks import ListSink, ListTracker
+
+import memlog
+from memlog.analysis.summary import summarize
+from memlog.artifacts.journal_store import JournalStore
+from memlog.artifacts.names import is_safe
+from memlog.delivery import flamegraph, postmortem
+from memlog.journal import find_run
+from memlog.journal.kept import Names
+from memlog.sink import Target
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+
+
+def test_files_that_are_called_differently_are_kept_apart_in_every_sink(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = ListTracker()
+    session = memlog.init([ListSink(tracker, Target("x", None))])
+    saved = [
+        ("\u00fc.txt", "file"),
+        ("\u00f6.txt", "file"),
+        ("r.json", "report"),
+        ("r.json", "config"),
+        ("R.json", "snapshot"),
+        ("x.txt", "my/kind:x"),
+        ("x.txt", "my kind x"),
+        ("postmortem.md", "notes"),
+        (f"{'n' * 300}a.csv", "file"),
+        (f"{'n' * 300}b.csv", "file"),
+        ("k.txt", "k" * 300 + "a"),
+        ("k.txt", "k" * 300 + "b"),
+    ]
+    for round_ in ("first", "last"):
+        for number, (name, kind) in enumerate(saved):
+            source = tmp_path / "source"
+            source.write_text(f"{round_} {number}")
+            assert session.save_artifact(source, kind, name=name) is not None
+    memlog.finish()
+    [files] = tracker.files.values()
+    # The same name and kind replaces, and nothing else does.
+    assert sorted(files.values()) == sorted(f"last {n}".encode() for n in range(len(saved)))
+    found = find_run(tmp_path, session.id or "")
+    summary = summarize(found)
+    assert [(f.name, f.kind) for f in summary.artifacts] == [
+        (name, kind)
+        for kind, name in files  # each once
+    ]
+    assert {(f.name, f.kind) for f in JournalStore(found).list_artifacts(found.id)} == {
+        (name, kind) for kind, name in files
+    }
+    assert len({f.name.casefold() for f in summary.artifacts}) == len(saved)
+    assert all(is_safe(f.name) and is_safe(f.kind) for f in summary.artifacts)
+    names = [f.name for f in summary.artifacts]
+    assert names[:5] == ["_.txt", names[1], "r.json", "r-config.json", "R-snapshot.json"]
+    assert "artifact 'r.json' ('config') is kept as 'r-config.json' ('config')" in caplog.text
+    assert (
+        caplog.text.count("is kept as") == len(saved) - 1
+    )  # `r.json` is the one that stays; said once
+
+
+def test_names_of_memlogs_own_files_are_known() -> None:
+    names = Names()
+    assert names.give(postmortem.FILE, "mine")[0] != postmortem.FILE
+    assert names.give(flamegraph.FLAME_GRAPH, "mine")[0] != flamegraph.FLAME_GRAPH
+
+
+def test_a_file_that_cannot_be_kept_never_harms_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = memlog.init("local")
+    (tmp_path / "file").write_text("")
+    for _ in range(3):
+        assert session.save_artifact(tmp_path / "nowhere") is None
+        assert session.save_artifact(tmp_path / "elsewhere") is None
+        assert session.save_artifact(None) is None  # type: ignore[arg-type]
+        assert session.save_artifact(tmp_path / "file", 5) is None  # type: ignore[arg-type]
+        assert session.save_artifact(tmp_path / "file", "///") is None
+    said = [record.message for record in caplog.records]
+    assert len(said) == 5
+    assert "nowhere' is not kept as an artifact: there is no such file; write it before" in said[0]
+    assert "elsewhere' is not kept" in said[1]
+    assert said[2].endswith("pass a file's path")
+    assert "its kind is 5: pass text" in said[3]
+    assert session.health.dropped == {"artifact_not_kept": 15}
+    memlog.finish()
+    assert session.save_artifact(tmp_path / "file") is None
+    assert "the run is over; save files before memlog.finish()" in caplog.text
+    with memlog.init(enabled=False) as off:
+        assert off.save_artifact(tmp_path) is None
+        assert off.health.dropped == {}
