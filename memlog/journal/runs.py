@@ -148,7 +148,9 @@ def find_run(root: Path, name: str) -> RunDirectory:
             "MEMLOG_DIR"
         )
     if not name:
-        raise RunNotFoundError(f"no run is named: pass an id, the beginning of one, or {LATEST!r}")
+        raise RunNotFoundError(
+            f"no run is named: pass an id, its beginning, or {LATEST!r} (`memlog runs` lists them)"
+        )
     if name == LATEST:
         return runs[-1]
     found = [run for run in runs if run.id == name] or [r for r in runs if r.id.startswith(name)]
