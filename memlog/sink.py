@@ -215,6 +215,14 @@ class Ride(Protocol):
     def is_open(self) -> bool:
         """Whether the user has not ended the run."""
 
+    def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        """Has the user's end of the run told of, where the tracker's client knows a way to.
+
+        Args:
+            before: Called on the user's thread as the run is about to end, and can still be written to.
+            after: Called there when it has ended in order. Neither raises.
+        """
+
     def row(self) -> object | None:
         """What changes when the user commits a row; ``None`` where that can't be known."""
 

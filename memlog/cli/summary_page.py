@@ -42,7 +42,7 @@ _UNITS = {"mib": "MiB", "ms": "ms"}
 """By the end of a metric's name."""
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
-_RUNS_SHOWN = 3
+_RUNS_SHOWN = 5
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -207,7 +207,8 @@ def _delivery(console: Console, delivery: Delivery) -> Text:
         at = f" at {run.uri}" if run.uri else ""
         told.append(f"\n{whose} ").append(plain(run.id + at))
     if len(delivery.runs) > _RUNS_SHOWN:
-        told.append(f"\nand {len(delivery.runs) - _RUNS_SHOWN:,} runs more")
+        more = len(delivery.runs) - _RUNS_SHOWN
+        told.append("\nand 1 run more" if more == 1 else f"\nand {more:,} runs more")
     return told
 
 
