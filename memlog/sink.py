@@ -31,6 +31,12 @@ ENTRY_POINT_GROUP = "memlog.sinks"
 LOCAL = "local"
 """The embedded backend: the journal itself. It needs no sink."""
 
+OFFLINE = "offline:"
+"""Begins the address of a run that stands in a folder, which follows, until the tracker's client is told to
+upload it: ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
+DISABLED = "disabled:"
+"""The address of a run that the user has disabled: the tracker keeps nothing of it."""
+
 Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
 Resolution: TypeAlias = Literal["full", "bucketed"]
 Fold: TypeAlias = Literal["last", "max", "min"]
@@ -56,7 +62,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
 
     run_id: str
     uri: str | None = None
-    """Where the tracker is, as its client understands it; may hold a password, so never stored as it is."""
+    """Where the tracker is, as its client understands it, or what `OFFLINE` and `DISABLED` say; may hold a
+    password, so never stored as it is."""
 
 
 class Connection(msgspec.Struct, frozen=True):

@@ -6,17 +6,16 @@ a user opens one after another. It keeps itself small (`memlog.delivery.pace`).
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 
 from memlog.delivery.following import Follower
-from memlog.delivery.pace import SHARE, SHORTEST_PAUSE, Pace
+from memlog.delivery.notices import ended_early, kept_nowhere, say, shared_rows
+from memlog.delivery.pace import SHORTEST_PAUSE, Pace
 from memlog.delivery.ridden import Ridden
 from memlog.delivery.rides import RideState
-from memlog.delivery.series import SERIES_KIND, write_series
+from memlog.delivery.series import write_series
 from memlog.delivery.state import CourierState
 from memlog.health import Health
 from memlog.journal import Header, RunDirectory
@@ -27,8 +26,6 @@ END_TIMEOUT = 10.0
 _POLL = 0.1
 """Seconds between looks at whether a thread that is waited for still lives."""
 _SAVE_INTERVAL = 1.0
-_NAMED = 5
-"""Runs that a message names at most."""
 
 
 class Rider:
@@ -45,6 +42,7 @@ class Rider:
         self._health = health
         self._rides: dict[str, Ride] = {}
         self._ridden: dict[str, Ridden] = {}
+        self._disabled: set[str] = set()
         self._follower = Follower(run, self._target)
         self._ending: deque[tuple[Ride, threading.Event]] = deque()
         self._complete = threading.Event()
@@ -58,8 +56,15 @@ class Rider:
         ride = self._rides.get(run_id)
         return ride is not None and not ride.is_open
 
-    def begin(self, ride: Ride) -> None:
-        """The user has a run open; to be called before events are bound to it."""
+    def begin(self, ride: Ride, *, kept: bool = True) -> None:
+        """The user has a run open; to be called before events are bound to it.
+
+        Args:
+            ride: The way to it.
+            kept: Whether the tracker keeps anything of it: the user may have disabled it.
+        """
+        if not kept:
+            self._disabled.add(ride.run_id)
         self._rides[ride.run_id] = ride
         if ride.run_id not in self.state.joined:
             self.state.joined = [*self.state.joined, ride.run_id]
@@ -129,7 +134,7 @@ class Rider:
     def _of(self, run_id: str) -> Ridden | None:
         """A run that is ridden, by the newest way to it."""
         ride = self._rides.get(run_id)
-        if ride is None:
+        if ride is None or run_id in self._disabled:
             return None
         ridden = self._ridden.get(run_id)
         if ridden is None:
@@ -183,7 +188,7 @@ class Rider:
             run_id
             for run_id, ridden in self._ridden.items()
             if ridden.is_whole and (over or ridden.ended)
-        ]
+        ] + sorted(self._disabled)
         self.state.save(self._run)
 
     def _end(self) -> None:
@@ -193,13 +198,16 @@ class Rider:
         missing = [run_id for run_id in self.state.joined if not self._is_whole(run_id)]
         if missing:
             self.state.stage = "waiting"
-            self.state.problem = _ended_early(missing, self._run.id)
-            _say(self.state.problem)
+            self.state.problem = ended_early(missing, self._run.id)
+            say(self.state.problem)
+        elif self._disabled:
+            self.state.problem = kept_nowhere(sorted(self._disabled))
+            say(self.state.problem)
         self._keep(over=True)
 
     def _is_whole(self, run_id: str) -> bool:
         ridden = self._ridden.get(run_id)
-        return ridden is not None and ridden.is_whole
+        return run_id in self._disabled or (ridden is not None and ridden.is_whole)
 
     def _bring_series(self, ridden: Ridden) -> None:
         """Brings the whole series, where rows were too sparse for it and the run can still take it."""
@@ -213,33 +221,4 @@ class Rider:
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._health.fault(f"bringing the whole series to {self.state.backend}", error)
         else:
-            _say(_shared_rows(ridden.folded, run_id, name))
-
-
-def _shared_rows(folded: int, run_id: str, name: str) -> str:
-    """That the user's rows don't have every step, and where every step is.
-
-    Both reasons are named: how many rows the user committed can't be asked of the tracker's client.
-    """
-    steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
-    return (
-        f"{steps} a row of run {run_id} with a later one, since you log less often than you step, or "
-        f"step faster than memlog rides (at most {SHARE:.0%} of a processor): peaks are kept, and the "
-        f"artifact {name} ({SERIES_KIND}) has every step"
-    )
-
-
-def _ended_early(run_ids: Sequence[str], memlog_run: str) -> str:
-    named = ", ".join(run_ids[:_NAMED])
-    if len(run_ids) > _NAMED:
-        named += f" and {len(run_ids) - _NAMED:,} more"
-    runs, each = (f"run {named}", "it") if len(run_ids) == 1 else (f"runs {named}", "each")
-    return (
-        f"{runs} ended before everything was there: `memlog sync {memlog_run}` brings the whole series, "
-        f"as a run beside {each}"
-    )
-
-
-def _say(message: str) -> None:
-    if sys.stderr is not None:  # a program without a terminal has none
-        sys.stderr.write(f"memlog: {message}\n")
+            say(shared_rows(ridden.folded, run_id, name))

@@ -126,7 +126,7 @@ def test_a_sweep_that_is_killed_lacks_something_in_the_last_run_alone(tmp_path: 
         PREAMBLE
         + SWEEP.replace("COUNT", "2").replace(
             "        run.finish()",
-            "        if trial: __import__('os').kill(__import__('os').getpid(), 9)\n        run.finish()\n"
+            "        if trial: import os; os.kill(os.getpid(), 9)\n        run.finish()\n"
             "        time.sleep(2)",
         ),
         tmp_path,
