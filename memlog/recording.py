@@ -316,10 +316,19 @@ class Recording:
             )
         elif outcome == "at work" and timeout:
             say(
-                f"not everything is delivered after {timeout:g} s; it goes on in the background: "
-                f"`memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` brings "
-                "what is left"
+                f"not everything is delivered after {timeout:g} s{self._problems()}; it goes on in the "
+                f"background: `memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` "
+                "brings what is left"
             )
+
+    def _problems(self) -> str:
+        """Why delivery takes its time, as far as the helper has written that down."""
+        from memlog.delivery.state import read_states  # noqa: PLC0415 - for a message alone
+
+        problems: list[str] = []
+        with self._health.contained("reading how far delivery is"):
+            problems = [f"{s.backend}: {s.problem}" for s in read_states(self.run) if s.problem]
+        return f" ({'; '.join(problems)})" if problems else ""
 
     def _start_helper(
         self, settings: Settings, begun_us: int, listener: AlertListener | None

@@ -31,6 +31,12 @@ ENTRY_POINT_GROUP = "memlog.sinks"
 LOCAL = "local"
 """The embedded backend: the journal itself. It needs no sink."""
 
+OFFLINE = "offline:"
+"""Begins the address of a run that stands in a folder, which follows, until the tracker's client is told to
+upload it: ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
+DISABLED = "disabled:"
+"""The address of a run that the user has disabled: the tracker keeps nothing of it."""
+
 Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
 Resolution: TypeAlias = Literal["full", "bucketed"]
 Fold: TypeAlias = Literal["last", "max", "min"]
@@ -56,7 +62,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
 
     run_id: str
     uri: str | None = None
-    """Where the tracker is, as its client understands it; may hold a password, so never stored as it is."""
+    """Where the tracker is, as its client understands it, or what `OFFLINE` and `DISABLED` say; may hold a
+    password, so never stored as it is."""
 
 
 class Connection(msgspec.Struct, frozen=True):
@@ -214,6 +221,14 @@ class Ride(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether the user has not ended the run."""
+
+    def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        """Has the user's end of the run told of, where the tracker's client knows a way to.
+
+        Args:
+            before: Called on the user's thread as the run is about to end, and can still be written to.
+            after: Called there when it has ended in order. Neither raises.
+        """
 
     def row(self) -> object | None:
         """What changes when the user commits a row; ``None`` where that can't be known."""

@@ -1,11 +1,16 @@
-"""Where a W&B run is, as one text: ``<server>/<entity>/<project>/runs/<id>``."""
+"""Where a W&B run is, as one text: ``<server>/<entity>/<project>/runs/<id>``, or an offline run's folder."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
 
+from memlog.sink import DISABLED, OFFLINE
+
 _RUN = re.compile(r"(?P<server>https?://.+?)/(?P<path>[^/]+/[^/]+)/runs/(?P<run_id>[^/]+)/?")
+_OFFLINE_RUN = re.compile(
+    OFFLINE + r"(?P<folder>.*)#(?P<path>(?:[^/#]+/){0,2})runs/(?P<run_id>[^/#]+)"
+)
 
 
 class RunPath(NamedTuple):
@@ -22,29 +27,41 @@ class RunPath(NamedTuple):
 def address_of(settings: Any) -> str | None:
     """The address of the run with these settings; the server's alone where the rest is not known.
 
-    An offline run has no entity: which one it will get is decided when it is synced.
+    An offline run often has no entity: which one it will get is decided when it is synced.
     """
+    if getattr(settings, "_noop", False):
+        return DISABLED
+    entity, project = getattr(settings, "entity", None), getattr(settings, "project", None)
+    run_id = getattr(settings, "run_id", None)
+    if getattr(settings, "_offline", False) and run_id:
+        path = "".join(f"{part}/" for part in (entity if project else None, project) if part)
+        return f"{OFFLINE}{settings.sync_dir}#{path}runs/{run_id}"
     server = getattr(settings, "base_url", None)
     if not server:
         return None
-    entity, project = getattr(settings, "entity", None), getattr(settings, "project", None)
-    run_id = getattr(settings, "run_id", None)
     if entity and project and run_id:
         return f"{server.rstrip('/')}/{entity}/{project}/runs/{run_id}"
     return str(server)
 
 
 def server_of(address: str | None) -> str | None:
-    """The server's part of a server's or run's address."""
-    if not address:
+    """The server's part of a server's or run's address; ``None`` where it has none."""
+    if not address or address.startswith((OFFLINE, DISABLED)):
         return None
     found = _RUN.fullmatch(address)
     return found["server"] if found else address
 
 
+def offline_folder(address: str | None) -> str | None:
+    """The folder of an offline run; ``None`` where the address is none of such a run."""
+    found = _OFFLINE_RUN.fullmatch(address or "")
+    return found["folder"] if found else None
+
+
 def run_path(run: str) -> RunPath:
     """Reads a run's address, ``entity/project/id``, ``project/id`` or the id alone."""
-    found = _RUN.fullmatch(run)
-    parts = [*found["path"].split("/"), found["run_id"]] if found else run.split("/")
+    found = _RUN.fullmatch(run) or _OFFLINE_RUN.fullmatch(run)
+    path = f"{found['path'].rstrip('/')}/{found['run_id']}" if found else run
+    parts = path.lstrip("/").split("/")
     entity, project, run_id = ([None] * 3 + [*parts])[-3:]
     return RunPath(entity, project, run_id or run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ from memlog.sink import ArtifactStore, Connection, Ride, Sink, Target, TrackerRu
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of
 from memlog_wandb.ride import WandbRide
+
+logger = logging.getLogger("memlog")
 
 
 class WandbBackend:
@@ -24,13 +27,14 @@ class WandbBackend:
     def __init__(self) -> None:
         self._run: Any = None
         self._seen: TrackerRun | None = None
+        self._said = False
 
     def active_run(self) -> TrackerRun | None:
         """The run that the user has open in this process; ``None`` also where wandb is not imported.
 
         Only attributes are read: ``run.step``, for one, would ask the server.
         """
-        run = getattr(sys.modules.get("wandb"), "run", None)
+        run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         if run is None:
             return None
         if run is not self._run:
@@ -38,13 +42,30 @@ class WandbBackend:
             self._run = run
         return self._seen
 
+    def _only_run(self) -> Any:
+        """The one run that is open where there is no ``wandb.run``: ``reinit="create_new"`` sets none."""
+        singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
+        runs = getattr(singleton, "_active_runs", None)
+        if not runs:
+            return None
+        if len(runs) == 1:
+            return runs[0]
+        if not self._said and self._run not in runs:
+            self._said = True
+            logger.warning(
+                "memlog: %d W&B runs are open and none is wandb.run: memlog joins none of them; open the "
+                "one that it is to join first, or without reinit='create_new'",
+                len(runs),
+            )
+        return None
+
     def open_ride(self, run: TrackerRun) -> Ride:
         """Begins to write to the user's run, which `active_run` has just found."""
         return WandbRide(self._run, run.run_id)
 
     def connection(self) -> Connection:
         """The server's address (``None``: W&B's default) and what the client reads of the environment."""
-        run = getattr(sys.modules.get("wandb"), "run", None)
+        run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         found = environment.gathered(None if run is None else _settings(run))
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,15 @@ from memlog.redact import without_credentials
 LOG_IN = "run `wandb login`, set WANDB_API_KEY, or record without a server: WANDB_MODE=offline"
 _MAX_TEXT = 400
 _NO_RUN = "Could not find run"
+_NAMED_RUN = re.compile(r"<Run (?P<path>\S+)")
+_NO_CONNECTION = re.compile(r"HTTPS?ConnectionPool\(host='(?P<host>[^']*)', port=(?P<port>\d+)\)")
+_REASONS = (
+    "Connection refused",
+    "Name or service not known",
+    "timed out",
+    "certificate verify failed",
+)
+"""What of a failed connection's text is worth telling."""
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
 _NOT_HEARD = ("Failed to execute API request", "Failed to initialize API", "error 5")
 """wandb calls it an authentication's error as well when the server could not be asked."""
@@ -58,8 +68,10 @@ def _translation(error: Exception) -> MemlogError:
     if isinstance(error, UsageError) and any(word in text for word in _NOT_LOGGED_IN):
         return TrackerUnavailableError(f"you are not logged in to W&B: {LOG_IN}")
     if _NO_RUN in text:
+        named = _NAMED_RUN.search(text)
         return UnknownRunError(
-            f"{_one_line(text)}: name it as entity/project/id, or set WANDB_ENTITY and WANDB_PROJECT"
+            f"W&B has no run {_one_line(named['path']) if named else 'of this name'}: name it as "
+            "entity/project/id, or set WANDB_ENTITY and WANDB_PROJECT"
         )
     if isinstance(error, (UsageError, TypeError, ValueError)):
         return TrackerRejectedError(f"W&B refused it: {_one_line(text)}")
@@ -67,6 +79,9 @@ def _translation(error: Exception) -> MemlogError:
 
 
 def _one_line(text: str) -> str:
-    """``text`` on one line, without credentials."""
+    """``text`` on one line, without credentials and what a client's own libraries say of a connection."""
+    if found := _NO_CONNECTION.search(text):
+        reason = next((reason for reason in _REASONS if reason in text), "no answer")
+        text = f"{found['host']}:{found['port']}: {reason}"
     line = without_credentials(" ".join(text.split()))
     return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

@@ -7,7 +7,7 @@ user's rows stay as they are. Within a row the last write wins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,18 @@ class WandbRide:
     def is_open(self) -> bool:
         """Whether the user has not finished the run."""
         return not getattr(self._run, "_is_finished", False)
+
+    def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        """Adds to wandb's own list of what is to be called when a run ends, as its Jupyter half does."""
+        hooks = getattr(self._run, "_teardown_hooks", None)
+        if isinstance(hooks, list):
+            from wandb.sdk.wandb_run import (  # noqa: PLC0415 - whoever has a run has imported it
+                TeardownHook,
+                TeardownStage,
+            )
+
+            for call, stage in ((before, TeardownStage.EARLY), (after, TeardownStage.LATE)):
+                hooks.append(TeardownHook(call, stage))  # type: ignore[arg-type] # wandb uses no result
 
     def row(self) -> object | None:
         """What changes when the user commits a row; ``None`` where this wandb does not tell.

@@ -15,7 +15,7 @@ from memlog.events import Alert, Artifact, Status
 from memlog.health import Health
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_wandb import contents
-from memlog_wandb.addresses import address_of, run_path
+from memlog_wandb.addresses import RunPath, address_of, run_path
 from memlog_wandb.errors import translated, unavailable
 from memlog_wandb.given_up import rows_given_up
 from memlog_wandb.probe import probe
@@ -191,9 +191,11 @@ class _OpenRun:
 
 
 def _opened_run(target: Target, settings: wandb.Settings) -> Any:
+    beside = _path_beside(target)
     return wandb.init(
         id=_run_id(target),
-        project=target.project or _project_beside(target),
+        entity=beside.entity,
+        project=target.project or beside.project,
         name=target.name,
         group=None if target.beside is None else run_path(target.beside.run_id).run_id,
         job_type="memlog",
@@ -236,11 +238,10 @@ def _run_id(target: Target) -> str:
     return f"memlog-{target.memlog_run}-{beside}"
 
 
-def _project_beside(target: Target) -> str | None:
-    """The project of the user's run, where its address tells it."""
-    if target.beside is None or target.beside.uri is None:
-        return None
-    return run_path(target.beside.uri).project if "/runs/" in target.beside.uri else None
+def _path_beside(target: Target) -> RunPath:
+    """The entity and project of the user's run, where its address tells them."""
+    uri = None if target.beside is None else target.beside.uri
+    return run_path(uri) if uri and "runs/" in uri else RunPath(None, None, "")
 
 
 def _rows(points: Sequence[Point]) -> Iterator[list[Point]]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import wandb
 
-from memlog.errors import TrackerRejectedError
+from memlog.errors import MemlogError, TrackerRejectedError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
-from memlog_wandb.addresses import RunPath, run_path
+from memlog_wandb.addresses import RunPath, offline_folder, run_path
 from memlog_wandb.contents import METADATA
 from memlog_wandb.environment import DIR
-from memlog_wandb.errors import translated, unavailable
+from memlog_wandb.errors import LOG_IN, translated, unavailable
 from memlog_wandb.probe import probe
 
 _POLL = 0.1
@@ -41,6 +41,7 @@ class WandbStore:
     def __init__(self, connection: Connection) -> None:
         self._environment = connection.environment
         self._known = run_path(connection.uri) if connection.uri else RunPath(None, None, "")
+        self._offline = offline_folder(connection.uri)
         self._api: Any = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
@@ -74,6 +75,18 @@ class WandbStore:
         )
 
     def _found(self, run_id: str) -> list[tuple[StoredArtifact, Any]]:
+        try:
+            return self._asked(run_id)
+        except MemlogError as error:
+            if self._offline is None:
+                raise
+            reason = "" if LOG_IN in str(error) else f" ({error})"
+            raise UnknownRunError(
+                f"run {run_id} was recorded offline, and W&B can't give its files{reason}: leave --backend "
+                f"out to have them from here, or `wandb sync {self._offline}` it first"
+            ) from error
+
+    def _asked(self, run_id: str) -> list[tuple[StoredArtifact, Any]]:
         probe(wandb.setup().settings.base_url)  # without it wandb would try for some time
         with translated(), _folders_elsewhere():
             if self._api is None:

@@ -19,6 +19,7 @@ from memlog.analysis.document import (
     Summary,
 )
 from memlog.analysis.folds import ALLOCATED, RESERVED
+from memlog.cli.addresses import told_place
 from memlog.cli.label_tables import points, scopes
 from memlog.cli.output import (
     STATUS_STYLES,
@@ -44,7 +45,7 @@ _UNITS = {"mib": "MiB", "ms": "ms"}
 """By the end of a metric's name."""
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
-_RUNS_SHOWN = 3
+_RUNS_SHOWN = 5
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -202,7 +203,7 @@ def _deliveries(console: Console, summary: Summary) -> RenderableType:
     if not delivered:
         return plain(f"to no tracker; `{sync} --to mlflow` brings it to one")
     facts: dict[str, str | Text] = {
-        name: _delivery(console, delivery) for name, delivery in delivered.items()
+        name: _delivery(console, name, delivery) for name, delivery in delivered.items()
     }
     unfinished = any(delivery.stage != "done" for delivery in delivered.values())
     if unfinished and summary.status != "running":
@@ -210,17 +211,20 @@ def _deliveries(console: Console, summary: Summary) -> RenderableType:
     return _facts(facts)
 
 
-def _delivery(console: Console, delivery: Delivery) -> Text:
-    stage = sign(console, "✓", "done") if delivery.stage == "done" else delivery.stage
-    told = Text.assemble(f"{delivery.points:,} points ", (stage, _STAGES.get(delivery.stage, "")))
+def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
+    told = Text(f"{delivery.points:,} points")
+    if delivery.stage != "done":
+        told.append(" ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
+    elif not delivery.problem:
+        told.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
     if delivery.problem:
         told.append(": ").append(plain(delivery.problem))
     for run in delivery.runs[:_RUNS_SHOWN]:
         whose = "own run" if run.own else "run"
-        at = f" at {run.uri}" if run.uri else ""
-        told.append(f"\n{whose} ").append(plain(run.id + at))
+        told.append(f"\n{whose} ").append(plain(run.id + told_place(name, run.uri)))
     if len(delivery.runs) > _RUNS_SHOWN:
-        told.append(f"\nand {len(delivery.runs) - _RUNS_SHOWN:,} runs more")
+        more = len(delivery.runs) - _RUNS_SHOWN
+        told.append("\nand 1 run more" if more == 1 else f"\nand {more:,} runs more")
     return told
 
 

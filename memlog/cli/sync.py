@@ -11,7 +11,7 @@ import msgspec
 
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import Delivery
-from memlog.cli.addresses import known_address
+from memlog.cli.addresses import known_address, told_place
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
@@ -221,4 +221,4 @@ def _where(state: CourierState, delivery: Delivery | None) -> str:
     if len(runs) != 1:
         return f" ({len(runs):,} runs)" if runs else ""
     uri = uris.get(runs[0])
-    return f" (run {runs[0]} at {uri})" if uri else f" (run {runs[0]})"
+    return f" (run {runs[0]}{told_place(state.backend, uri)})"

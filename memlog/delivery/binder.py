@@ -9,7 +9,7 @@ from memlog.delivery.rider import Rider
 from memlog.health import Health
 from memlog.journal import Binding, JournalWriter
 from memlog.redact import without_credentials
-from memlog.sink import Backend, Connection, RidingBackend, TrackerRun
+from memlog.sink import DISABLED, Backend, Connection, RidingBackend, TrackerRun
 
 
 class Binder:
@@ -89,7 +89,7 @@ class Binder:
         uri = None if run.uri is None else without_credentials(run.uri)
         rider, backend = self._riders.get(name), self._backends[name]
         if rider is not None and isinstance(backend, RidingBackend):
-            rider.begin(backend.open_ride(run))
+            rider.begin(backend.open_ride(run), kept=uri != DISABLED)
             self._on_ride()
             self._tell(Ridden(name, run.run_id, uri))
         else:

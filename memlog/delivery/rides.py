@@ -32,7 +32,8 @@ class RideState(msgspec.Struct, kw_only=True):
     joined: list[str] = []
     """Ids of the user's runs that were ridden."""
     whole: list[str] = []
-    """Those of them that have everything, or whose whole series was delivered beside them since."""
+    """Those of them that have everything, or whose whole series was delivered beside them since, or of
+    which the tracker keeps nothing."""
     delivered: int = 0
     """Points handed over, before folding."""
     folded: int = 0

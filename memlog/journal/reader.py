@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
@@ -64,9 +65,12 @@ class JournalFile:
     @property
     def segments(self) -> list[int]:
         """The numbers of the segments that exist."""
-        named = (
-            parse_segment_name(path.name) for path in self._directory.glob(f"{self.process}-*")
-        )
+        # Every ride asks: a glob takes three times as long.
+        try:
+            with os.scandir(self._directory) as entries:
+                named = [parse_segment_name(entry.name) for entry in entries]
+        except OSError:
+            return []
         return sorted(found[1] for found in named if found and found[0] == self.process)
 
     @property

@@ -4,39 +4,20 @@ from pathlib import Path
 
 import pytest
 from support import child
+from support.riding import (
+    PREAMBLE,
+    assert_every_step_is_there,
+    full_plan,
+    recorded,
+    sync_offline,
+)
 from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
 from memlog.analysis import summarize
 from memlog.delivery.rides import RideState, all_states
-from memlog.journal import RunDirectory, find_run
-from memlog.metrics import Plan
-from memlog.sink import Point
+from memlog.journal import RunDirectory
 
 pytestmark = pytest.mark.integration
-
-PREAMBLE = """
-    import sys
-    import time
-
-    import wandb
-
-    def start(**arguments):
-        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
-        return wandb.init(project="p", mode="offline", settings=quiet, **arguments)
-
-    if "--memlog" in sys.argv:
-        import memlog
-        session = memlog.init("wandb", finish_timeout=60)
-        step = session.step
-    else:
-        step = lambda: None
-
-    def steps(count, first=0):
-        for number in range(first, first + count):
-            step()
-            time.sleep(0.002)
-            yield number
-"""
 
 USERS = {
     "with step=": """
@@ -77,20 +58,6 @@ USERS = {
         run.log({"loss": 1 / s}, step=s)
     """,
 }
-
-
-def recorded(directory: Path) -> RunDirectory:
-    return find_run(directory / "memlog_runs", "latest")
-
-
-def full_plan(run: RunDirectory) -> list[Point]:
-    points: list[Point] = []
-    for file in run.files():
-        plan: Plan[int] = Plan("full")
-        for at, entry in enumerate(file.read()):
-            points += plan.feed(entry.event, at)
-        points += plan.flush()
-    return points
 
 
 def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
@@ -157,7 +124,7 @@ def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
     assert [(tracked.id, tracked.own) for tracked in delivery.runs] == [(held.run_id, False)]
 
 
-def test_a_run_that_the_user_has_finished_is_made_good_beside_it(tmp_path: Path) -> None:
+def test_steps_after_the_users_run_are_made_good_beside_it(tmp_path: Path) -> None:
     process = child.start(
         PREAMBLE
         + """
@@ -166,6 +133,8 @@ def test_a_run_that_the_user_has_finished_is_made_good_beside_it(tmp_path: Path)
         if s % 50 == 0:
             run.log({"loss": s}, step=s)
     run.finish()
+    for s in steps(5):
+        pass
     """,
         tmp_path,
         "--memlog",
@@ -190,29 +159,6 @@ def test_a_run_that_the_user_has_finished_is_made_good_beside_it(tmp_path: Path)
     )
     assert "nothing" in sync_offline(tmp_path)
     assert len(find_runs(tmp_path)) == 2
-
-
-def assert_every_step_is_there(made: WandbFile, run: RunDirectory) -> None:
-    wanted = [(p.name, p.index, p.value) for p in full_plan(run)]
-    got = [
-        (name, row[f"memlog/{axis}"], value)
-        for row in made.memlogs_rows()
-        for axis in ("step", "evaluation", "epoch")
-        if f"memlog/{axis}" in row
-        for name, value in row.items()
-        if name != f"memlog/{axis}"
-    ]
-    assert sorted(got) == sorted(wanted)
-
-
-def sync_offline(directory: Path, **environment: str) -> str:
-    import os
-
-    os.environ["WANDB_MODE"] = "offline"
-    try:
-        return child.memlog("sync", "latest", directory=directory)
-    finally:
-        del os.environ["WANDB_MODE"]
 
 
 def test_a_trainer_that_is_killed_leaves_what_sync_makes_good(tmp_path: Path) -> None:

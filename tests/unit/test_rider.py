@@ -1,57 +1,136 @@
-"""A ride beside a server that is away: what can be handed over is, whatever waits."""
+"""Riding on runs that end, and are opened anew under the same id."""
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from support.journals import MadeRun, at, batch
+from support.journals import batch
 
-from memlog.delivery.rider import Rider, _Ridden
+from memlog.delivery.pace import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
+from memlog.delivery.rider import Rider
 from memlog.events import Alert, Artifact
 from memlog.health import Health
+from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point
 
 
-class Away:
-    """A run of the user's whose server takes rows and alerts, which wait, and no files."""
+class Users:
+    """A run of the user's, as far as a ride goes."""
 
-    run_id = "users"
-    is_open = True
+    def __init__(self, run_id: str = "same") -> None:
+        self.run_id = run_id
+        self.is_open = True
+        self.committed = 0
+        self.rows: list[dict[str, float]] = []
+        self.artifacts: list[str] = []
+        self.ridden = threading.Event()
 
-    def __init__(self) -> None:
-        self.had: list[str] = []
-        self.takes_files = False
+    def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        self.before, self.after = before, after
 
     def row(self) -> object | None:
-        return None
+        return self.committed
 
     def log(self, points: Sequence[Point]) -> None:
-        self.had.append(f"step {max(point.index for point in points)}")
+        self.rows.append({"step": max(point.index for point in points)})
+        self.ridden.set()
 
     def log_parameters(self, parameters: object) -> None: ...
+    def log_alert(self, alert: Alert) -> None: ...
 
-    def log_alert(self, alert: Alert) -> None:
-        self.had.append(alert.title)
+    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:  # noqa: ARG002 - the protocol's
+        self.artifacts.append(file.read_text())
 
-    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:  # noqa: ARG002 - as a ride's
-        if not self.takes_files:
-            raise ConnectionError("nobody there")
-        self.had.append(artifact.name)
+    def end(self) -> None:
+        self.before()
+        self.is_open = False
+        self.after()
 
 
-def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) -> None:
-    made = MadeRun(tmp_path, alive=True).bound("wandb", "users", None)
-    (made.directory.artifacts).mkdir()
-    (made.directory.artifacts / "notes.txt").write_text("kept")
-    ride, health = Away(), Health()
-    rider = Rider(made.directory, "wandb", health)
-    rider._rides["users"] = _Ridden(ride)  # without the thread that `begin` starts
-    made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))
-    rider._ride_once()
-    made.write(batch(1, 2**20), Alert(at(1), 1, "error", "rule", "high", "text"), batch(2, 2**20))
-    rider._ride_once()
-    assert ride.had == ["step 0", "step 2", "high"]
-    assert sum(health.faults.values()) == 2
-    ride.takes_files = True
-    rider._ride_once()
-    rider._ride_once()
-    assert ride.had[3:] == ["notes.txt"]
+class Trainer:
+    """A journal that steps are written to, and a rider beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.run: RunDirectory = new_run(directory)
+        self.health = Health()
+        self.journal = JournalWriter(
+            self.run.path, run=self.run.id, role="trainer", begun_us=0, health=self.health
+        )
+        self.rider = Rider(self.run, "tracker", self.health)
+
+    def open(self, users: Users) -> None:
+        self.rider.begin(users)
+        self.journal.bind("tracker", Binding(users.run_id))
+
+    def step(self, number: int, users: Users | None = None) -> None:
+        """One step; beside a run it is waited for until the run has it."""
+        if users is not None:
+            users.ridden.clear()
+        self.journal.append(batch(number, 2**30 + number))
+        if users is not None:
+            assert users.ridden.wait(10)
+            time.sleep(SHORTEST_PAUSE)  # the ride comes to its end before the row is committed
+            users.committed += 1
+
+    def finish(self) -> None:
+        self.journal.close()
+        self.rider.complete()
+        assert self.rider.join(10)
+        assert not self.health.faults
+
+
+def steps_in(series: str) -> set[int]:
+    return {int(line.split(",")[1]) for line in series.splitlines()[1:]}
+
+
+def test_steps_while_no_run_was_open_are_brought_to_the_run_that_is_opened_anew(
+    tmp_path: Path,
+) -> None:
+    trainer, first, second = Trainer(tmp_path), Users(), Users()
+    trainer.open(first)
+    for number in range(3):
+        trainer.step(number, first)
+    first.end()
+    for number in range(3, 6):
+        trainer.step(number)
+    time.sleep(5 * SHORTEST_PAUSE)  # that they are read before is not needed, but usual
+    trainer.open(second)
+    for number in range(6, 8):
+        trainer.step(number, second)
+    trainer.finish()
+    (series,) = second.artifacts
+    assert steps_in(series) == set(range(8))
+    assert (trainer.rider.state.stage, trainer.rider.state.whole) == ("done", ["same"])
+    assert trainer.rider.state.folded >= 3
+
+
+def test_steps_after_the_end_of_a_run_are_said_to_be_missing(tmp_path: Path) -> None:
+    trainer, users = Trainer(tmp_path), Users()
+    trainer.open(users)
+    trainer.step(0, users)
+    users.end()
+    trainer.step(1)
+    trainer.finish()
+    assert (trainer.rider.state.stage, trainer.rider.state.whole) == ("waiting", [])
+    assert "run same ended" in (trainer.rider.state.problem or "")
+
+
+def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
+    trainer, users = Trainer(tmp_path), Users()
+    trainer.open(users)
+    for number in range(50):
+        trainer.step(number)
+    users.end()
+    assert users.rows[-1] == {"step": 49}
+    assert [steps_in(series) for series in users.artifacts] == [set(range(50))]
+    trainer.finish()
+    assert trainer.rider.state.stage == "done"
+
+
+def test_pauses_keep_rides_within_their_share() -> None:
+    pace = Pace()
+    assert pace.pause(0.001) == SHORTEST_PAUSE
+    waited = [pace.pause(0.001) for _ in range(200)]
+    assert waited[-1] > 100 * 0.001 / SHARE
+    assert pace.pause(1000) == LONGEST_PAUSE

@@ -36,9 +36,15 @@ class Users:
         if self.commit_during_log:
             self.commit()
 
+    def watch_end(self, before: object, after: object) -> None: ...
     def log_parameters(self, parameters: object) -> None: ...
     def log_alert(self, alert: Alert) -> None: ...
     def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None: ...
+
+
+def put(row: Row, users: Users, points: Sequence[Point]) -> None:
+    row.add(points)
+    row.ride(users)
 
 
 def point(step: int, value: float, fold: Fold = "max") -> Point:
@@ -47,17 +53,17 @@ def point(step: int, value: float, fold: Fold = "max") -> Point:
 
 def test_peaks_keep_their_maximum_and_levels_their_newest_within_a_row() -> None:
     users, row = Users(), Row()
-    row.ride(users, [point(0, 9), point(0, 9, "last"), point(1, 3), point(1, 3, "last")])
-    row.ride(users, [point(2, 5), point(2, 5, "last")])
+    put(row, users, [point(0, 9), point(0, 9, "last"), point(1, 3), point(1, 3, "last")])
+    put(row, users, [point(2, 5), point(2, 5, "last")])
     assert users.rows == [{"max": 9, "last": 5}]
     assert row.folded == 2
 
 
 def test_a_committed_row_begins_anew() -> None:
     users, row = Users(), Row()
-    row.ride(users, [point(0, 9)])
+    put(row, users, [point(0, 9)])
     users.commit()
-    row.ride(users, [point(1, 3)])
+    put(row, users, [point(1, 3)])
     assert users.rows == [{"max": 9}, {"max": 3}]
     assert row.folded == 0
 
@@ -65,16 +71,16 @@ def test_a_committed_row_begins_anew() -> None:
 def test_a_commit_in_the_middle_of_a_ride_loses_no_peak() -> None:
     users, row = Users(), Row()
     users.commit_during_log = True
-    row.ride(users, [point(0, 9)])
+    put(row, users, [point(0, 9)])
     users.commit_during_log = False
-    row.ride(users, [point(1, 3)])
+    put(row, users, [point(1, 3)])
     assert users.rows == [{"max": 9}, {"max": 9}]
 
 
 def test_where_rows_can_not_be_told_apart_each_ride_is_folded_alone() -> None:
     users, row = Users(tells=False), Row()
-    row.ride(users, [point(0, 9), point(1, 4)])
-    row.ride(users, [point(2, 3)])
+    put(row, users, [point(0, 9), point(1, 4)])
+    put(row, users, [point(2, 3)])
     assert users.rows == [{"max": 3}]
 
 

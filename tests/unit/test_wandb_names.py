@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from memlog.sink import Backend, Connection, RidingBackend
 from memlog_wandb import backend, environment
-from memlog_wandb.addresses import run_path, server_of
+from memlog_wandb.addresses import address_of, offline_folder, run_path, server_of
 from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
 
 
@@ -92,6 +93,22 @@ def test_a_runs_address_is_taken_apart() -> None:
     assert str(run_path(address)) == "me/project/abc"
     assert str(run_path("abc")) == "abc"
     assert run_path("project/abc")[:] == (None, "project", "abc")
+
+
+def test_an_offline_runs_address_tells_its_folder_and_project() -> None:
+    settings = SimpleNamespace(
+        _offline=True, run_id="abc", entity=None, project="p", sync_dir="/w/offline-run-1-abc"
+    )
+    address = address_of(settings)
+    assert address is not None
+    assert (server_of(address), offline_folder(address)) == (None, "/w/offline-run-1-abc")
+    assert run_path(address)[:] == (None, "p", "abc")
+    settings.entity = "me"
+    assert run_path(str(address_of(settings)))[:] == ("me", "p", "abc")
+    settings.project = None
+    assert run_path(str(address_of(settings)))[:] == (None, None, "abc")
+    assert offline_folder("https://wandb.example/me/p/runs/abc") is None
+    assert server_of(address_of(SimpleNamespace(_noop=True))) is None
 
 
 def test_the_users_own_run_and_connection_stay_out_of_the_helper(

@@ -55,6 +55,22 @@ def test_what_wandb_does_not_take_is_rejected() -> None:
     assert isinstance(met(UsageError("log takes a dictionary")), TrackerRejectedError)
 
 
+def test_what_is_said_is_a_sentence_and_no_clients_own_text() -> None:
+    said = str(met(CommError("Could not find run <Run tester/p/nosuchrun (not found)>")))
+    assert said == (
+        "W&B has no run tester/p/nosuchrun: name it as entity/project/id, or set WANDB_ENTITY and "
+        "WANDB_PROJECT"
+    )
+    refused = (
+        "HTTPConnectionPool(host='127.0.0.1', port=9): Max retries exceeded with url: /graphql (Caused by "
+        "NewConnectionError('<urllib3.connection.HTTPConnection object at 0x7f>: Failed to establish a "
+        "new connection: [Errno 111] Connection refused'))"
+    )
+    assert str(met(ConnectionError(refused))) == (
+        "W&B is not available (127.0.0.1:9: Connection refused)"
+    )
+
+
 def test_rows_that_were_given_up_are_known_by_wandbs_log(tmp_path: Path) -> None:
     log = tmp_path / "debug-internal.log"
     assert rows_given_up(log) is None

@@ -1,0 +1,46 @@
+"""What is said of rides: to the user, and by ``memlog show``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memlog.delivery.pace import SHARE
+from memlog.delivery.series import SERIES_KIND
+
+_NAMED = 5
+"""Runs that a message names at most."""
+
+
+def shared_rows(folded: int, run_id: str, name: str) -> str:
+    """That the user's rows don't have every step, and where every step is.
+
+    Both reasons are named: how many rows the user committed can't be asked of the tracker's client.
+    """
+    steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
+    return (
+        f"{steps} a row of run {run_id} with a later one, since you log less often than you step, or "
+        f"step faster than memlog rides (at most {SHARE:.0%} of a processor): peaks are kept, and the "
+        f"artifact {name} ({SERIES_KIND}) has every step"
+    )
+
+
+def kept_nowhere(run_ids: Sequence[str]) -> str:
+    """That runs have nothing of what was recorded, as the user wanted."""
+    is_disabled = "is disabled: nothing is" if len(run_ids) == 1 else "are disabled: nothing is"
+    return f"{_named(run_ids)} {is_disabled} kept there; the run's own folder has every step"
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    named = ", ".join(run_ids[:_NAMED])
+    if len(run_ids) > _NAMED:
+        named += f" and {len(run_ids) - _NAMED:,} more"
+    return f"run {named}" if len(run_ids) == 1 else f"runs {named}"
+
+
+def ended_early(run_ids: Sequence[str], memlog_run: str) -> str:
+    """That runs lack something, and how it is brought."""
+    each = "it" if len(run_ids) == 1 else "each"
+    return (
+        f"{_named(run_ids)} ended before everything was there: `memlog sync {memlog_run}` brings the whole "
+        f"series, as a run beside {each}"
+    )

@@ -1,0 +1,153 @@
+"""W&B runs of the user's that end before memlog does: once, several in a row, and opened anew."""
+
+from pathlib import Path
+
+import pytest
+from support import child
+from support.riding import PREAMBLE, assert_every_step_is_there, full_plan, recorded, sync_offline
+from support.wandb_file import WandbFile, find_runs, read_run
+
+from memlog.analysis import summarize
+from memlog.analysis.document import Delivery
+from memlog.delivery.rides import all_states
+
+pytestmark = pytest.mark.integration
+
+
+def train(script: str, directory: Path) -> str:
+    """Runs a script and returns what it printed beside its output."""
+    process = child.start(PREAMBLE + script, directory, "--memlog")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def held(directory: Path) -> list[WandbFile]:
+    return [read_run(path) for path in find_runs(directory)]
+
+
+def delivery_of(directory: Path) -> Delivery:
+    run = recorded(directory)
+    (delivery,) = summarize(run, all_states(run)).health.delivered.values()
+    return delivery
+
+
+def series_of(run: WandbFile) -> list[tuple[str, int, float]]:
+    """What the newest series among a run's artifacts tells: names, indices, values."""
+    newest = [artifact for artifact in run.artifacts if artifact["type"] == "series"][-1]
+    lines = Path(next(iter(newest["files"].values()))).read_text().splitlines()[1:]
+    rows = (line.split(",") for line in lines)
+    return [(name, int(index), float(value)) for _, index, _, name, value in rows]
+
+
+def test_steps_between_two_openings_of_one_run_reach_it(tmp_path: Path) -> None:
+    train(
+        """
+    first = start(id="sameid")
+    for s in steps(10):
+        first.log({"loss": s}, step=s)
+        time.sleep(0.2)  # a ride for each row: nothing but the steps between is folded
+    first.finish()
+    for s in steps(5, first=10):
+        pass
+    time.sleep(1)
+    second = start(id="sameid", resume="allow")
+    for s in steps(10, first=15):
+        second.log({"loss": s}, step=s)
+        time.sleep(0.2)
+    memlog.finish()
+    second.finish()
+    """,
+        tmp_path,
+    )
+    again = held(tmp_path)[-1]
+    assert again.users_rows() == [{"loss": s, "_step": s} for s in range(15, 25)]
+    planned = [(p.name, p.index, p.value) for p in full_plan(recorded(tmp_path))]
+    assert sorted(series_of(again)) == sorted(planned)
+    assert {index for _, index, _ in series_of(again)} == set(range(25))
+    assert delivery_of(tmp_path).stage == "done"
+
+
+def test_what_a_run_that_was_opened_twice_lacks_is_not_forgotten(tmp_path: Path) -> None:
+    errors = train(
+        """
+    for begin in (0, 10):
+        run = start(id="sameid", resume="allow")
+        for s in steps(5, first=begin):
+            run.log({"loss": s}, step=s)
+            time.sleep(0.05)
+        run.finish()
+        for s in steps(5, first=begin + 5):
+            pass
+    """,
+        tmp_path,
+    )
+    assert "run sameid ended before everything was there" in errors
+    assert delivery_of(tmp_path).stage == "waiting"
+    sync_offline(tmp_path)
+    made = next(run for run in held(tmp_path) if run.job_type == "memlog")
+    assert_every_step_is_there(made, recorded(tmp_path))
+    assert delivery_of(tmp_path).stage == "done"
+
+
+SWEEP = """
+    for trial in range(COUNT):
+        run = start(id=f"trial{trial}")
+        for s in steps(30):
+            if s % 10 == 9:
+                run.log({"loss": s})
+        run.finish()
+"""
+
+
+def test_each_run_of_a_sweep_gets_everything_as_it_ends(tmp_path: Path) -> None:
+    errors = train(SWEEP.replace("COUNT", "2") + "    memlog.finish()\n", tmp_path)
+    assert "memlog sync" not in errors
+    runs = held(tmp_path)
+    assert [run.run_id for run in runs] == ["trial0", "trial1"]
+    planned = [(p.name, p.index, p.value) for p in full_plan(recorded(tmp_path))]
+    steps = [
+        {index for name, index, _ in series_of(run) if name == "memory/host/rss_mib"}
+        for run in runs
+    ]
+    assert steps == [set(range(30)), set(range(30, 60))]
+    # What was read of memory and of memlog after the second run's end is nothing that it lacks.
+    lacking = set(planned) - set(series_of(runs[0]) + series_of(runs[1]))
+    assert {index for _, index, _ in lacking} <= {59}
+    assert not {name for name, _, _ in lacking if name.startswith("memory/host/rss")}
+    assert [max(row["memlog/step"] for row in run.memlogs_rows()) for run in runs] == [29, 59]
+    assert delivery_of(tmp_path).stage == "done"
+    assert "nothing" in sync_offline(tmp_path)
+    assert len(find_runs(tmp_path)) == 2
+
+
+def test_a_sweep_that_is_killed_lacks_something_in_the_last_run_alone(tmp_path: Path) -> None:
+    process = child.start(
+        PREAMBLE
+        + SWEEP.replace("COUNT", "2").replace(
+            "        run.finish()",
+            "        if trial: import os; os.kill(os.getpid(), 9)\n        run.finish()\n"
+            "        time.sleep(2)",
+        ),
+        tmp_path,
+        "--memlog",
+    )
+    process.communicate(timeout=120)
+    assert delivery_of(tmp_path).stage == "waiting"
+    sync_offline(tmp_path)
+    made = [read_run(path) for path in find_runs(tmp_path) if "memlog" in path.name]
+    assert [run.group for run in made] == ["trial1"]
+
+
+def test_all_runs_that_lack_something_are_named(tmp_path: Path) -> None:
+    errors = train(
+        SWEEP.replace("COUNT", "5").replace(
+            "        run.finish()", "        run.finish()\n        for s in steps(1): pass"
+        ),
+        tmp_path,
+    )
+    names = [f"trial{trial}" for trial in range(5)]
+    assert "runs " + ", ".join(names) + " ended before everything was there" in errors
+    shown = child.memlog("show", "latest", directory=tmp_path)
+    assert all(f"run {name}" in shown for name in names)
+    assert "more" not in shown

@@ -1,0 +1,118 @@
+"""Where W&B's runs stand, and what memlog says of it: offline, disabled, or not in sight."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import child
+from support.riding import PREAMBLE, sync_offline
+from support.wandb_file import find_runs, read_only_run, read_run
+
+pytestmark = pytest.mark.integration
+
+LOOP = """
+    for s in steps(20):
+        run.log({"loss": s}, step=s)
+"""
+
+
+def train(script: str, directory: Path, **environment: str) -> str:
+    """Runs a script and returns what it printed beside its output."""
+    process = child.start(PREAMBLE + script, directory, "--memlog", **environment)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def show(directory: Path) -> str:
+    return " ".join(child.memlog("show", "latest", directory=directory).split())
+
+
+def test_the_run_beside_an_offline_one_is_in_its_project(tmp_path: Path) -> None:
+    train("    run = start()" + LOOP + "    run.finish()\n    list(steps(3))\n", tmp_path)
+    sync_offline(tmp_path)
+    users, beside = (read_run(path) for path in find_runs(tmp_path))
+    assert (users.project, beside.project) == ("p", "p")
+    assert beside.group == users.run_id
+
+
+def test_an_offline_run_is_said_to_be_in_its_folder(tmp_path: Path) -> None:
+    train("    run = start(id='mine')" + LOOP, tmp_path)
+    (folder,) = (path.parent for path in find_runs(tmp_path))
+    shown = show(tmp_path)
+    assert f"run mine, offline in ./wandb/{folder.name}" in shown
+    assert f"`wandb sync ./wandb/{folder.name}` uploads it" in shown
+    assert "http" not in shown
+
+
+def test_files_of_an_offline_run_are_to_be_had_from_here_or_after_its_sync(tmp_path: Path) -> None:
+    train("    run = start(id='mine')" + LOOP, tmp_path)
+    (folder,) = (path.parent for path in find_runs(tmp_path))
+    pulled = subprocess.run(
+        [sys.executable, "-m", "memlog", "pull", "latest", "--backend", "wandb", "-o", "out"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "WANDB_MODE": "offline",
+            "WANDB_BASE_URL": "http://127.0.0.1:1",
+            "NETRC": str(tmp_path / "none"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert pulled.returncode == 1
+    assert f"leave --backend out to have them from here, or `wandb sync {folder}` it first" in (
+        pulled.stderr
+    )
+    assert "WANDB_MODE" not in pulled.stderr
+    assert len(pulled.stderr.strip().splitlines()) == 1
+
+
+def test_nothing_is_said_to_be_in_a_disabled_run(tmp_path: Path) -> None:
+    errors = train("    run = wandb.init(mode='disabled', project='p')" + LOOP, tmp_path)
+    assert "nothing is kept there" in errors
+    assert "artifact" not in errors
+    shown = show(tmp_path)
+    assert "0 points: run" in shown
+    assert "disabled: nothing is kept" in shown
+    assert "http" not in shown
+    assert "sync" not in shown
+    assert find_runs(tmp_path) == []
+
+
+def test_the_only_run_of_those_that_are_no_wandb_run_is_ridden(tmp_path: Path) -> None:
+    errors = train(
+        "    run = start(reinit='create_new')\n    assert wandb.run is None" + LOOP, tmp_path
+    )
+    held = read_only_run(tmp_path)
+    assert held.users_rows() == [{"loss": s, "_step": s} for s in range(20)]
+    assert held.memlogs_rows()
+    assert "wandb.run" not in errors
+
+
+def test_which_of_several_such_runs_is_meant_is_asked_in_one_line(tmp_path: Path) -> None:
+    errors = train(
+        "    run = start(reinit='create_new')\n    other = start(reinit='create_new')" + LOOP,
+        tmp_path,
+        WANDB_MODE="offline",
+    )
+    assert errors.count("2 W&B runs are open and none is wandb.run") == 1
+    held = [read_run(path) for path in find_runs(tmp_path)]
+    assert [bool(run.memlogs_rows()) for run in held if run.job_type != "memlog"] == [False, False]
+
+
+def test_why_nothing_arrives_is_said_as_training_ends(tmp_path: Path) -> None:
+    process = child.start(
+        "import memlog\nmemlog.init('wandb', finish_timeout=8)\nmemlog.finish()\n",
+        tmp_path,
+        WANDB_MODE="online",
+        WANDB_BASE_URL="http://127.0.0.1:1",
+        NETRC=str(tmp_path / "none"),
+    )
+    _, errors = process.communicate(timeout=120)
+    assert "not everything is delivered after 8 s (wandb: W&B is not available" in errors
+    assert "Connection refused" in errors

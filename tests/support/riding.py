@@ -1,0 +1,66 @@
+"""Training scripts with a W&B run of the user's, offline, and what memlog recorded of them."""
+
+from pathlib import Path
+
+from memlog.journal import RunDirectory, find_run
+from memlog.metrics import Plan
+from memlog.sink import Point
+from support import child
+from support.wandb_file import WandbFile
+
+PREAMBLE = """
+    import sys
+    import time
+
+    import wandb
+
+    def start(**arguments):
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
+        return wandb.init(project="p", mode="offline", settings=quiet, **arguments)
+
+    if "--memlog" in sys.argv:
+        import memlog
+        session = memlog.init("wandb", finish_timeout=60)
+        step = session.step
+    else:
+        step = lambda: None
+
+    def steps(count, first=0):
+        for number in range(first, first + count):
+            step()
+            time.sleep(0.002)
+            yield number
+"""
+
+
+def recorded(directory: Path) -> RunDirectory:
+    return find_run(directory / "memlog_runs", "latest")
+
+
+def full_plan(run: RunDirectory) -> list[Point]:
+    points: list[Point] = []
+    for file in run.files():
+        plan: Plan[int] = Plan("full")
+        for at, entry in enumerate(file.read()):
+            points += plan.feed(entry.event, at)
+        points += plan.flush()
+    return points
+
+
+def assert_every_step_is_there(made: WandbFile, run: RunDirectory) -> None:
+    wanted = [(p.name, p.index, p.value) for p in full_plan(run)]
+    got = [
+        (name, row[f"memlog/{axis}"], value)
+        for row in made.memlogs_rows()
+        for axis in ("step", "evaluation", "epoch")
+        if f"memlog/{axis}" in row
+        for name, value in row.items()
+        if name != f"memlog/{axis}"
+    ]
+    assert sorted(got) == sorted(wanted)
+
+
+def sync_offline(directory: Path, **environment: str) -> str:
+    return child.memlog(
+        "sync", "latest", directory=directory, **{"WANDB_MODE": "offline", **environment}
+    )

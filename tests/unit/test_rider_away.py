@@ -1,0 +1,59 @@
+"""A ride beside a server that is away: what can be handed over is, whatever waits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from support.journals import MadeRun, at, batch
+
+from memlog.delivery.rider import Rider
+from memlog.events import Alert, Artifact
+from memlog.health import Health
+from memlog.sink import Point
+
+
+class Away:
+    """A run of the user's whose server takes rows and alerts, which wait, and no files."""
+
+    run_id = "users"
+    is_open = True
+
+    def __init__(self) -> None:
+        self.had: list[str] = []
+        self.takes_files = False
+
+    def watch_end(self, before: object, after: object) -> None: ...
+
+    def row(self) -> object | None:
+        return None
+
+    def log(self, points: Sequence[Point]) -> None:
+        self.had.append(f"step {max(point.index for point in points)}")
+
+    def log_parameters(self, parameters: object) -> None: ...
+
+    def log_alert(self, alert: Alert) -> None:
+        self.had.append(alert.title)
+
+    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:  # noqa: ARG002 - as a ride's
+        if not self.takes_files:
+            raise ConnectionError("nobody there")
+        self.had.append(artifact.name)
+
+
+def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path, alive=True).bound("wandb", "users", None)
+    (made.directory.artifacts).mkdir()
+    (made.directory.artifacts / "notes.txt").write_text("kept")
+    ride, health = Away(), Health()
+    rider = Rider(made.directory, "wandb", health)
+    rider._rides["users"] = ride  # without the thread that `begin` starts
+    made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))
+    rider._ride_once()
+    made.write(batch(1, 2**20), Alert(at(1), 1, "error", "rule", "high", "text"), batch(2, 2**20))
+    rider._ride_once()
+    assert ride.had == ["step 0", "step 2", "high"]
+    assert sum(health.faults.values()) == 2
+    ride.takes_files = True
+    rider._ride_once()
+    rider._ride_once()
+    assert ride.had[3:] == ["notes.txt"]
