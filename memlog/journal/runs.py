@@ -68,7 +68,10 @@ class RunDirectory:
     def begun(self) -> float:
         """Unix time in seconds at which the run began."""
         header = self.trainer()
-        return header.begun_us / 1e6 if header else self.last_write()
+        try:
+            return header.begun_us / 1e6 if header else self.last_write()
+        except OverflowError:  # a damaged journal's number beyond all reason
+            return self.last_write()
 
     def last_write(self) -> float:
         """Unix time in seconds of the newest change to the journal."""
@@ -148,7 +151,9 @@ def find_run(root: Path, name: str) -> RunDirectory:
             "MEMLOG_DIR"
         )
     if not name:
-        raise RunNotFoundError(f"no run is named: pass an id, the beginning of one, or {LATEST!r}")
+        raise RunNotFoundError(
+            f"no run is named: pass an id, the beginning of one, or {LATEST!r}; `memlog runs` lists them"
+        )
     if name == LATEST:
         return runs[-1]
     found = [run for run in runs if run.id == name] or [r for r in runs if r.id.startswith(name)]
