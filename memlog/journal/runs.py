@@ -68,7 +68,10 @@ class RunDirectory:
     def begun(self) -> float:
         """Unix time in seconds at which the run began."""
         header = self.trainer()
-        return header.begun_us / 1e6 if header else self.last_write()
+        try:
+            return header.begun_us / 1e6 if header else self.last_write()
+        except OverflowError:  # a damaged journal's number beyond all reason
+            return self.last_write()
 
     def last_write(self) -> float:
         """Unix time in seconds of the newest change to the journal."""
@@ -149,7 +152,7 @@ def find_run(root: Path, name: str) -> RunDirectory:
         )
     if not name:
         raise RunNotFoundError(
-            f"no run is named: pass an id, its beginning, or {LATEST!r} (`memlog runs` lists them)"
+            f"no run is named: pass an id, the beginning of one, or {LATEST!r}; `memlog runs` lists them"
         )
     if name == LATEST:
         return runs[-1]

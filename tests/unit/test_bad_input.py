@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fuzz import meet
+from support.journals import BEGUN_US, MadeRun, batch
 
+from memlog.cli.main import cli
 from memlog.delivery.messages import decode
 from memlog.errors import ConfigurationError, MemlogError, RunNotFoundError
 from memlog.health import Health
@@ -28,6 +31,17 @@ def test_a_damaged_run_breaks_nothing(tmp_path: Path, part: int) -> None:
         meet(root, seed)
         assert {path.name for path in root.iterdir()} == {"k7m2xq9a"}
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
+def test_a_beginning_beyond_all_reason_breaks_no_listing(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path).write(batch(0, 1))
+    run = made.closed()
+    for path in run.path.glob("*.jsonl"):
+        text = path.read_text().replace(str(BEGUN_US), "1" + "0" * 400)
+        path.write_text(text)
+    assert run.begun() > 0
+    result = CliRunner().invoke(cli, ["runs", "--dir", str(tmp_path)])
+    assert (result.exit_code, result.exception) == (0, None)
 
 
 ANYTHING = st.recursive(
