@@ -36,12 +36,15 @@ class Observer(Protocol):
 
 
 class ObservingMode(TorchDispatchMode):
-    """Lets every operation pass.
+    """Lets every operation pass, and raises nothing of its own into it.
 
     Args:
         observer: Who is shown results. Its errors are counted and reach nobody.
         health: Where they are counted.
     """
+
+    supports_higher_order_operators = True
+    """They (``torch.cond``, ``while_loop``, …) refuse to run below a mode that doesn't say so."""
 
     def __init__(self, observer: Observer, health: Health) -> None:
         super().__init__()
@@ -63,6 +66,8 @@ class ObservingMode(TorchDispatchMode):
 
     def begin(self) -> None:
         """Puts the mode on top of this thread's stack."""
+        if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            private.let_higher_order_pass(type(self))
         _flags.acquire()
         self.__enter__()
         self._inside = True
@@ -96,7 +101,7 @@ class ObservingMode(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         kind = self._kinds.get(func)
         if kind is None:
-            kind = self._kinds[func] = kind_of(func)
+            kind = self._kind_of(func)
         inside = None
         if kind == MEASURED:
             out, inside = scratch.run(func, args, kwargs or {})
@@ -108,6 +113,14 @@ class ObservingMode(TorchDispatchMode):
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out
+
+    def _kind_of(self, func: Any) -> int:
+        try:
+            kind = self._kinds[func] = kind_of(func)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._health.fault("looking at an operation", error)
+            return NOTHING
+        return kind
 
 
 class _Flags:
@@ -150,8 +163,10 @@ _flags = _Flags()
 
 
 def kind_of(func: Any) -> int:
-    """What an operation's result may be, by its schema."""
-    schema = func._schema
+    """What an operation's result may be, by its schema; operations of a higher order have none."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return NEW
     if schema.name == "aten::detach":
         return DETACHED
     if schema.name == "aten::lift_fresh":

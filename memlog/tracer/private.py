@@ -53,6 +53,21 @@ def mode_stack() -> list[Any]:
     return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
+def let_higher_order_pass(kind: type) -> None:
+    """Tells every operation of a higher order that a class of modes passes them on.
+
+    For a torch without ``supports_higher_order_operators``; those that are made later refuse all the same.
+    """
+    for operation in tuple(getattr(torch._ops, "_higher_order_ops", {}).values()):
+        table = getattr(operation, "python_key_table", None)
+        if table is not None and kind not in table:
+            table[kind] = functools.partial(_pass_on, operation)
+
+
+def _pass_on(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operation, (), args, kwargs)
+
+
 def backward_task() -> int:
     """The number of the backward pass that this thread is in, or `NO_TASK`."""
     return NO_TASK if graph_task is None else int(graph_task())
