@@ -83,6 +83,11 @@ class DispatchEngine:
         reason = "the CPU has no caching allocator, so nothing is reserved"
         return Finding(unseen=_UNSEEN, fragmentation_reason=reason, dropped=dropped)
 
+    def give_up(self) -> None:
+        """Records nothing more. The mode, which may be at work right now, only rests."""
+        self._mode.rest()
+        self._spans.closed = True
+
     def leave(self) -> bool:
         """Takes the mode out where it is on top of this thread's stack; ``True`` once it is out."""
         return self._mode.leave()

@@ -32,5 +32,8 @@ class Engine(Protocol):
     def stop(self) -> Finding:
         """Ends, and writes what is still to be written."""
 
+    def give_up(self) -> None:
+        """Records nothing more; everything else goes on until `stop`. Called from anywhere."""
+
     def leave(self) -> bool:
         """Takes out what could not be taken out at the end; ``True`` once nothing is left in torch."""

@@ -10,9 +10,7 @@ that table changes meanwhile. So whoever opens and closes windows in such hooks 
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -28,6 +26,7 @@ from torch.optim.optimizer import (
 
 from memlog.health import Health
 from memlog.tracer.scopes import LISTENERS, Scope
+from memlog.tracer.silence import Silence
 
 
 class Listener(Protocol):
@@ -58,12 +57,12 @@ class Hooks:
         self._listener = listener
         self._health = health
         self._handles: list[Any] = []
-        self._warning: Any = None
+        self._silence: Silence | None = None
         self._optimizer: _OptimizerListener | None = None
 
     def install(self) -> None:
         """Puts the hooks in: all of them or none."""
-        self._warning = _silence_compiled_modules()
+        self._silence = Silence()
         begins, ends = self._module_hooks()
         try:
             self._handles.append(register_module_forward_pre_hook(begins))
@@ -84,8 +83,8 @@ class Hooks:
             _watch.listeners = tuple(one for one in _watch.listeners if one is not gone)
         while self._handles:
             self._handles.pop().remove()
-        if self._warning in warnings.filters:
-            warnings.filters.remove(self._warning)  # type: ignore[attr-defined] # it is a list, whatever typeshed says
+        if self._silence is not None:
+            self._silence.end()
 
     def scope_begins(self, scope: Scope) -> None:
         """A scope begins, which is to the listener as a module."""
@@ -201,16 +200,3 @@ class _OptimizerWatch:
 
 
 _watch = _OptimizerWatch()
-
-
-def _silence_compiled_modules() -> Any:
-    """Keeps our hooks from costing the user a warning (an error, where warnings are) at each compiled module.
-
-    Returns:
-        The filter, to be taken out again; ``None`` where nothing has been compiled.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return None
-    text = r"Using `torch\.compile\(module\)` when there are global hooks"
-    warnings.filterwarnings("ignore", message=text)
-    return warnings.filters[0]

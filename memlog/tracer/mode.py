@@ -52,6 +52,7 @@ class ObservingMode(TorchDispatchMode):
         self._health = health
         self._kinds: dict[Any, int] = {}
         self._inside = False
+        self._thread: threading.Thread | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -68,30 +69,49 @@ class ObservingMode(TorchDispatchMode):
         """Puts the mode on top of this thread's stack."""
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
             private.let_higher_order_pass(type(self))
+        _leave_those_on_top()
         _flags.acquire()
         self.__enter__()
         self._inside = True
+        self._thread = threading.current_thread()
+
+    def rest(self) -> None:
+        """Shows nothing any more: every operation passes, at next to no cost."""
+        self._observer = None
 
     def leave(self) -> bool:
-        """Leaves if it is on top; lets everything pass until then.
+        """Leaves if it is on top of this thread's stack; lets everything pass until then.
 
         A mode that is taken out from below another would leave that other one active for good: each pops
-        whatever is on top.
+        whatever is on top. Each thread has a stack of its own, which no other can reach.
 
         Returns:
             Whether it is out.
         """
-        self._observer = None
-        if self._inside:
-            stack = private.mode_stack()
-            if stack and stack[-1] is self:
-                self._inside = False
-                self.__exit__(None, None, None)
-                _flags.release()
-            elif not any(mode is self for mode in stack):
-                self._inside = False  # another's exit took it out
-                _flags.release()
+        self.rest()
+        thread = self._thread
+        if thread is threading.current_thread():
+            _leave_those_on_top()
+            gone = not any(mode is self for mode in private.mode_stack())
+        else:
+            gone = thread is not None and not thread.is_alive()  # its stack went with it
+        if gone:
+            self._is_out()  # where another's exit took it out
         return not self._inside
+
+    def leave_from_top(self) -> bool:
+        """Leaves, being on top of the stack of its own thread, unless it still has somebody to show to."""
+        if not self._inside or self._observer is not None:
+            return False
+        self.__exit__(None, None, None)
+        self._is_out()
+        return True
+
+    def _is_out(self) -> None:
+        if self._inside:
+            self._inside = False
+            self._thread = None
+            _flags.release()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         observer = self._observer
@@ -160,6 +180,14 @@ class _Flags:
 
 
 _flags = _Flags()
+
+
+def _leave_those_on_top() -> None:
+    """Takes out what is on top of this thread's stack and has nobody to show to any more."""
+    while stack := private.mode_stack():
+        mode = stack[-1]
+        if not isinstance(mode, ObservingMode) or not mode.leave_from_top():
+            return
 
 
 def kind_of(func: Any) -> int:

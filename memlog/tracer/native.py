@@ -110,6 +110,10 @@ class NativeEngine:
         self._finding = self._found(snapshot, len(entries), join)
         return self._finding
 
+    def give_up(self) -> None:
+        """Records nothing more."""
+        self._spans.closed = True
+
     def leave(self) -> bool:
         """Nothing stays behind."""
         return self._stopped

@@ -6,6 +6,7 @@ torch promises nothing about them. Where one is missing the engine that needs it
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,19 @@ def let_higher_order_pass(kind: type) -> None:
 
 def _pass_on(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
     return mode.__torch_dispatch__(operation, (), args, kwargs)
+
+
+def transforming() -> bool:
+    """Whether this thread is inside a transformation of ``torch.func`` (``vmap``, ``grad``, …)."""
+    peek = _find("_C._functorch.peek_interpreter_stack")
+    return peek is not None and peek() is not None
+
+
+def compiler_in_use() -> bool:
+    """Whether anything in this process was given to ``torch.compile``."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", None) or {}
+    return any(backend is not None for backend in tuple(backends.values()))
 
 
 def backward_task() -> int:

@@ -59,6 +59,10 @@ class SamplerEngine:
         found, reason = statistics.fragmentation(self._device)
         return Finding(self._unseen(), found, reason)
 
+    def give_up(self) -> None:
+        """Records nothing more."""
+        self._spans.closed = True
+
     def leave(self) -> bool:
         """Nothing stays behind."""
         return self._stopped

@@ -76,6 +76,7 @@ class MemoryTracer:
         self._readings = enable_fragmentation_tracking
         self._engine = engine
         self._trace: Trace | None = None
+        self._why_none = "nothing has been traced yet; use: with tracer.trace(model): ..."
         if device is not None and "torch" in sys.modules:
             from memlog.tracer.choose import device_of  # noqa: PLC0415 - torch is there already
 
@@ -94,6 +95,8 @@ class MemoryTracer:
             ConfigurationError: The device isn't there, or ``engine`` can't trace it.
             MissingExtraError: torch is not installed.
         """
+        self._trace = None
+        self._why_none = "the last trace could not begin: tracer.health.faults says why"
         window = self._window(model)
         begun = False
         with self.health.contained("beginning a trace"):
@@ -103,8 +106,16 @@ class MemoryTracer:
             yield self
         finally:
             if begun:
-                with self.health.contained("analysing a trace"):
-                    self._trace = window.stop()
+                self._end(window)
+
+    def _end(self, window: Window) -> None:
+        from memlog.tracer.leaving import leave_later  # noqa: PLC0415 - torch is there already
+
+        with self.health.contained("analysing a trace"):
+            try:
+                self._trace = window.stop()
+            finally:
+                leave_later(window)
 
     scope = staticmethod(scope)
 
@@ -113,12 +124,10 @@ class MemoryTracer:
         """The trace that ended last: its result, and the events that it was made from.
 
         Raises:
-            ConfigurationError: Nothing has been traced yet.
+            ConfigurationError: Nothing has been traced yet, or the last trace could not begin.
         """
         if self._trace is None:
-            raise ConfigurationError(
-                "nothing has been traced yet; use: with tracer.trace(model): ..."
-            )
+            raise ConfigurationError(self._why_none)
         return self._trace
 
     @property

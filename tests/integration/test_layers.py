@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memlog
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    torch._dynamo.reset()  # where something was compiled before, no window would open
     yield tmp_path
     memlog.finish()
 
