@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memlog.analysis.trace.stream import GRADIENT, INPUT, OPTIMIZER_STATE, OUTSIDE, pack
+from memlog.analysis.trace.stream import GRADIENT, INPUT, OPTIMIZER_STATE, OUTSIDE, PARAMETER, pack
 from memlog.health import Health
 from memlog.tracer import mode, private, resizes
 from memlog.tracer.engine import Finding
@@ -36,6 +36,10 @@ _UNSEEN = (
     "of the model.",
     "Tensors made on other threads than the one that began the trace are not seen.",
 )
+_TRANSFORMED = (
+    "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
+    "backward pass counts with the forward pass of what surrounds it."
+)
 
 
 class DispatchEngine:
@@ -52,11 +56,12 @@ class DispatchEngine:
         self._health = health
         self._hooks = Hooks(self, health)
         self._mode = mode.ObservingMode(self, health)
-        self._ledger = Ledger(log)
+        self._ledger = Ledger(log, fakes=private.faking())
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
         self._unmeasured = 0
+        self._transformed = False
 
     def start(self) -> None:
         """Begins to record on this thread."""
@@ -73,7 +78,7 @@ class DispatchEngine:
             self._hooks.remove()
             resizes.unsubscribe(self._storage_resized)
             with self._health.contained("ending a trace"):
-                self._look_at_gradients()
+                self._look_at_parameters()
             self._spans.close()
             self._ledger.close()
         self.leave()
@@ -81,7 +86,8 @@ class DispatchEngine:
         if self._unmeasured:
             dropped["operations whose scratch space could not be measured"] = self._unmeasured
         reason = "the CPU has no caching allocator, so nothing is reserved"
-        return Finding(unseen=_UNSEEN, fragmentation_reason=reason, dropped=dropped)
+        unseen = (*_UNSEEN, _TRANSFORMED) if self._transformed else _UNSEEN
+        return Finding(unseen=unseen, fragmentation_reason=reason, dropped=dropped)
 
     def give_up(self) -> None:
         """Records nothing more. The mode, which may be at work right now, only rests."""
@@ -97,6 +103,7 @@ class DispatchEngine:
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins."""
         place = self._spans.module_begins(module)
+        self._transformed = self._transformed or private.transforming()
         if self._owners.unknown:
             self._seed()
         if place is not None and len(place.stack) == 2 and place.stack[1][1] == private.NO_TASK:  # noqa: PLR2004 - the first module below "outside"
@@ -168,8 +175,10 @@ class DispatchEngine:
         for tensor, layer, category in self._owners.adopt():
             self._ledger.classify(tensor, layer, category)
 
-    def _look_at_gradients(self) -> None:
+    def _look_at_parameters(self) -> None:
+        """Those of lazy modules were not there before."""
         for parameter, layer in self._owners.parameters():
+            self._ledger.classify(parameter, layer, PARAMETER)
             if parameter.grad is not None:
                 self._ledger.classify(parameter.grad, layer, GRADIENT)
 

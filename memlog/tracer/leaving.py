@@ -57,6 +57,8 @@ def leave_later(leaver: Leaver) -> None:
     """Takes out what is left of a closed window: now if that is possible, else as soon as it is."""
     if not leaver.leave():
         _waiting.add(leaver)
+    else:
+        _waiting.attempt()  # it may have lain on top of another
 
 
 def try_to_leave() -> None:

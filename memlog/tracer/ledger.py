@@ -20,7 +20,7 @@ from memlog.analysis.trace.stream import (
     pack,
 )
 from memlog.tracer.log import EventLog
-from memlog.tracer.storages import plain_tensors
+from memlog.tracer.storages import held_by, plain_tensors
 
 
 class _Known(weakref.ref[Any]):
@@ -39,10 +39,12 @@ class Ledger:
 
     Args:
         log: Where they go.
+        fakes: Whether fake tensors, which hold nothing, are counted as if they did.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, *, fakes: bool = False) -> None:
         self._log = log
+        self._fakes = fakes
         self._known: dict[int, _Known] = {}
         self._serial = 0
         self._gone = self._finalizer()
@@ -91,7 +93,7 @@ class Ledger:
 
         What was once known as a parameter or buffer stays one.
         """
-        for plain in plain_tensors(tensor):
+        for plain in held_by(tensor):
             if not plain.is_cpu:
                 continue
             storage = plain.untyped_storage()
@@ -105,7 +107,7 @@ class Ledger:
 
     def _hold(self, storage: Any, layer: int, phase: int, category: int, thread: int) -> None:
         size = storage.nbytes()
-        if not size or self._closed:
+        if not size or self._closed or not (self._fakes or storage.device.type == "cpu"):
             return
         known = _Known(storage, self._gone)
         self._serial = serial = self._serial + 1

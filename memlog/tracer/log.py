@@ -23,6 +23,7 @@ class EventLog:
     Attributes:
         append: Takes packed events, any number at once: one atomic call, from any thread.
         events: How many have been folded so far.
+        began_us: When time 0 was, in microseconds since the epoch.
     """
 
     def __init__(self, max_events: int, books: Accountant) -> None:
@@ -34,10 +35,15 @@ class EventLog:
         self._waiting = bytearray()
         self._limit = max_events * stream.EVENT_BYTES
         self._folding = threading.Lock()
-        self._began_ns = time.perf_counter_ns()
+        self.begin()
         self._most: int | None = None
         self._overflow: Callable[[], object] | None = None
         self.append = self._waiting.extend
+
+    def begin(self) -> None:
+        """Time begins."""
+        self.began_us = time.time_ns() // 1000
+        self._began_ns = time.perf_counter_ns()
 
     def on_overflow(self, most: int, overflow: Callable[[], object]) -> None:
         """Calls ``overflow`` as soon as ``most`` events have been folded."""

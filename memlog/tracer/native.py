@@ -25,7 +25,7 @@ from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
 from memlog.tracer.spans import Place, Spans
-from memlog.tracer.storages import optimizer_tensors, parameters_of, plain_tensors
+from memlog.tracer.storages import held_by, optimizer_tensors, parameters_of
 
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
@@ -99,7 +99,7 @@ class NativeEngine:
             self._marks,
             self._seeds,
             opening=self._opening,
-            started_us=self._started_us,
+            started_us=self._log.began_us,
             by_time=not self._history.takes_notes,
         )
         for event in join.events(entries):
@@ -192,7 +192,7 @@ class NativeEngine:
     def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
         return [
             (storage.data_ptr(), storage.nbytes())
-            for storage in (plain.untyped_storage() for plain in plain_tensors(tensor))
+            for storage in (plain.untyped_storage() for plain in held_by(tensor))
             if storage.device == self._device and storage.nbytes()
         ]
 

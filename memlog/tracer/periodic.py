@@ -321,9 +321,8 @@ class PeriodicTracer:
         self._begin_budget(now).charge(time.perf_counter() - self._opened)
 
     def _leave(self, window: Window) -> None:
-        from memlog.tracer.leaving import leave_later, try_to_leave  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.leaving import leave_later  # noqa: PLC0415 - torch is there already
 
-        try_to_leave()
         leave_later(window)
 
     def _begin_budget(self, now: float) -> Budget:

@@ -33,6 +33,11 @@ current_node = _find("_C._current_autograd_node")
 """The operation of the backward pass that this thread is at."""
 next_sequence_number = _find("autograd._get_sequence_nr")
 """The number that this thread's next differentiable operation will get."""
+_levels = _find("_C._functorch.peek_interpreter_stack")
+is_level = _find("_C._functorch.is_functorch_wrapped_tensor")
+"""Whether a tensor is what ``torch.func`` has put around another."""
+below_level = _find("_C._functorch.get_unwrapped")
+"""That other one."""
 
 DISPATCH_NEEDS = {
     "torch._C._current_graph_task_id": graph_task,
@@ -71,8 +76,7 @@ def _pass_on(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
 
 def transforming() -> bool:
     """Whether this thread is inside a transformation of ``torch.func`` (``vmap``, ``grad``, …)."""
-    peek = _find("_C._functorch.peek_interpreter_stack")
-    return peek is not None and peek() is not None
+    return _levels is not None and _levels() is not None
 
 
 def compiler_in_use() -> bool:
@@ -80,6 +84,14 @@ def compiler_in_use() -> bool:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(frames, "cached_backends", None) or {}
     return any(backend is not None for backend in tuple(backends.values()))
+
+
+def faking() -> bool:
+    """Whether tensors that are made on this thread hold nothing, since a ``FakeTensorMode`` is active."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and any(
+        isinstance(mode, fakes.FakeTensorMode) for mode in mode_stack()
+    )
 
 
 def backward_task() -> int:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from memlog import exporters
 from memlog.analysis.trace.phases import PhaseLevel, PhaseName, phase_levels
-from memlog.analysis.trace.records import LayerFigures, Trace, TraceResult
+from memlog.analysis.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.health import Health
@@ -19,12 +19,9 @@ from memlog.tracer.scopes import scope
 from memlog.tracer.text import summary_text
 
 if TYPE_CHECKING:
-    from memlog.tracer.choose import EngineChoice
     from memlog.tracer.window import Window
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
-
-_ENGINES = ("auto", "native", "dispatch", "sampler")
 
 
 class MemoryTracer:
@@ -66,10 +63,12 @@ class MemoryTracer:
         *,
         engine: EngineChoice = "auto",
     ) -> None:
-        if max_events < 1:
+        if not _is_whole(max_events) or max_events < 1:
             raise ConfigurationError(f"max_events={max_events!r}: give a whole number above 0")
-        if engine not in _ENGINES:
-            raise ConfigurationError(f"engine={engine!r}: write one of {', '.join(_ENGINES)}")
+        if engine not in get_args(EngineChoice):
+            raise ConfigurationError(
+                f"engine={engine!r}: write one of {', '.join(get_args(EngineChoice))}"
+            )
         self.health = Health()
         self._max_events = max_events
         self._device = str(device) if device is not None else None
@@ -92,7 +91,7 @@ class MemoryTracer:
             model: A ``torch.nn.Module``; ``None``: the first module that is called is taken for it.
 
         Raises:
-            ConfigurationError: The device isn't there, or ``engine`` can't trace it.
+            ConfigurationError: The device isn't there, ``engine`` can't trace it, or ``model`` is none.
             MissingExtraError: torch is not installed.
         """
         self._trace = None
@@ -224,8 +223,9 @@ class MemoryTracer:
 
     def print_summary(self) -> None:
         """Prints the peak, what it is made of, and the layers that hold most of it."""
+        result = self.result
         with self.health.contained("printing"):
-            sys.stdout.write(summary_text(self.result) + "\n")
+            sys.stdout.write(summary_text(result) + "\n")
 
     def _window(self, model: Any) -> Window:
         try:
@@ -236,6 +236,10 @@ class MemoryTracer:
             raise MissingExtraError(
                 "tracing needs torch, which is not installed: pip install 'memlog-ml[torch]'"
             ) from None
+        if model is not None and not isinstance(model, sys.modules["torch"].nn.Module):
+            raise ConfigurationError(
+                f"trace({model!r:.100}): give a torch.nn.Module, or nothing to find it by itself"
+            )
         return Window(
             model,
             device=self._device,
@@ -244,3 +248,7 @@ class MemoryTracer:
             readings=self._readings,
             health=self.health,
         )
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, SupportsIndex) and not isinstance(number, bool)

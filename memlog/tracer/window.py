@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from memlog.analysis.trace.accountant import Accountant
-from memlog.analysis.trace.records import Trace
+from memlog.analysis.trace.records import EngineChoice, Trace
 from memlog.analysis.trace.report import TraceFacts, build
 from memlog.health import Health
 from memlog.tracer import choose, private
-from memlog.tracer.choose import EngineChoice
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 
@@ -88,7 +86,6 @@ class Window:
         self._most_events = most_events
         if most_events is not None:
             self._log.on_overflow(most_events, self._engine.give_up)
-        self._started_us = 0
         self._trace: Trace | None = None
 
     def tops(self) -> list[Any]:
@@ -104,7 +101,7 @@ class Window:
 
     def start(self) -> None:
         """Opens the window, on this thread."""
-        self._started_us = time.time_ns() // 1000
+        self._log.begin()
         try:
             self._engine.start()
         except BaseException:
@@ -138,7 +135,7 @@ class Window:
                 why=self.choice.why,
                 device=str(self.torch_device),
                 exactness=self.choice.exactness,
-                started_us=self._started_us,
+                started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,
                 kept_events=kept,
