@@ -6,6 +6,7 @@ for what an operation allocates and frees inside itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -28,14 +29,16 @@ from memlog.tracer.storages import (
 )
 
 _UNSEEN = (
-    "What an operation allocates and frees inside itself is known for convolutions, attention, recurrent "
-    "layers and the like, once each for every shape; of others it is not seen.",
+    "What an operation allocates and frees inside itself is measured once for every shape; for pointwise "
+    "operations, copies and fills it is taken to be nothing, which does not hold for sparse tensors.",
     "The states of random number generators that checkpointing keeps (5 kB each) are not seen.",
     "Memory that is not torch's (numpy, the interpreter, the allocator's own fragments) is not seen.",
     "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
     "of the model.",
     "Tensors made on other threads than the one that began the trace are not seen.",
 )
+_NAMED = 8
+"""Operations that are named, at most."""
 _TRANSFORMED = (
     "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
     "backward pass counts with the forward pass of what surrounds it."
@@ -56,11 +59,12 @@ class DispatchEngine:
         self._health = health
         self._hooks = Hooks(self, health)
         self._mode = mode.ObservingMode(self, health)
-        self._ledger = Ledger(log, fakes=private.faking())
+        self._fakes = private.faking()
+        self._ledger = Ledger(log, fakes=self._fakes)
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
-        self._unmeasured = 0
+        self._unmeasured: Counter[str] = Counter()
         self._transformed = False
 
     def start(self) -> None:
@@ -84,10 +88,29 @@ class DispatchEngine:
         self.leave()
         dropped = {}
         if self._unmeasured:
-            dropped["operations whose scratch space could not be measured"] = self._unmeasured
+            dropped["operations whose scratch space could not be measured"] = sum(
+                self._unmeasured.values()
+            )
         reason = "the CPU has no caching allocator, so nothing is reserved"
-        unseen = (*_UNSEEN, _TRANSFORMED) if self._transformed else _UNSEEN
-        return Finding(unseen=unseen, fragmentation_reason=reason, dropped=dropped)
+        return Finding(
+            unseen=self._unseen(),
+            fragmentation_reason=reason,
+            dropped=dropped,
+            incomplete=bool(self._unmeasured),
+        )
+
+    def _unseen(self) -> tuple[str, ...]:
+        unseen = list(_UNSEEN)
+        if self._transformed:
+            unseen.append(_TRANSFORMED)
+        if self._unmeasured:
+            names = ", ".join(name for name, _ in self._unmeasured.most_common(_NAMED))
+            more = len(self._unmeasured) - _NAMED
+            unseen.append(
+                "Nobody knows what these operations allocate and free inside themselves, so that peaks are "
+                f"lower bounds: {names}" + (f" and {more} more." if more > 0 else ".")
+            )
+        return tuple(unseen)
 
     def give_up(self) -> None:
         """Records nothing more. The mode, which may be at work right now, only rests."""
@@ -134,25 +157,33 @@ class DispatchEngine:
 
     # What the dispatch mode tells.
 
-    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
-        """An operation has run whose result may be a storage of its own."""
+    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
+        """An operation has run whose result may be a storage of its own, or that takes more inside."""
         place = self._spans.place(join=True)
         if place is None:
             return
-        if kind == mode.DETACHED:
+        result = kind & mode.RESULT
+        if result == mode.DETACHED:
             self._look_at_detached(out)
             return
         layer, phase = self._spans.owner(place)
-        for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-            if kind != mode.RESIZED:
+        if result == mode.NEW:
+            for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
                 self._ledger.see(tensor, layer, phase, place.number)
-            elif tensor.is_cpu:
-                self._ledger.see_resized(tensor.untyped_storage(), layer, phase, place.number)
-        if inside is not None and inside.peak > inside.kept:
+        elif result == mode.RESIZED:
+            self._look_at_resized(out, layer, phase, place)
+        if inside is None:
+            if kind > mode.RESULT and not self._fakes:
+                self._unmeasured[str(func)] += 1
+        elif inside.peak > inside.kept:
             self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
-        self._unmeasured += kind == mode.MEASURED and inside is None
         if self._log.full:
             self._log.fold()
+
+    def _look_at_resized(self, out: Any, layer: int, phase: int, place: Place) -> None:
+        for tensor in tensors_in(out):
+            if tensor.is_cpu:
+                self._ledger.see_resized(tensor.untyped_storage(), layer, phase, place.number)
 
     def _look_at_detached(self, out: Any) -> None:
         """A gradient that is taken over uncopied is detached, in the node that belongs to its parameter."""

@@ -24,15 +24,21 @@ RESIZED: Final = 2
 """The result is an argument, whose storage may have another size now."""
 DETACHED: Final = 3
 """The result is a view, which in the backward pass may be a gradient that is taken over uncopied."""
+RESULT: Final = 3
+"""The bits that say one of these; the further ones speak of what the operation takes inside itself."""
 MEASURED: Final = 4
-"""As `NEW`, and the operation is one of those that take more inside themselves."""
+"""That is measured."""
+UNKNOWN: Final = 8
+"""Nobody can tell."""
+
+_MAX_KINDS = 10_000
 
 
 class Observer(Protocol):
     """Who is shown them."""
 
-    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
-        """An operation has returned ``out``; ``inside`` says what it took meanwhile, if that was more."""
+    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
+        """``func`` has returned ``out``; ``inside`` says what it took meanwhile, where that was measured."""
 
 
 class ObservingMode(TorchDispatchMode):
@@ -50,7 +56,6 @@ class ObservingMode(TorchDispatchMode):
         super().__init__()
         self._observer: Observer | None = observer
         self._health = health
-        self._kinds: dict[Any, int] = {}
         self._inside = False
         self._thread: threading.Thread | None = None
 
@@ -119,24 +124,26 @@ class ObservingMode(TorchDispatchMode):
             return NotImplemented  # what wraps tensors comes back with the operations on those
         if observer is None:
             return func(*args, **(kwargs or {}))
-        kind = self._kinds.get(func)
+        kind = _kinds.get(func)
         if kind is None:
             kind = self._kind_of(func)
         inside = None
-        if kind == MEASURED:
+        if kind & MEASURED:
             out, inside = scratch.run(func, args, kwargs or {})
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
         if kind:
             try:
-                observer.operation(kind, out, inside)
+                observer.operation(func, kind, out, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out
 
     def _kind_of(self, func: Any) -> int:
         try:
-            kind = self._kinds[func] = kind_of(func)
+            kind = kind_of(func)
+            if len(_kinds) < _MAX_KINDS:
+                _kinds[func] = kind
         except Exception as error:  # noqa: BLE001 - training goes on
             self._health.fault("looking at an operation", error)
             return NOTHING
@@ -190,17 +197,25 @@ def _leave_those_on_top() -> None:
             return
 
 
+_INSIDE = {scratch.NOTHING_INSIDE: 0, scratch.MEASURED: MEASURED, scratch.UNKNOWN: UNKNOWN}
+_kinds: dict[Any, int] = {}
+
+
 def kind_of(func: Any) -> int:
-    """What an operation's result may be, by its schema; operations of a higher order have none."""
+    """What an operation's result may be, by its schema, and what is known of its inside."""
+    return _result_of(func) | _INSIDE[scratch.need(func)]
+
+
+def _result_of(func: Any) -> int:
     schema = getattr(func, "_schema", None)
-    if schema is None:
+    if schema is None or schema.name == "aten::lift_fresh":
+        # Operations of a higher order have no schema. A tensor made of Python numbers is a view by its
+        # schema, and yet nobody saw it before.
         return NEW
     if schema.name == "aten::detach":
         return DETACHED
-    if schema.name == "aten::lift_fresh":
-        return NEW  # a tensor made of Python numbers: a view by its schema, and yet nobody saw it before
     if any(one.alias_info is None for one in schema.returns):
-        return MEASURED if scratch.may_need(func) else NEW
+        return NEW
     may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
     if may_resize or any(argument.is_out for argument in schema.arguments):
         return RESIZED
