@@ -16,7 +16,7 @@ from memlog.health import Health
 from memlog.tracer import mode, private, resizes
 from memlog.tracer.engine import Finding
 from memlog.tracer.hooks import Hooks
-from memlog.tracer.ledger import Ledger
+from memlog.tracer.ledger import MOST_LIVE, SMALL, Ledger
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
@@ -91,12 +91,16 @@ class DispatchEngine:
             dropped["operations whose scratch space could not be measured"] = sum(
                 self._unmeasured.values()
             )
+        if self._ledger.omitted:
+            dropped[
+                f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
+            ] = self._ledger.omitted
         reason = "the CPU has no caching allocator, so nothing is reserved"
         return Finding(
             unseen=self._unseen(),
             fragmentation_reason=reason,
             dropped=dropped,
-            incomplete=bool(self._unmeasured),
+            incomplete=bool(self._unmeasured or self._ledger.omitted),
         )
 
     def _unseen(self) -> tuple[str, ...]:
