@@ -117,7 +117,7 @@ class Ledger:
                 self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
 
     def _is_omitted(self, tensor: Tensor) -> bool:
-        """Looks at the tensor, since its storage, once looked at, has a Python object for as long as it lives."""
+        """Asks the tensor: a storage that Python has once looked at is an object for as long as it lives."""
         if len(self._known) < MOST_LIVE or tensor.nbytes >= SMALL:
             return False
         self.omitted += 1

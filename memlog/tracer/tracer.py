@@ -222,7 +222,14 @@ class MemoryTracer:
         return exporters.write_pickle(exporters.snapshot(self.recording), output_path)
 
     def print_summary(self) -> None:
-        """Prints the peak, what it is made of, and the layers that hold most of it."""
+        """Prints the peak, what it is made of, and the layers that hold most of it.
+
+        ``kept fwd`` sums over the calls of a layer's forward what was live at their exits over their entries,
+        its children's included: what a later call frees again counts all the same.
+
+        Raises:
+            ConfigurationError: Nothing has been traced yet, or the last trace could not begin.
+        """
         result = self.result
         with self.health.contained("printing"):
             sys.stdout.write(summary_text(result) + "\n")

@@ -357,3 +357,37 @@ def test_two_networks_are_traced_alike_whether_named_or_found() -> None:
         return result.peak, result.before, result.end, result.categories, owned.keys()
 
     assert peaks("both") == peaks("one") == peaks("none")
+
+
+def test_somebody_elses_resize_stays_theirs() -> None:
+    base: Any = torch._C.StorageBase
+    calls: list[int] = []
+
+    def theirs(storage: Any, size: int) -> Any:
+        calls.append(size)
+        return base.resize_(storage, size)
+
+    def resize(size: int) -> None:
+        torch.empty(8).untyped_storage().resize_(size)
+
+    storage: Any = torch.UntypedStorage
+    tracer = MemoryTracer()
+    try:
+        storage.resize_ = theirs
+        with tracer.trace(nn.Identity()):
+            resize(100)
+        assert vars(storage)["resize_"] is theirs
+        del storage.resize_
+        with tracer.trace(nn.Identity()):
+            ours, storage.resize_ = vars(storage)["resize_"], theirs
+            resize(200)
+        assert vars(storage)["resize_"] is theirs
+        storage.resize_ = ours  # as they put back what they found
+        resize(300)
+        with tracer.trace(nn.Identity()):
+            resize(400)
+    finally:
+        if "resize_" in vars(storage):
+            del storage.resize_
+    assert calls == [100, 200]
+    assert not tracer.health.faults
