@@ -29,8 +29,10 @@ from memlog.tracer.storages import (
 )
 
 _UNSEEN = (
-    "What an operation allocates and frees inside itself is measured once for every shape; for pointwise "
-    "operations, copies and fills it is taken to be nothing, which does not hold for sparse tensors.",
+    "What an operation allocates and frees inside itself is measured once for every shape; for views, "
+    "pointwise operations, copies and fills it is taken to be nothing.",
+    "Where autograd would write into a gradient of its own (the backward pass of indexing) it copies it as "
+    "long as a dispatch mode is active: that copy is part of the peak here.",
     "The states of random number generators that checkpointing keeps (5 kB each) are not seen.",
     "Memory that is not torch's (numpy, the interpreter, the allocator's own fragments) is not seen.",
     "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
@@ -39,6 +41,11 @@ _UNSEEN = (
 )
 _NAMED = 8
 """Operations that are named, at most."""
+_SPARSE = "Pointwise operations on sparse tensors take more inside: peaks are lower bounds."
+_COMPLEX = (
+    "Operations on complex tensors that are still to be conjugated copy them inside themselves, so that "
+    "peaks are lower bounds."
+)
 _TRANSFORMED = (
     "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
     "backward pass counts with the forward pass of what surrounds it."
@@ -91,7 +98,8 @@ class DispatchEngine:
             dropped["operations whose scratch space could not be measured"] = sum(
                 self._unmeasured.values()
             )
-        if self._ledger.omitted:
+        ledger = self._ledger
+        if ledger.omitted:
             dropped[
                 f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
             ] = self._ledger.omitted
@@ -100,13 +108,17 @@ class DispatchEngine:
             unseen=self._unseen(),
             fragmentation_reason=reason,
             dropped=dropped,
-            incomplete=bool(self._unmeasured or self._ledger.omitted),
+            incomplete=bool(self._unmeasured or ledger.omitted or ledger.sparse or ledger.complex),
         )
 
     def _unseen(self) -> tuple[str, ...]:
         unseen = list(_UNSEEN)
         if self._transformed:
             unseen.append(_TRANSFORMED)
+        if self._ledger.sparse:
+            unseen.append(_SPARSE)
+        if self._ledger.complex:
+            unseen.append(_COMPLEX)
         if self._unmeasured:
             names = ", ".join(name for name, _ in self._unmeasured.most_common(_NAMED))
             more = len(self._unmeasured) - _NAMED

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memlog.analysis.trace.stream import (
@@ -49,12 +50,15 @@ class Ledger:
 
     Attributes:
         omitted: How often a small storage was seen that was not followed.
+        sparse: Whether sparse tensors were seen.
+        complex: Whether complex ones were.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False) -> None:
         self._log = log
         self._fakes = fakes
         self.omitted = 0
+        self.sparse = self.complex = False
         self._known: dict[int, _Known] = {}
         self._serial = 0
         self._gone = self._finalizer()
@@ -74,6 +78,9 @@ class Ledger:
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._known:
                     self._hold(storage, layer, phase, UNDECIDED, thread)
+                    self.complex = self.complex or plain.is_complex()
+            if plain is not tensor and tensor.layout is not torch.strided:
+                self.sparse = True
 
     def passing(self, size: int, layer: int, phase: int, thread: int) -> None:
         """An operation took ``size`` bytes beside its results before it returned."""

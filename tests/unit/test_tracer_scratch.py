@@ -51,7 +51,7 @@ OPERATIONS: dict[str, Callable[[], Any]] = {
 }
 
 
-def agrees(work: Callable[[], Any]) -> None:
+def agrees(work: Callable[[], Any], exactness: str = "exact") -> None:
     tracer = MemoryTracer()
     with torch.no_grad():
         work()
@@ -65,12 +65,13 @@ def agrees(work: Callable[[], Any]) -> None:
     assert found.peak is not None
     assert found.before is not None
     assert found.peak - found.before == pytest.approx(truth.peak, rel=0.002)
-    assert found.exactness == "exact"
+    assert found.exactness == exactness
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_peak_of_an_operation_is_the_allocators(name: str) -> None:
-    agrees(OPERATIONS[name])
+    # Others on such tensors do take something that nobody measures, and which it was is not looked at.
+    agrees(OPERATIONS[name], "lower bound" if name in ("complex", "sparse rows") else "exact")
 
 
 def test_the_fast_path_of_a_transformer(encoder: nn.Module) -> None:
