@@ -74,9 +74,10 @@ def log_parameters(run: Any, parameters: Mapping[str, str]) -> None:
 
 def log_alert(run: Any, alert: Alert) -> None:
     """Sends an alert."""
+    text = alert.text or alert.rule
     run.alert(
         title=cut_title(alert.title),
-        text=alert.text or alert.rule,
+        text=text if alert.where is None else f"{text} ({alert.where})",
         level=_LEVELS[alert.level],
         wait_duration=_ALERT_WAIT,
     )

@@ -55,6 +55,17 @@ class Budget:
         else:
             self._unsettled += seconds
 
+    def charge(self, seconds: float) -> None:
+        """Tracing cost so long, and nothing came of it."""
+        self._since = 0
+        self._settled += seconds
+        self._dearest = max(self._dearest, seconds)
+
+    @property
+    def usual(self) -> float | None:
+        """Seconds that a step takes without tracing; ``None`` where there was none yet."""
+        return statistics.median(self._plain) if self._plain else None
+
     def spent(self) -> float:
         """Seconds that tracing has cost so far."""
         return self._settled + self._unsettled

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
-from memlog.analysis.trace.records import EngineName, Exactness
+from memlog.analysis.trace.records import EngineChoice, EngineName, Exactness
 from memlog.errors import ConfigurationError
 from memlog.health import Health
 from memlog.tracer import mode, statistics
@@ -19,10 +19,6 @@ from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.native import NativeEngine
 from memlog.tracer.sampler import SamplerEngine
-
-EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
-
-ENGINES = ("auto", "native", "dispatch", "sampler")
 
 _COMPILED_ON_CPU = (
     "the model is compiled: there are no layers inside a compiled graph, and watching its operations would "

@@ -6,16 +6,17 @@ for what an operation allocates and frees inside itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
 
-from memlog.analysis.trace.stream import GRADIENT, INPUT, OPTIMIZER_STATE, OUTSIDE, pack
+from memlog.analysis.trace.stream import GRADIENT, INPUT, OPTIMIZER_STATE, OUTSIDE, PARAMETER, pack
 from memlog.health import Health
 from memlog.tracer import mode, private, resizes
 from memlog.tracer.engine import Finding
 from memlog.tracer.hooks import Hooks
-from memlog.tracer.ledger import Ledger
+from memlog.tracer.ledger import MOST_LIVE, SMALL, Ledger
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
@@ -28,13 +29,26 @@ from memlog.tracer.storages import (
 )
 
 _UNSEEN = (
-    "What an operation allocates and frees inside itself is known for convolutions, attention, recurrent "
-    "layers and the like, once each for every shape; of others it is not seen.",
+    "What an operation allocates and frees inside itself is measured once for every shape; for views, "
+    "pointwise operations, copies and fills it is taken to be nothing.",
+    "Where autograd would write into a gradient of its own (the backward pass of indexing) it copies it as "
+    "long as a dispatch mode is active: that copy is part of the peak here.",
     "The states of random number generators that checkpointing keeps (5 kB each) are not seen.",
     "Memory that is not torch's (numpy, the interpreter, the allocator's own fragments) is not seen.",
     "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
     "of the model.",
     "Tensors made on other threads than the one that began the trace are not seen.",
+)
+_NAMED = 8
+"""Operations that are named, at most."""
+_SPARSE = "Pointwise operations on sparse tensors take more inside: peaks are lower bounds."
+_COMPLEX = (
+    "Operations on complex tensors that are still to be conjugated copy them inside themselves, so that "
+    "peaks are lower bounds."
+)
+_TRANSFORMED = (
+    "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
+    "backward pass counts with the forward pass of what surrounds it."
 )
 
 
@@ -52,11 +66,13 @@ class DispatchEngine:
         self._health = health
         self._hooks = Hooks(self, health)
         self._mode = mode.ObservingMode(self, health)
-        self._ledger = Ledger(log)
+        self._fakes = private.faking()
+        self._ledger = Ledger(log, fakes=self._fakes)
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
-        self._unmeasured = 0
+        self._unmeasured: Counter[str] = Counter()
+        self._transformed = False
 
     def start(self) -> None:
         """Begins to record on this thread."""
@@ -73,15 +89,49 @@ class DispatchEngine:
             self._hooks.remove()
             resizes.unsubscribe(self._storage_resized)
             with self._health.contained("ending a trace"):
-                self._look_at_gradients()
+                self._look_at_parameters()
             self._spans.close()
             self._ledger.close()
         self.leave()
         dropped = {}
         if self._unmeasured:
-            dropped["operations whose scratch space could not be measured"] = self._unmeasured
+            dropped["operations whose scratch space could not be measured"] = sum(
+                self._unmeasured.values()
+            )
+        ledger = self._ledger
+        if ledger.omitted:
+            dropped[
+                f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
+            ] = self._ledger.omitted
         reason = "the CPU has no caching allocator, so nothing is reserved"
-        return Finding(unseen=_UNSEEN, fragmentation_reason=reason, dropped=dropped)
+        return Finding(
+            unseen=self._unseen(),
+            fragmentation_reason=reason,
+            dropped=dropped,
+            incomplete=bool(self._unmeasured or ledger.omitted or ledger.sparse or ledger.complex),
+        )
+
+    def _unseen(self) -> tuple[str, ...]:
+        unseen = list(_UNSEEN)
+        if self._transformed:
+            unseen.append(_TRANSFORMED)
+        if self._ledger.sparse:
+            unseen.append(_SPARSE)
+        if self._ledger.complex:
+            unseen.append(_COMPLEX)
+        if self._unmeasured:
+            names = ", ".join(name for name, _ in self._unmeasured.most_common(_NAMED))
+            more = len(self._unmeasured) - _NAMED
+            unseen.append(
+                "Nobody knows what these operations allocate and free inside themselves, so that peaks are "
+                f"lower bounds: {names}" + (f" and {more} more." if more > 0 else ".")
+            )
+        return tuple(unseen)
+
+    def give_up(self) -> None:
+        """Records nothing more. The mode, which may be at work right now, only rests."""
+        self._mode.rest()
+        self._spans.closed = True
 
     def leave(self) -> bool:
         """Takes the mode out where it is on top of this thread's stack; ``True`` once it is out."""
@@ -92,6 +142,7 @@ class DispatchEngine:
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins."""
         place = self._spans.module_begins(module)
+        self._transformed = self._transformed or private.transforming()
         if self._owners.unknown:
             self._seed()
         if place is not None and len(place.stack) == 2 and place.stack[1][1] == private.NO_TASK:  # noqa: PLR2004 - the first module below "outside"
@@ -122,25 +173,33 @@ class DispatchEngine:
 
     # What the dispatch mode tells.
 
-    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
-        """An operation has run whose result may be a storage of its own."""
+    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
+        """An operation has run whose result may be a storage of its own, or that takes more inside."""
         place = self._spans.place(join=True)
         if place is None:
             return
-        if kind == mode.DETACHED:
+        result = kind & mode.RESULT
+        if result == mode.DETACHED:
             self._look_at_detached(out)
             return
         layer, phase = self._spans.owner(place)
-        for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-            if kind != mode.RESIZED:
+        if result == mode.NEW:
+            for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
                 self._ledger.see(tensor, layer, phase, place.number)
-            elif tensor.is_cpu:
-                self._ledger.see_resized(tensor.untyped_storage(), layer, phase, place.number)
-        if inside is not None and inside.peak > inside.kept:
+        elif result == mode.RESIZED:
+            self._look_at_resized(out, layer, phase, place)
+        if inside is None:
+            if kind > mode.RESULT and not self._fakes:
+                self._unmeasured[str(func)] += 1
+        elif inside.peak > inside.kept:
             self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
-        self._unmeasured += kind == mode.MEASURED and inside is None
         if self._log.full:
             self._log.fold()
+
+    def _look_at_resized(self, out: Any, layer: int, phase: int, place: Place) -> None:
+        for tensor in tensors_in(out):
+            if tensor.is_cpu:
+                self._ledger.see_resized(tensor.untyped_storage(), layer, phase, place.number)
 
     def _look_at_detached(self, out: Any) -> None:
         """A gradient that is taken over uncopied is detached, in the node that belongs to its parameter."""
@@ -163,8 +222,10 @@ class DispatchEngine:
         for tensor, layer, category in self._owners.adopt():
             self._ledger.classify(tensor, layer, category)
 
-    def _look_at_gradients(self) -> None:
+    def _look_at_parameters(self) -> None:
+        """Those of lazy modules were not there before."""
         for parameter, layer in self._owners.parameters():
+            self._ledger.classify(parameter, layer, PARAMETER)
             if parameter.grad is not None:
                 self._ledger.classify(parameter.grad, layer, GRADIENT)
 

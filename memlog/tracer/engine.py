@@ -18,6 +18,8 @@ class Finding(msgspec.Struct, frozen=True):
     fragmentation_reason: str | None = None
     dropped: dict[str, int] = {}
     """What could not be recorded, counted by reason."""
+    incomplete: bool = False
+    """Whether something may have been allocated and freed that nobody has seen: peaks are lower bounds."""
 
 
 class Engine(Protocol):
@@ -31,6 +33,9 @@ class Engine(Protocol):
 
     def stop(self) -> Finding:
         """Ends, and writes what is still to be written."""
+
+    def give_up(self) -> None:
+        """Records nothing more; everything else goes on until `stop`. Called from anywhere."""
 
     def leave(self) -> bool:
         """Takes out what could not be taken out at the end; ``True`` once nothing is left in torch."""

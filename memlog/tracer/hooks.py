@@ -10,7 +10,6 @@ that table changes meanwhile. So whoever opens and closes windows in such hooks 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -63,7 +62,7 @@ class Hooks:
 
     def install(self) -> None:
         """Puts the hooks in: all of them or none."""
-        self._silence = Silence() if "torch._dynamo" in sys.modules else None
+        self._silence = Silence()
         begins, ends = self._module_hooks()
         try:
             self._handles.append(register_module_forward_pre_hook(begins))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from memlog.analysis.trace import stream
 from memlog.analysis.trace.accountant import Accountant
@@ -22,6 +23,7 @@ class EventLog:
     Attributes:
         append: Takes packed events, any number at once: one atomic call, from any thread.
         events: How many have been folded so far.
+        began_us: When time 0 was, in microseconds since the epoch.
     """
 
     def __init__(self, max_events: int, books: Accountant) -> None:
@@ -33,8 +35,19 @@ class EventLog:
         self._waiting = bytearray()
         self._limit = max_events * stream.EVENT_BYTES
         self._folding = threading.Lock()
-        self._began_ns = time.perf_counter_ns()
+        self.begin()
+        self._most: int | None = None
+        self._overflow: Callable[[], object] | None = None
         self.append = self._waiting.extend
+
+    def begin(self) -> None:
+        """Time begins."""
+        self.began_us = time.time_ns() // 1000
+        self._began_ns = time.perf_counter_ns()
+
+    def on_overflow(self, most: int, overflow: Callable[[], object]) -> None:
+        """Calls ``overflow`` as soon as ``most`` events have been folded."""
+        self._most, self._overflow = most, overflow
 
     def now(self) -> int:
         """Nanoseconds since the log began."""
@@ -64,6 +77,9 @@ class EventLog:
                 self._limit = _FOLD_AT_ONCE * stream.EVENT_BYTES
         finally:
             self._folding.release()
+        if self._most is not None and self.events >= self._most and self._overflow is not None:
+            overflow, self._overflow = self._overflow, None
+            overflow()
 
     def close(self) -> tuple[bytes, int]:
         """Folds the rest and ends the books.

@@ -24,31 +24,40 @@ RESIZED: Final = 2
 """The result is an argument, whose storage may have another size now."""
 DETACHED: Final = 3
 """The result is a view, which in the backward pass may be a gradient that is taken over uncopied."""
+RESULT: Final = 3
+"""The bits that say one of these; the further ones speak of what the operation takes inside itself."""
 MEASURED: Final = 4
-"""As `NEW`, and the operation is one of those that take more inside themselves."""
+"""That is measured."""
+UNKNOWN: Final = 8
+"""Nobody can tell."""
+
+_MAX_KINDS = 10_000
 
 
 class Observer(Protocol):
     """Who is shown them."""
 
-    def operation(self, kind: int, out: Any, inside: Scratch | None) -> None:
-        """An operation has returned ``out``; ``inside`` says what it took meanwhile, if that was more."""
+    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
+        """``func`` has returned ``out``; ``inside`` says what it took meanwhile, where that was measured."""
 
 
 class ObservingMode(TorchDispatchMode):
-    """Lets every operation pass.
+    """Lets every operation pass, and raises nothing of its own into it.
 
     Args:
         observer: Who is shown results. Its errors are counted and reach nobody.
         health: Where they are counted.
     """
 
+    supports_higher_order_operators = True
+    """They (``torch.cond``, ``while_loop``, …) refuse to run below a mode that doesn't say so."""
+
     def __init__(self, observer: Observer, health: Health) -> None:
         super().__init__()
         self._observer: Observer | None = observer
         self._health = health
-        self._kinds: dict[Any, int] = {}
         self._inside = False
+        self._thread: threading.Thread | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -63,30 +72,51 @@ class ObservingMode(TorchDispatchMode):
 
     def begin(self) -> None:
         """Puts the mode on top of this thread's stack."""
+        if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            private.let_higher_order_pass(type(self))
+        _leave_those_on_top()
         _flags.acquire()
         self.__enter__()
         self._inside = True
+        self._thread = threading.current_thread()
+
+    def rest(self) -> None:
+        """Shows nothing any more: every operation passes, at next to no cost."""
+        self._observer = None
 
     def leave(self) -> bool:
-        """Leaves if it is on top; lets everything pass until then.
+        """Leaves if it is on top of this thread's stack; lets everything pass until then.
 
         A mode that is taken out from below another would leave that other one active for good: each pops
-        whatever is on top.
+        whatever is on top. Each thread has a stack of its own, which no other can reach.
 
         Returns:
             Whether it is out.
         """
-        self._observer = None
-        if self._inside:
-            stack = private.mode_stack()
-            if stack and stack[-1] is self:
-                self._inside = False
-                self.__exit__(None, None, None)
-                _flags.release()
-            elif not any(mode is self for mode in stack):
-                self._inside = False  # another's exit took it out
-                _flags.release()
+        self.rest()
+        thread = self._thread
+        if thread is threading.current_thread():
+            _leave_those_on_top()
+            gone = not any(mode is self for mode in private.mode_stack())
+        else:
+            gone = thread is not None and not thread.is_alive()  # its stack went with it
+        if gone:
+            self._is_out()  # where another's exit took it out
         return not self._inside
+
+    def leave_from_top(self) -> bool:
+        """Leaves, being on top of the stack of its own thread, unless it still has somebody to show to."""
+        if not self._inside or self._observer is not None:
+            return False
+        self.__exit__(None, None, None)
+        self._is_out()
+        return True
+
+    def _is_out(self) -> None:
+        if self._inside:
+            self._inside = False
+            self._thread = None
+            _flags.release()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         observer = self._observer
@@ -94,20 +124,30 @@ class ObservingMode(TorchDispatchMode):
             return NotImplemented  # what wraps tensors comes back with the operations on those
         if observer is None:
             return func(*args, **(kwargs or {}))
-        kind = self._kinds.get(func)
+        kind = _kinds.get(func)
         if kind is None:
-            kind = self._kinds[func] = kind_of(func)
+            kind = self._kind_of(func)
         inside = None
-        if kind == MEASURED:
+        if kind & MEASURED:
             out, inside = scratch.run(func, args, kwargs or {})
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
         if kind:
             try:
-                observer.operation(kind, out, inside)
+                observer.operation(func, kind, out, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out
+
+    def _kind_of(self, func: Any) -> int:
+        try:
+            kind = kind_of(func)
+            if len(_kinds) < _MAX_KINDS:
+                _kinds[func] = kind
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._health.fault("looking at an operation", error)
+            return NOTHING
+        return kind
 
 
 class _Flags:
@@ -149,15 +189,33 @@ class _Flags:
 _flags = _Flags()
 
 
+def _leave_those_on_top() -> None:
+    """Takes out what is on top of this thread's stack and has nobody to show to any more."""
+    while stack := private.mode_stack():
+        mode = stack[-1]
+        if not isinstance(mode, ObservingMode) or not mode.leave_from_top():
+            return
+
+
+_INSIDE = {scratch.NOTHING_INSIDE: 0, scratch.MEASURED: MEASURED, scratch.UNKNOWN: UNKNOWN}
+_kinds: dict[Any, int] = {}
+
+
 def kind_of(func: Any) -> int:
-    """What an operation's result may be, by its schema."""
-    schema = func._schema
+    """What an operation's result may be, by its schema, and what is known of its inside."""
+    return _result_of(func) | _INSIDE[scratch.need(func)]
+
+
+def _result_of(func: Any) -> int:
+    schema = getattr(func, "_schema", None)
+    if schema is None or schema.name == "aten::lift_fresh":
+        # Operations of a higher order have no schema. A tensor made of Python numbers is a view by its
+        # schema, and yet nobody saw it before.
+        return NEW
     if schema.name == "aten::detach":
         return DETACHED
-    if schema.name == "aten::lift_fresh":
-        return NEW  # a tensor made of Python numbers: a view by its schema, and yet nobody saw it before
     if any(one.alias_info is None for one in schema.returns):
-        return MEASURED if scratch.may_need(func) else NEW
+        return NEW
     may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
     if may_resize or any(argument.is_out for argument in schema.arguments):
         return RESIZED

@@ -10,22 +10,20 @@ from torch import Tensor
 
 from memlog.analysis.trace.native import Join, Mark, Seed, label
 from memlog.analysis.trace.stream import (
-    BACKWARD,
     CLASSIFY,
     GRADIENT,
     OPTIMIZER_STATE,
 )
 from memlog.health import Health
 from memlog.tracer import statistics
-from memlog.tracer.backward import BackwardMarks
 from memlog.tracer.engine import Finding
+from memlog.tracer.followed import Followed
 from memlog.tracer.history import History
-from memlog.tracer.hooks import Hooks
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
-from memlog.tracer.spans import Place, Spans
-from memlog.tracer.storages import optimizer_tensors, parameters_of, plain_tensors
+from memlog.tracer.spans import Place
+from memlog.tracer.storages import held_by, optimizer_tensors, parameters_of
 
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
@@ -37,8 +35,8 @@ _UNSEEN = (
 )
 
 
-class NativeEngine:
-    """Records one window of one device; every thread that calls the model's modules takes part.
+class NativeEngine(Followed):
+    """Records one window of one device.
 
     Args:
         log: Where events go.
@@ -57,14 +55,9 @@ class NativeEngine:
         *,
         readings: bool,
     ) -> None:
-        self._log = log
-        self._names = names
-        self._health = health
+        super().__init__(log, names, health)
         self._history = history
         self._device = history.device
-        self._hooks = Hooks(self, health)
-        self._spans = Spans(names, self._say, everywhere=True)
-        self._backward = BackwardMarks(self._backward_reaches, health)
         self._owners = Owners(names)
         self._read = statistics.reader(self._device)
         self._read_always = readings
@@ -72,7 +65,6 @@ class NativeEngine:
         self._seeds: list[Seed] = []
         self._opening: int | None = None
         self._started_us = 0
-        self._stopped = False
         self._finding = Finding()
 
     def start(self) -> None:
@@ -90,16 +82,14 @@ class NativeEngine:
         if self._stopped:
             return self._finding
         self._stopped = True
-        self._hooks.remove()
-        self._spans.close()
-        self._backward.close()
+        self._end()
         snapshot = self._history.stop()
         entries = self._history.entries(snapshot, self._started_us)
         join = Join(
             self._marks,
             self._seeds,
             opening=self._opening,
-            started_us=self._started_us,
+            started_us=self._log.began_us,
             by_time=not self._history.takes_notes,
         )
         for event in join.events(entries):
@@ -110,28 +100,11 @@ class NativeEngine:
         self._finding = self._found(snapshot, len(entries), join)
         return self._finding
 
-    def leave(self) -> bool:
-        """Nothing stays behind."""
-        return self._stopped
+    def give_up(self) -> None:
+        """Records nothing more."""
+        self._spans.closed = True
 
     # What the hooks tell.
-
-    def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
-        place = self._spans.place()
-        surrounding = place.stack[-1][0] if place is not None else 0
-        begun = self._spans.module_begins(module)
-        if self._owners.unknown:
-            self._seed(late=True)
-        if begun is not None:
-            self._backward.module_begins(args, surrounding)
-
-    def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended."""
-        del module
-        layer = self._spans.module_ends()
-        if layer is not None:
-            self._backward.module_ends(output, layer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
@@ -139,17 +112,16 @@ class NativeEngine:
             if parameter.grad is not None:
                 self._classify(parameter.grad, self._owners.of(parameter), GRADIENT)
         self._look_at_state(optimizer)
-        self._spans.optimizer_begins(optimizer)
+        super().optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """It has ended."""
         self._look_at_state(optimizer)
-        self._spans.optimizer_ends(optimizer)
+        super().optimizer_ends(optimizer)
 
-    def _backward_reaches(self, layer: int) -> None:
-        place = self._spans.place(join=True)
-        if place is not None:
-            self._spans.turn(place, layer, BACKWARD)
+    def _look_at_models(self) -> None:
+        if self._owners.unknown:
+            self._seed(late=True)
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
         reading = None
@@ -188,7 +160,7 @@ class NativeEngine:
     def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
         return [
             (storage.data_ptr(), storage.nbytes())
-            for storage in (plain.untyped_storage() for plain in plain_tensors(tensor))
+            for storage in (plain.untyped_storage() for plain in held_by(tensor))
             if storage.device == self._device and storage.nbytes()
         ]
 

@@ -6,6 +6,7 @@ torch promises nothing about them. Where one is missing the engine that needs it
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,11 @@ current_node = _find("_C._current_autograd_node")
 """The operation of the backward pass that this thread is at."""
 next_sequence_number = _find("autograd._get_sequence_nr")
 """The number that this thread's next differentiable operation will get."""
+_levels = _find("_C._functorch.peek_interpreter_stack")
+is_level = _find("_C._functorch.is_functorch_wrapped_tensor")
+"""Whether a tensor is what ``torch.func`` has put around another."""
+below_level = _find("_C._functorch.get_unwrapped")
+"""That other one."""
 
 DISPATCH_NEEDS = {
     "torch._C._current_graph_task_id": graph_task,
@@ -51,6 +57,48 @@ def missing(needs: dict[str, Any]) -> list[str]:
 def mode_stack() -> list[Any]:
     """This thread's dispatch modes, the outermost first."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def let_higher_order_pass(kind: type) -> None:
+    """Tells every operation of a higher order that a class of modes passes them on.
+
+    For a torch without ``supports_higher_order_operators``; those that are made later refuse all the same.
+    """
+    for operation in tuple(getattr(torch._ops, "_higher_order_ops", {}).values()):
+        table = getattr(operation, "python_key_table", None)
+        if table is not None and kind not in table:
+            table[kind] = functools.partial(_pass_on, operation)
+
+
+def _pass_on(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operation, (), args, kwargs)
+
+
+def transforming() -> bool:
+    """Whether this thread is inside a transformation of ``torch.func`` (``vmap``, ``grad``, …)."""
+    return _levels is not None and _levels() is not None
+
+
+def compiler_in_use() -> bool:
+    """Whether anything in this process was given to ``torch.compile``."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", None) or {}
+    return any(backend is not None for backend in tuple(backends.values()))
+
+
+def compilations() -> int:
+    """How often something was compiled in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utils, "counters", None) or {}
+    return int(counters["frames"]["total"]) if "frames" in counters else 0
+
+
+def faking() -> bool:
+    """Whether tensors that are made on this thread hold nothing, since a ``FakeTensorMode`` is active."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and any(
+        isinstance(mode, fakes.FakeTensorMode) for mode in mode_stack()
+    )
 
 
 def backward_task() -> int:

@@ -16,14 +16,41 @@ _Listener = Callable[[Any], None]
 
 _listeners: list[_Listener] = []
 _lock = threading.Lock()
+_NAME = "resize_"
+
+
+class _Patch:
+    """Where ours is, and what was there before: it may be another's, and another's may come on top of it."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.before: Any = None
+
+    def apply(self) -> None:
+        if not self.on:
+            self.before = vars(torch.UntypedStorage).get(_NAME)
+            setattr(torch.UntypedStorage, _NAME, _resize_and_tell)
+            self.on = True
+
+    def undo(self) -> None:
+        """As it was; where another's lies on top ours stays below it and tells nobody."""
+        if not self.on or vars(torch.UntypedStorage).get(_NAME) is not _resize_and_tell:
+            return
+        if self.before is None:
+            delattr(torch.UntypedStorage, _NAME)  # the method that it inherits shows again
+        else:
+            setattr(torch.UntypedStorage, _NAME, self.before)
+        self.on, self.before = False, None
+
+
+_patch = _Patch()
 
 
 def subscribe(listener: _Listener) -> None:
     """From now on ``listener`` is called with each storage that was resized."""
     with _lock:
         _listeners.append(listener)
-        if len(_listeners) == 1:
-            torch.UntypedStorage.resize_ = _resize_and_tell  # type: ignore[assignment,method-assign] # see the module
+        _patch.apply()
 
 
 def unsubscribe(listener: _Listener) -> None:
@@ -31,12 +58,13 @@ def unsubscribe(listener: _Listener) -> None:
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
-        if not _listeners and torch.UntypedStorage.__dict__.get("resize_") is _resize_and_tell:
-            del torch.UntypedStorage.resize_  # the method that it inherits shows again
+        if not _listeners:
+            _patch.undo()
 
 
 def _resize_and_tell(storage: Any, *args: Any, **kwargs: Any) -> Any:
-    result = torch._C.StorageBase.resize_(storage, *args, **kwargs)  # type: ignore[attr-defined]
+    resize = _patch.before or torch._C.StorageBase.resize_  # type: ignore[attr-defined]
+    result = resize(storage, *args, **kwargs)
     for listener in _listeners.copy():
         listener(storage)
     return result

@@ -6,23 +6,20 @@ with layers), so there it only counts calls and measures times.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from memlog.analysis.trace.stream import BACKWARD, READING, pack
+from memlog.analysis.trace.stream import READING, pack
 from memlog.health import Health
 from memlog.tracer import statistics
-from memlog.tracer.backward import BackwardMarks
 from memlog.tracer.engine import Finding
-from memlog.tracer.hooks import Hooks
+from memlog.tracer.followed import Followed
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
-from memlog.tracer.spans import Place, Spans
+from memlog.tracer.spans import Place
 
 
-class SamplerEngine:
-    """Records one window; every thread that calls the model's modules takes part.
+class SamplerEngine(Followed):
+    """Records one window.
 
     Args:
         log: Where events go.
@@ -34,13 +31,9 @@ class SamplerEngine:
     def __init__(
         self, log: EventLog, names: ModuleNames, health: Health, device: torch.device
     ) -> None:
-        self._log = log
+        super().__init__(log, names, health)
         self._device = device
         self._read = statistics.reader(device)
-        self._hooks = Hooks(self, health)
-        self._spans = Spans(names, self._say, everywhere=True)
-        self._backward = BackwardMarks(self._backward_reaches, health)
-        self._stopped = False
 
     def start(self) -> None:
         """Begins."""
@@ -52,45 +45,14 @@ class SamplerEngine:
         """Ends. Calling it again is harmless."""
         if not self._stopped:
             self._stopped = True
-            self._hooks.remove()
-            self._spans.close()
-            self._backward.close()
+            self._end()
             self._sample(0, 1, 0)
         found, reason = statistics.fragmentation(self._device)
         return Finding(self._unseen(), found, reason)
 
-    def leave(self) -> bool:
-        """Nothing stays behind."""
-        return self._stopped
-
-    # What the hooks tell.
-
-    def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
-        place = self._spans.place()
-        surrounding = place.stack[-1][0] if place is not None else 0
-        if self._spans.module_begins(module) is not None:
-            self._backward.module_begins(args, surrounding)
-
-    def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended."""
-        del module
-        layer = self._spans.module_ends()
-        if layer is not None:
-            self._backward.module_ends(output, layer)
-
-    def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
-        self._spans.optimizer_begins(optimizer)
-
-    def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
-        self._spans.optimizer_ends(optimizer)
-
-    def _backward_reaches(self, layer: int) -> None:
-        place = self._spans.place(join=True)
-        if place is not None:
-            self._spans.turn(place, layer, BACKWARD)
+    def give_up(self) -> None:
+        """Records nothing more."""
+        self._spans.closed = True
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
         self._sample(layer, phase, place.number)

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from memlog.tracer import private
 
 _MAX_NESTING = 4
 
@@ -34,6 +37,18 @@ def plain_tensors(tensor: Tensor, nesting: int = 0) -> Iterator[Tensor]:
         yield tensor.crow_indices() if compressed_by_rows else tensor.ccol_indices()
         yield tensor.col_indices() if compressed_by_rows else tensor.row_indices()
         yield tensor.values()
+
+
+def held_by(tensor: Tensor) -> Iterator[Tensor]:
+    """As `plain_tensors`, for a tensor that may be more than what an operation returns.
+
+    A parameter of a lazy module that was not called yet holds nothing; a level that a transformation of
+    ``torch.func`` has put around a tensor has no storage of its own.
+    """
+    if private.is_level is not None and private.below_level is not None:
+        while private.is_level(tensor):
+            tensor = private.below_level(tensor)
+    return iter(()) if is_lazy(tensor) else plain_tensors(tensor)
 
 
 def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:

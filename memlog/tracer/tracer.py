@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from memlog import exporters
 from memlog.analysis.trace.phases import PhaseLevel, PhaseName, phase_levels
-from memlog.analysis.trace.records import LayerFigures, Trace, TraceResult
+from memlog.analysis.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.health import Health
@@ -19,12 +19,9 @@ from memlog.tracer.scopes import scope
 from memlog.tracer.text import summary_text
 
 if TYPE_CHECKING:
-    from memlog.tracer.choose import EngineChoice
     from memlog.tracer.window import Window
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
-
-_ENGINES = ("auto", "native", "dispatch", "sampler")
 
 
 class MemoryTracer:
@@ -66,16 +63,19 @@ class MemoryTracer:
         *,
         engine: EngineChoice = "auto",
     ) -> None:
-        if max_events < 1:
+        if not _is_whole(max_events) or max_events < 1:
             raise ConfigurationError(f"max_events={max_events!r}: give a whole number above 0")
-        if engine not in _ENGINES:
-            raise ConfigurationError(f"engine={engine!r}: write one of {', '.join(_ENGINES)}")
+        if engine not in get_args(EngineChoice):
+            raise ConfigurationError(
+                f"engine={engine!r}: write one of {', '.join(get_args(EngineChoice))}"
+            )
         self.health = Health()
         self._max_events = max_events
         self._device = str(device) if device is not None else None
         self._readings = enable_fragmentation_tracking
         self._engine = engine
         self._trace: Trace | None = None
+        self._why_none = "nothing has been traced yet; use: with tracer.trace(model): ..."
         if device is not None and "torch" in sys.modules:
             from memlog.tracer.choose import device_of  # noqa: PLC0415 - torch is there already
 
@@ -91,9 +91,11 @@ class MemoryTracer:
             model: A ``torch.nn.Module``; ``None``: the first module that is called is taken for it.
 
         Raises:
-            ConfigurationError: The device isn't there, or ``engine`` can't trace it.
+            ConfigurationError: The device isn't there, ``engine`` can't trace it, or ``model`` is none.
             MissingExtraError: torch is not installed.
         """
+        self._trace = None
+        self._why_none = "the last trace could not begin: tracer.health.faults says why"
         window = self._window(model)
         begun = False
         with self.health.contained("beginning a trace"):
@@ -103,8 +105,16 @@ class MemoryTracer:
             yield self
         finally:
             if begun:
-                with self.health.contained("analysing a trace"):
-                    self._trace = window.stop()
+                self._end(window)
+
+    def _end(self, window: Window) -> None:
+        from memlog.tracer.leaving import leave_later  # noqa: PLC0415 - torch is there already
+
+        with self.health.contained("analysing a trace"):
+            try:
+                self._trace = window.stop()
+            finally:
+                leave_later(window)
 
     scope = staticmethod(scope)
 
@@ -113,12 +123,10 @@ class MemoryTracer:
         """The trace that ended last: its result, and the events that it was made from.
 
         Raises:
-            ConfigurationError: Nothing has been traced yet.
+            ConfigurationError: Nothing has been traced yet, or the last trace could not begin.
         """
         if self._trace is None:
-            raise ConfigurationError(
-                "nothing has been traced yet; use: with tracer.trace(model): ..."
-            )
+            raise ConfigurationError(self._why_none)
         return self._trace
 
     @property
@@ -214,9 +222,17 @@ class MemoryTracer:
         return exporters.write_pickle(exporters.snapshot(self.recording), output_path)
 
     def print_summary(self) -> None:
-        """Prints the peak, what it is made of, and the layers that hold most of it."""
+        """Prints the peak, what it is made of, and the layers that hold most of it.
+
+        ``kept fwd`` sums over the calls of a layer's forward what was live at their exits over their entries,
+        its children's included: what a later call frees again counts all the same.
+
+        Raises:
+            ConfigurationError: Nothing has been traced yet, or the last trace could not begin.
+        """
+        result = self.result
         with self.health.contained("printing"):
-            sys.stdout.write(summary_text(self.result) + "\n")
+            sys.stdout.write(summary_text(result) + "\n")
 
     def _window(self, model: Any) -> Window:
         try:
@@ -227,6 +243,10 @@ class MemoryTracer:
             raise MissingExtraError(
                 "tracing needs torch, which is not installed: pip install 'memlog-ml[torch]'"
             ) from None
+        if model is not None and not isinstance(model, sys.modules["torch"].nn.Module):
+            raise ConfigurationError(
+                f"trace({model!r:.100}): give a torch.nn.Module, or nothing to find it by itself"
+            )
         return Window(
             model,
             device=self._device,
@@ -235,3 +255,7 @@ class MemoryTracer:
             readings=self._readings,
             health=self.health,
         )
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, SupportsIndex) and not isinstance(number, bool)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from memlog.analysis.trace.accountant import Accountant
-from memlog.analysis.trace.records import Trace
+from memlog.analysis.trace.records import EngineChoice, Trace
 from memlog.analysis.trace.report import TraceFacts, build
 from memlog.health import Health
 from memlog.tracer import choose, private
-from memlog.tracer.choose import EngineChoice
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 
@@ -25,9 +22,12 @@ def may_open() -> bool:
     """Whether a window that no ``with`` of the user's encloses may open on this thread.
 
     A dispatch mode that is put in and taken out in hooks does not nest with the user's own, so such a window
-    opens only where there is none; nor inside a graph that is being compiled or a backward pass.
+    opens only where there is none; nor inside a graph that is being compiled, a backward pass or a
+    transformation of ``torch.func``, below which tensors have no storage of their own.
     """
     if torch.compiler.is_compiling() or private.backward_task() != private.NO_TASK:
+        return False
+    if private.transforming():
         return False
     if private.missing(private.DISPATCH_NEEDS):
         return True  # the sampler will run, which has no mode
@@ -45,6 +45,7 @@ class Window:
         max_events: Events that are kept one by one.
         readings: Whether the allocator's statistics are read at every change of layer (on a GPU).
         health: Where errors inside the tracer are counted.
+        most_events: Events after which the window gives up: it records no more, and only waits to be closed.
 
     Attributes:
         torch_device: The device that is traced.
@@ -64,6 +65,7 @@ class Window:
         max_events: int = DEFAULT_MAX_EVENTS,
         readings: bool = True,
         health: Health | None = None,
+        most_events: int | None = None,
     ) -> None:
         self.health = health if health is not None else Health()
         models = [module for module in (model, *others) if module is not None]
@@ -81,8 +83,9 @@ class Window:
             self.health,
             readings=readings,
         )
-        self._thread: int | None = None
-        self._started_us = 0
+        self._most_events = most_events
+        if most_events is not None:
+            self._log.on_overflow(most_events, self._engine.give_up)
         self._trace: Trace | None = None
 
     def tops(self) -> list[Any]:
@@ -98,13 +101,17 @@ class Window:
 
     def start(self) -> None:
         """Opens the window, on this thread."""
-        self._thread = threading.get_ident()
-        self._started_us = time.time_ns() // 1000
+        self._log.begin()
         try:
             self._engine.start()
         except BaseException:
             self._engine.stop()
             raise
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether there were so many events that it gave up."""
+        return self._most_events is not None and self._log.events >= self._most_events
 
     def module_begins(self, module: Any, args: Any) -> None:
         """The window was opened in a hook that torch called as this module's ``forward`` began.
@@ -117,8 +124,7 @@ class Window:
     def stop(self) -> Trace:
         """Closes the window and analyses it. Calling it again gives the same trace.
 
-        To be called on the thread that opened it. Every hook is out afterwards; whether the dispatch mode is,
-        `leave` tells.
+        Every hook is out afterwards; whether the dispatch mode is, `leave` tells.
         """
         if self._trace is None:
             duration_ns = self._log.now()
@@ -128,8 +134,8 @@ class Window:
                 engine=self.choice.engine,
                 why=self.choice.why,
                 device=str(self.torch_device),
-                exactness=self.choice.exactness,
-                started_us=self._started_us,
+                exactness="lower bound" if finding.incomplete else self.choice.exactness,
+                started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,
                 kept_events=kept,
@@ -143,9 +149,14 @@ class Window:
             self._trace = Trace(result, paths, events, tuple(self._names.kinds))
         return self._trace
 
-    def leave(self) -> bool:
-        """Takes out what `stop` could not, because another's dispatch mode lay on top of ours.
+    def abandon(self) -> None:
+        """Closes the window and lets go of what it has recorded."""
+        self._engine.stop()
 
+    def leave(self) -> bool:
+        """Takes out what `stop` could not.
+
+        That is where another's dispatch mode lay on top of ours, or the window is another thread's.
         Until then ours lets everything pass.
 
         Returns:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memlog
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    torch._dynamo.reset()  # where something was compiled before, no window would open
     yield tmp_path
     memlog.finish()
 
@@ -212,13 +214,10 @@ def test_a_compiled_model_is_compiled_as_without(layers: bool, how: str) -> None
     for _ in range(4):
         loop.step()
     memlog.finish()
-    # In a graph hooks are nothing, so nobody hears of the calls of what is compiled in place.
-    seen = layers and how != "in place"
-    # That compiler guards on global module hooks even of a graph that was compiled without them.
-    again = seen and torch.__version__.startswith("2.6.")
-    assert counter.frame_count == (2 if again else 1)
+    assert counter.frame_count == 1
     assert not counters["graph_break"]
-    assert [(trace.step, trace.engine) for trace in traces(session)] == [(1, "sampler")] * seen
+    assert not traces(session)  # on the CPU nobody sees anything inside a graph
+    assert bool(session.health.dropped) == layers
     assert not session.health.faults
 
 

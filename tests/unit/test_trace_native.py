@@ -35,6 +35,7 @@ from memlog.analysis.trace.stream import (
 )
 from memlog.health import Health
 from memlog.tracer.dispatch import DispatchEngine
+from memlog.tracer.ledger import Ledger
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.native import NativeEngine
@@ -239,13 +240,16 @@ class Run:
 
 
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
-def test_hooks_and_notes_find_what_the_dispatch_engine_finds(checkpointing: str | None) -> None:
+def test_hooks_and_notes_find_what_the_dispatch_engine_finds(
+    checkpointing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The simulation sees results alone, and not what operations take inside themselves.
+    monkeypatch.setattr(Ledger, "passing", lambda *_: None)
     run = Run(GPT(checkpointing=checkpointing))
     assert not run.health.faults
     truth, found = run.rows
     total = sum(truth.values())
-    # The truth has the scratch space of attention, too, which the simulation does not see.
-    assert sum(found.values()) == pytest.approx(total, rel=0.05)
+    assert sum(found.values()) == total
     agreeing = sum(min(count, found.get(key, 0)) for key, count in truth.items())
     assert agreeing / total > 0.9
     layers = [key for key in truth if key[1] == FORWARD and "mlp" in key[0]]

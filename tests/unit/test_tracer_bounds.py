@@ -82,6 +82,36 @@ def test_a_hundred_thousand_events_take_under_12_mb() -> None:
     assert highest < LIMIT
 
 
+def test_a_hundred_thousand_storages_that_stay_take_under_12_mb_too() -> None:
+    def work() -> Any:
+        return [torch.empty(8) for _ in range(EVENTS)]
+
+    model, tracer = torch.nn.Linear(4, 4), MemoryTracer()
+    with tracer.trace(model):
+        torch.empty(8)
+    tracemalloc.start()
+    try:
+        kept = work()
+        users = tracemalloc.get_traced_memory()[0]
+        del kept
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        with tracer.trace(model):
+            kept = work()
+            large = torch.empty(64 * 1024)
+        highest = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == EVENTS
+    assert highest - users < LIMIT
+    result: Any = tracer.result
+    assert result.exactness == "lower bound"
+    (dropped,) = result.dropped.items()
+    assert dropped[0].startswith("storages under 64 KiB")
+    assert dropped[1] == EVENTS - 12_500 + 2  # the model's weight and bias were there before
+    assert result.end - result.before == (12_500 - 2) * 32 + large.nbytes
+
+
 @pytest.mark.seed(200, 220, 221)
 def test_the_log_does_not_grow_past_its_limit() -> None:
     log = EventLog(1000, Accountant())

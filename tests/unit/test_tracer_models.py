@@ -309,3 +309,85 @@ def test_no_model_is_needed() -> None:
         model(torch.ones(2, 4)).sum().backward()
     assert list(tracer.get_layer_stats()) == ["Sequential", "0", "1"]
     assert tracer.result.attributed is not None
+
+
+def test_a_lazy_modules_parameters_are_parameters() -> None:
+    model = nn.Sequential(nn.LazyLinear(64), nn.ReLU())
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        out = model(torch.ones(4, 32))
+    assert not tracer.health.faults
+    sizes = {share.category: share.size for share in tracer.result.shares if share.path == "0"}
+    assert sizes["parameters"] == 4 * (32 * 64 + 64)
+    assert out.shape == (4, 64)
+
+
+def test_fake_tensors_hold_nothing() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    tracer = MemoryTracer()
+    with tracer.trace(nn.Identity()), FakeTensorMode():
+        made = torch.empty(1 << 30) + 1
+    assert made.shape == (1 << 30,)
+    assert tracer.result.peak == 0
+
+
+def test_two_networks_are_traced_alike_whether_named_or_found() -> None:
+    """A generator and its critic, with the generator named, with none named and with both in one module."""
+
+    def peaks(which: str) -> Any:
+        torch.manual_seed(0)
+        generator, critic = nn.Sequential(nn.Linear(64, 256)), nn.Sequential(nn.Linear(256, 32))
+        optimizers = [torch.optim.Adam(one.parameters()) for one in (generator, critic)]
+        both = nn.ModuleList([generator, critic])
+        given: Any = {"both": both, "one": generator, "none": None}[which]
+        tracer = MemoryTracer()
+        for _ in range(2):
+            with tracer.trace(given):
+                critic(generator(torch.ones(8, 64))).mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        result = tracer.result
+        owned = {
+            share.category: share.size
+            for share in result.shares
+            if share.category in ("parameters", "gradients", "optimizer state")
+        }
+        return result.peak, result.before, result.end, result.categories, owned.keys()
+
+    assert peaks("both") == peaks("one") == peaks("none")
+
+
+def test_somebody_elses_resize_stays_theirs() -> None:
+    base: Any = torch._C.StorageBase
+    calls: list[int] = []
+
+    def theirs(storage: Any, size: int) -> Any:
+        calls.append(size)
+        return base.resize_(storage, size)
+
+    def resize(size: int) -> None:
+        torch.empty(8).untyped_storage().resize_(size)
+
+    storage: Any = torch.UntypedStorage
+    tracer = MemoryTracer()
+    try:
+        storage.resize_ = theirs
+        with tracer.trace(nn.Identity()):
+            resize(100)
+        assert vars(storage)["resize_"] is theirs
+        del storage.resize_
+        with tracer.trace(nn.Identity()):
+            ours, storage.resize_ = vars(storage)["resize_"], theirs
+            resize(200)
+        assert vars(storage)["resize_"] is theirs
+        storage.resize_ = ours  # as they put back what they found
+        resize(300)
+        with tracer.trace(nn.Identity()):
+            resize(400)
+    finally:
+        if "resize_" in vars(storage):
+            del storage.resize_
+    assert calls == [100, 200]
+    assert not tracer.health.faults

@@ -285,7 +285,7 @@ def test_devices_that_are_not_there_are_one_clear_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_events": 0}, "above 0"),
+        *(({"max_events": events}, "above 0") for events in (0, "5", None, 1.5, True)),
         ({"engine": "dispach"}, "one of auto"),
     ],
 )
@@ -357,3 +357,96 @@ def test_an_error_inside_the_tracer_never_reaches_training(
         with tracer.trace(model):
             model(BATCH).sum().backward()
     assert tracer.health.faults["beginning a trace: RuntimeError"] == 1
+
+
+@pytest.mark.parametrize("model", ["model", len, [nn.Linear(2, 2)]])
+def test_what_is_no_module_is_one_clear_error(model: Any) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=r"give a torch\.nn\.Module"),
+        MemoryTracer().trace(model),
+    ):
+        raise AssertionError("the block must not run")
+
+
+def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memlog.tracer import dispatch
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("memlog's own")
+
+    tracer, model = MemoryTracer(), mlp()
+    with tracer.trace(model):
+        model(BATCH)
+    monkeypatch.setattr(dispatch.DispatchEngine, "_seed", fail)
+    with tracer.trace(model):
+        model(BATCH)
+    with pytest.raises(ConfigurationError, match="could not begin"):
+        tracer.print_summary()
+    with pytest.raises(ConfigurationError, match="could not begin"):
+        tracer.get_layer_stats()
+
+
+def test_tracers_that_overlap_without_being_nested() -> None:
+    model = mlp()
+    first, second = MemoryTracer().trace(model), MemoryTracer().trace(model)
+    first.__enter__()
+    second.__enter__()
+    model(BATCH)
+    first.__exit__(None, None, None)
+    assert not clean()
+    second.__exit__(None, None, None)
+    assert clean()
+
+
+def test_a_trace_that_ends_on_another_thread_leaves_with_the_next_call() -> None:
+    model = mlp()
+    tracer = MemoryTracer()
+    trace = tracer.trace(model)
+    trace.__enter__()
+    model(BATCH)
+    thread = threading.Thread(target=trace.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join(60)
+    assert tracer.result.peak
+    model(BATCH)
+    assert clean()
+
+
+def test_functions_of_torch_func_are_traced() -> None:
+    from torch.func import functional_call, grad, vmap
+
+    model = mlp()
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    tracer = MemoryTracer()
+
+    def loss(values: Any, one: Any) -> Any:
+        return functional_call(model, values, (one[None],)).square().mean()
+
+    def work() -> Any:
+        return vmap(grad(loss), in_dims=(None, 0))(parameters, BATCH)
+
+    bare = work()
+    with tracer.trace(model):
+        traced = work()
+    assert all(torch.equal(bare[name], traced[name]) for name in bare)
+    assert not tracer.health.faults
+    assert any("torch.func" in sentence for sentence in tracer.result.unseen)
+    made: Any = tracer.result.end
+    assert made - (tracer.result.before or 0) == sum(value.nbytes for value in traced.values())
+
+
+def test_time_begins_as_the_window_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its layers lie beside the operations that a profiler has recorded, and not around them."""
+    from types import SimpleNamespace
+
+    from memlog.tracer import log
+
+    clock = SimpleNamespace(now=5_000_000)
+    reads = SimpleNamespace(time_ns=lambda: clock.now, perf_counter_ns=lambda: clock.now)
+    monkeypatch.setattr(log, "time", reads)
+    window = Window(mlp())
+    clock.now += 1_000_000
+    window.start()
+    clock.now += 7000
+    result = window.stop().result
+    assert (result.started_us, result.duration_ms) == (6000, 0.007)

@@ -10,6 +10,7 @@ from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
 
 PhaseName: TypeAlias = Literal["data", "forward", "backward", "optimizer", "end"]
+_EVERY_EVENT = ("exact", "lower bound")
 
 
 class PhaseLevel(msgspec.Struct):
@@ -33,9 +34,10 @@ def phase_levels(trace: Trace) -> dict[PhaseName, PhaseLevel] | None:
     Returns:
         ``None`` where the trace does not hold every event, or does not know what was live.
     """
-    if trace.result.truncated or trace.result.before is None or trace.result.exactness != "exact":
+    before = trace.result.before
+    if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:
         return None
-    fold = _Fold(trace.result.before)
+    fold = _Fold(before)
     for event in stream.decode(trace.events):
         fold.take(event)
     fold.turn("end")

@@ -13,9 +13,13 @@ EngineName: TypeAlias = Literal["native", "dispatch", "sampler"]
 """``native``: the device allocator's own history. ``dispatch``: every operation's results on the CPU.
 ``sampler``: the allocator's statistics, read as modules begin and end."""
 
-Exactness: TypeAlias = Literal["exact", "sampled", "none"]
-"""``exact``: every allocation is known. ``sampled``: a peak between two readings is missed, so each
-is a lower bound. ``none``: nobody can tell bytes here, only calls and times."""
+EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
+"""What may be asked for; ``auto``: the best for the device."""
+
+Exactness: TypeAlias = Literal["exact", "lower bound", "sampled", "none"]
+"""``exact``: every allocation is known. ``lower bound``: every one but those inside of some operations, which
+``unseen`` names. ``sampled``: a peak between two readings is missed, so each is a lower bound. ``none``:
+nobody can tell bytes here, only calls and times."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True):

@@ -1,0 +1,51 @@
+"""Hearing of every module that is called, outside compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from memlog.health import Health
+from memlog.tracer.private import compilations
+from memlog.tracer.silence import Silence
+
+
+class Calls:
+    """One global hook, until `remove`.
+
+    Args:
+        called: Told of the module and its inputs. Its errors are counted and reach nobody.
+        health: Where they are counted.
+
+    Attributes:
+        resting: Whether calls are passed over.
+    """
+
+    def __init__(self, called: Callable[[Any, Any], None], health: Health) -> None:
+        compiling = torch.compiler.is_compiling
+        self.resting = False
+        self._compiled = compilations()
+
+        def hook(module: Any, inputs: Any) -> None:
+            if compiling() or self.resting:
+                return
+            try:
+                called(module, inputs)
+            except Exception as error:  # noqa: BLE001 - training goes on
+                health.fault("noticing a module that is called", error)
+
+        self._silence = Silence()
+        self._handle = register_module_forward_pre_hook(hook)
+
+    @property
+    def compiled_since(self) -> bool:
+        """Whether something was compiled while the hook was there."""
+        return compilations() != self._compiled
+
+    def remove(self) -> None:
+        """Takes it out again."""
+        self._handle.remove()
+        self._silence.end()

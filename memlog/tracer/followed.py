@@ -1,0 +1,80 @@
+"""What the engines have in common that follow modules and the backward pass by hooks alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlog.analysis.trace.stream import BACKWARD
+from memlog.health import Health
+from memlog.tracer.backward import BackwardMarks
+from memlog.tracer.hooks import Hooks
+from memlog.tracer.log import EventLog
+from memlog.tracer.names import ModuleNames
+from memlog.tracer.spans import Place, Spans
+
+
+class Followed:
+    """Every thread that calls the model's modules takes part.
+
+    Args:
+        log: Where events go.
+        names: Which module is which layer.
+        health: Where errors are counted.
+    """
+
+    def __init__(self, log: EventLog, names: ModuleNames, health: Health) -> None:
+        self._log = log
+        self._names = names
+        self._hooks = Hooks(self, health)
+        self._spans = Spans(names, self._say, everywhere=True)
+        self._backward = BackwardMarks(self._backward_reaches, health)
+        self._stopped = False
+
+    def leave(self) -> bool:
+        """Nothing stays behind."""
+        return self._stopped
+
+    def give_up(self) -> None:
+        """Records nothing more."""
+        self._spans.closed = True
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins."""
+        place = self._spans.place()
+        surrounding = place.stack[-1][0] if place is not None else 0
+        begun = self._spans.module_begins(module)
+        self._look_at_models()
+        if begun is not None:
+            self._backward.module_begins(args, surrounding)
+
+    def module_ends(self, module: Any, output: Any) -> None:
+        """It has ended."""
+        del module
+        layer = self._spans.module_ends()
+        if layer is not None:
+            self._backward.module_ends(output, layer)
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step begins."""
+        self._spans.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        """It has ended."""
+        self._spans.optimizer_ends(optimizer)
+
+    def _look_at_models(self) -> None:
+        """A module at the top may be new."""
+
+    def _end(self) -> None:
+        """Hears nothing more."""
+        self._hooks.remove()
+        self._spans.close()
+        self._backward.close()
+
+    def _backward_reaches(self, layer: int) -> None:
+        place = self._spans.place(join=True)
+        if place is not None:
+            self._spans.turn(place, layer, BACKWARD)
+
+    def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
+        raise NotImplementedError

@@ -1,0 +1,71 @@
+"""Windows that are closed, and whose dispatch mode could not be taken out.
+
+Another's mode lay on top, or the window was closed on another thread than the one that opened it. Until
+theirs can go, a hook tries it as modules are called.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from memlog.tracer.silence import Silence
+
+
+class Leaver(Protocol):
+    """A window, or its engine."""
+
+    def leave(self) -> bool:
+        """Tries it; ``True`` once nothing is left in torch. Never raises."""
+
+
+class _Waiting:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._leavers: list[Leaver] = []
+        self._handle: Any = None
+        self._silence: Silence | None = None
+
+    def add(self, leaver: Leaver) -> None:
+        with self._lock:
+            self._leavers.append(leaver)
+            if self._handle is None:
+                self._silence = Silence()
+                self._handle = register_module_forward_pre_hook(_module_called)
+
+    def attempt(self) -> None:
+        if not self._leavers or not self._lock.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            self._leavers = [leaver for leaver in self._leavers if not leaver.leave()]
+            if not self._leavers and self._handle is not None:
+                self._handle.remove()
+                self._handle = None
+                if self._silence is not None:
+                    self._silence.end()
+        finally:
+            self._lock.release()
+
+
+_waiting = _Waiting()
+
+
+def leave_later(leaver: Leaver) -> None:
+    """Takes out what is left of a closed window: now if that is possible, else as soon as it is."""
+    if not leaver.leave():
+        _waiting.add(leaver)
+    else:
+        _waiting.attempt()  # it may have lain on top of another
+
+
+def try_to_leave() -> None:
+    """Takes out what can be taken out on this thread now; where nothing waits it costs nothing."""
+    _waiting.attempt()
+
+
+def _module_called(_module: Any, _inputs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _waiting.attempt()

@@ -1,0 +1,308 @@
+"""A session that traces by itself, beside what else a training loop may do: it never stands in the way."""
+
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.func import functional_call, grad_and_value
+from torch.nn.modules import module as torch_modules
+from torch.optim import optimizer as torch_optimizers
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+import memlog
+from memlog.events import Event, Health, Trace
+from memlog.journal import RunDirectory
+
+pytestmark = pytest.mark.integration
+
+BATCH = torch.ones(4, 16)
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield tmp_path
+    memlog.finish()
+    torch._dynamo.reset()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(BATCH).square().mean().backward()
+    optimizer.step()
+
+
+def events(session: memlog.Session) -> list[Event]:
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    return [entry.event for file in run.files() for entry in file.read()]
+
+
+def traces(session: memlog.Session) -> list[Trace]:
+    return [event for event in events(session) if isinstance(event, Trace)]
+
+
+def skipped(session: memlog.Session) -> int:
+    """As the run's last words tell it."""
+    told = [event for event in events(session) if isinstance(event, Health)]
+    return told[-1].dropped.get("trace_skipped", 0)
+
+
+def left() -> list[Any]:
+    return [
+        *torch_modules._global_forward_pre_hooks.values(),
+        *torch_modules._global_forward_hooks.values(),
+        *torch_optimizers._global_optimizer_pre_hooks.values(),
+        *_get_current_dispatch_mode_stack(),
+        *(name for name in vars(torch.UntypedStorage) if name == "resize_"),
+        *(text for text in map(str, warnings.filters) if "global hooks" in text),
+    ]
+
+
+@pytest.mark.parametrize("named", ["the compiled model", "the model inside", "none"])
+def test_a_compiled_model_costs_no_warning_and_no_compilation(named: str) -> None:
+    counter = CompileCounter()
+    model = network()
+    compiled = torch.compile(model, backend=counter)
+    optimizer = sgd(model)
+    given: Any = {"the compiled model": compiled, "the model inside": model, "none": None}[named]
+    session = memlog.init("local", model=given, layers=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            step(compiled, optimizer)
+    session.snapshot()
+    step(compiled, optimizer)
+    memlog.finish()
+    assert counter.frame_count == 1
+    assert left() == []
+    assert not traces(session)
+    assert skipped(session) == 2
+    assert not session.health.faults
+
+
+def test_a_model_that_is_compiled_later_is_compiled_once() -> None:
+    counter = CompileCounter()
+    model = network()
+    optimizer = sgd(model)
+    session = memlog.init("local", layers=True)
+    compiled = torch.compile(model, backend=counter)
+    for _ in range(4):
+        step(compiled, optimizer)
+    memlog.finish()
+    assert counter.frame_count == 1
+    assert skipped(session) == 1
+
+
+def test_a_compiled_loss_is_compiled_once() -> None:
+    counter = CompileCounter()
+    model = network()
+    optimizer = sgd(model)
+
+    @torch.compile(backend=counter)
+    def loss(batch: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = model(batch).square().mean()
+        return out
+
+    memlog.init("local", model=model, layers=True)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss(BATCH).backward()
+        optimizer.step()
+    memlog.finish()
+    assert counter.frame_count == 1
+
+
+def test_a_window_whose_step_never_ends_is_abandoned() -> None:
+    model = network()
+    session = memlog.init("local", model=model, layers=True)
+    for number in range(300):
+        model(BATCH)
+        if number == 10:
+            assert left()
+    # A session holds the optimizer's hooks as long as it lasts.
+    assert left() == [*torch_optimizers._global_optimizer_pre_hooks.values()]
+    optimizer = sgd(model)
+    step(model, optimizer)
+    memlog.finish()
+    assert left() == []
+    assert not traces(session)
+    assert skipped(session) == 1
+
+
+def test_operations_without_end_are_abandoned_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memlog.tracer import periodic
+
+    monkeypatch.setattr(periodic, "_MOST_EVENTS", 1000)
+    model = network()
+    optimizer = sgd(model)
+    session = memlog.init("local", model=model, layers=True)
+    out = model(BATCH)
+    for _ in range(110_000):
+        out = out.detach() + 1
+    (mode,) = _get_current_dispatch_mode_stack()
+    assert mode._observer is None  # type: ignore[attr-defined] # it only lets pass
+    model(BATCH)
+    assert _get_current_dispatch_mode_stack() == []
+    step(model, optimizer)
+    memlog.finish()
+    assert left() == []
+    assert skipped(session) == 1
+
+
+class Users(TorchDispatchMode):
+    """A mode of the user's own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_mode_that_begins_in_the_step_and_ends_after_it(goes_on: bool) -> None:
+    model = network()
+    optimizer = sgd(model)
+    session = memlog.init("local", model=model, layers=True)
+    loss = model(BATCH).square().mean()
+    with Users() as users:
+        loss.backward()
+        optimizer.step()
+        ours, above = _get_current_dispatch_mode_stack()
+        assert above is users
+        assert ours._observer is None  # type: ignore[attr-defined] # it only lets pass
+    if goes_on:
+        model(BATCH)
+        assert _get_current_dispatch_mode_stack() == []
+    memlog.finish()
+    assert left() == []
+    assert len(traces(session)) == 1
+    counter = CompileCounter()
+    torch.compile(torch.sin, backend=counter)(BATCH)
+    assert counter.frame_count == 1
+
+
+def test_the_session_ends_below_a_mode_of_the_users() -> None:
+    model = network()
+    memlog.init("local", model=model, layers=True)
+    model(BATCH)
+    with Users() as users:
+        memlog.finish()
+        assert _get_current_dispatch_mode_stack()[-1] is users
+    model(BATCH)
+    assert left() == []
+
+
+def test_the_thread_that_opened_a_window_has_ended() -> None:
+    model = network()
+    session = memlog.init("local", model=model, layers=True)
+    thread = threading.Thread(target=lambda: model(BATCH).sum().backward())
+    thread.start()
+    thread.join(60)
+    assert left()
+    memlog.finish()
+    assert left() == []
+    (trace,) = traces(session)
+    assert trace.step is None
+
+
+def test_another_thread_trains_on() -> None:
+    model = network()
+    optimizer = sgd(model)
+    session = memlog.init("local", model=model, layers=True)
+    thread = threading.Thread(target=lambda: model(BATCH).sum().backward())
+    thread.start()
+    thread.join(60)
+    step(model, optimizer)
+    step(model, optimizer)
+    assert left() == [*torch_optimizers._global_optimizer_pre_hooks.values()]
+    memlog.finish()
+    assert skipped(session) == 1
+
+
+def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memlog.tracer.window import Window
+
+    at_once, both = [], threading.Barrier(2)
+    start, stop, abandon = Window.start, Window.stop, Window.abandon
+
+    def started(window: Window) -> None:
+        at_once.append(window)
+        assert len(at_once) == 1
+        start(window)
+
+    def stopped(window: Window) -> Any:
+        at_once.remove(window)
+        return stop(window)
+
+    def abandoned(window: Window) -> None:
+        at_once.remove(window)
+        abandon(window)
+
+    monkeypatch.setattr(Window, "start", started)
+    monkeypatch.setattr(Window, "stop", stopped)
+    monkeypatch.setattr(Window, "abandon", abandoned)
+    session = memlog.init("local", layers=True)
+
+    def train() -> None:
+        model = network()
+        optimizer = sgd(model)
+        both.wait(60)
+        for _ in range(40):
+            step(model, optimizer)
+            session.snapshot()
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    memlog.finish()
+    assert not session.health.faults
+    assert at_once == []
+    assert left() == []
+
+
+def test_a_step_inside_torch_func_is_counted_as_skipped() -> None:
+    model = network()
+    parameters = {name: value.detach().clone() for name, value in model.named_parameters()}
+    session = memlog.init("local", model=model, layers=True)
+
+    def loss(values: Any) -> torch.Tensor:
+        out: torch.Tensor = functional_call(model, values, (BATCH,)).square().mean()
+        return out
+
+    for _ in range(70):
+        grad_and_value(loss)(parameters)
+        session.step()
+    memlog.finish()
+    assert not session.health.faults
+    # At steps 0, 1, 3, 7, 15, 31 and 63: ever more rarely, since each attempt costs something.
+    assert skipped(session) == 7
+
+
+def test_a_model_that_is_trained_in_the_mode_of_evaluation_is_traced() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)).eval()
+    frozen = network().requires_grad_(requires_grad=False)
+    optimizer = sgd(model)
+    session = memlog.init("local", layers=True)
+    frozen(BATCH)
+    assert _get_current_dispatch_mode_stack() == []
+    step(model, optimizer)
+    memlog.finish()
+    (trace,) = traces(session)
+    assert {"0", "1"} <= {layer.path for layer in trace.layers}

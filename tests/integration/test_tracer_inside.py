@@ -1,0 +1,84 @@
+"""What torch itself does with modes, inside a traced block: the outcome is the same as without the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+from memlog import MemoryTracer
+from memlog.tracer import mode, private
+
+pytestmark = [
+    pytest.mark.integration,
+    # Compiling inside torch looks at things that it has deprecated itself.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
+X = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def cond() -> Tensor:
+    x = X.clone().requires_grad_()
+    torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def loop() -> Tensor:
+    out: Tensor = while_loop(  # type: ignore[no-untyped-call] # torch leaves it without types
+        lambda i, _y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), X.clone())
+    )[1]
+    return out
+
+
+def scanned() -> Tensor:
+    out: Tensor = scan(lambda carry, y: (carry + y, carry * 1.0), torch.zeros(8), X)[0]
+    return out
+
+
+def attention() -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    heads = X.reshape(1, 1, 4, 8)
+    out: Tensor = flex_attention(heads, heads, heads)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("work", [cond, loop, scanned, attention])
+def test_operators_of_a_higher_order_do_what_they_do(work: Callable[[], Tensor]) -> None:
+    bare = work()
+    tracer = MemoryTracer()
+    with tracer.trace(torch.nn.Identity()):
+        traced = work()
+    assert torch.equal(bare, traced)
+    assert tracer.result.engine == "dispatch"
+
+
+def test_a_torch_that_knows_no_such_flag_is_told_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mode.ObservingMode, "supports_higher_order_operators", False)
+    with pytest.raises(NotImplementedError), MemoryTracer().trace(torch.nn.Identity()):
+        cond()
+    tables = [one.python_key_table for one in torch._ops._higher_order_ops.values()]
+    try:
+        private.let_higher_order_pass(mode.ObservingMode)
+        with MemoryTracer().trace(torch.nn.Identity()):
+            assert torch.equal(cond(), X.cos() if X.sum() > 0 else -X.sin())
+    finally:
+        for table in tables:
+            table.pop(mode.ObservingMode, None)

@@ -1,0 +1,55 @@
+"""When it is tried to trace a step."""
+
+from memlog.tracer.budget import SPACING, Budget
+from memlog.tracer.turns import Turns
+
+
+def attempts(turns: Turns, steps: int) -> list[int]:
+    """The steps in which it is tried, where each attempt fails."""
+    found = []
+    for step in range(steps):
+        if turns.next_step(allowed=False):
+            found.append(step)
+            turns.put_off()
+    return found
+
+
+def test_what_fails_is_tried_ever_more_rarely() -> None:
+    turns = Turns()
+    turns.want()
+    assert attempts(turns, 130) == [0, 1, 3, 7, 15, 31, 63, 95, 127]
+
+
+def test_who_asks_again_need_not_wait() -> None:
+    turns = Turns()
+    turns.want()
+    attempts(turns, 10)
+    turns.want()
+    assert turns.next_step(allowed=False)
+
+
+def test_after_one_that_began_it_is_the_budget_that_decides() -> None:
+    turns = Turns()
+    turns.want()
+    turns.begun()
+    assert not turns.next_step(allowed=False)
+    assert turns.next_step(allowed=True)
+
+
+def test_what_can_never_be_is_not_tried_unless_somebody_asks() -> None:
+    turns = Turns()
+    turns.never()
+    assert not turns.next_step(allowed=True)
+    turns.want()
+    assert turns.next_step(allowed=False)
+
+
+def test_what_came_to_nothing_is_paid_for() -> None:
+    budget = Budget(0.01, now=0.0)
+    budget.charge(2.0)
+    for _ in range(SPACING):
+        budget.plain_step(0.1)
+    assert budget.spent() == 2.0
+    assert budget.usual == 0.1
+    assert not budget.allows_another(now=500.0)
+    assert budget.allows_another(now=600.0)
