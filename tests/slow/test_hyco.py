@@ -257,7 +257,8 @@ def test_the_physical_models_are_compared(folder: Path) -> None:
     ]
     # The helper samples these about once a second, which a short run may not last; the second in a container.
     optional = {"host.tree", "host.cgroup"}
-    rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    assert lines[1].split() == ["status", "finished", "finished"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
     figures = {name: row for name, row in rows.items() if name not in optional}
     assert set(figures) == {"host.rss", "evaluation.time"}
     for row in figures.values():
@@ -266,7 +267,7 @@ def test_the_physical_models_are_compared(folder: Path) -> None:
     with pytest.raises(AssertionError, match=r"the gate 'host.rss>-99%' failed: run \w{8} has"):
         hyco.run(folder, f"{compare} --fail-if host.rss>-99%")
     [shown] = [code for code in consoles() if code.startswith("$ memlog compare")]
-    assert {line.split()[0] for line in shown.splitlines()[2:]} - optional == set(figures)
+    assert {line.split()[0] for line in shown.splitlines()[3:]} - optional == set(figures)
 
 
 def consoles() -> list[str]:

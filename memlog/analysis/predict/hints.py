@@ -100,6 +100,11 @@ def advise(trace: Trace) -> Advice:
     )
 
 
+def steady_peak_of(trace: Trace) -> int | None:
+    """A traced step's peak in bytes, were it not the first; ``None`` where the trace is not complete."""
+    return None if _incomplete(trace) else changes.steady_peak(Course(trace))
+
+
 def _incomplete(trace: Trace) -> str | None:
     result = trace.result
     if result.exactness != "exact":
