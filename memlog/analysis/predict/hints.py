@@ -11,7 +11,7 @@ import msgspec
 from memlog.analysis.predict import changes
 from memlog.analysis.predict.checkpoints import best_plan
 from memlog.analysis.predict.course import Course
-from memlog.analysis.predict.precision import with_autocast
+from memlog.analysis.predict.precision import unknown_to_autocast, with_autocast
 from memlog.analysis.trace.records import Trace
 from memlog.units import format_bytes
 
@@ -126,6 +126,13 @@ def _notes(course: Course | None) -> Iterator[str]:
         yield (
             "The traced step was the first: the figures are those of a later one, in which the optimizer's "
             "state is there from the start."
+        )
+    unknown = unknown_to_autocast(course)
+    if unknown and course.trace.kinds:
+        named = ", ".join(unknown[:_NAMED])
+        yield (
+            f"What autocast would save can't be predicted: {named} may use parameters or buffers in float32, "
+            "which makes what follows float32 again."
         )
     yield "Each figure stands for one change alone: two of them save less than both added up."
 
