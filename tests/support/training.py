@@ -92,6 +92,7 @@ def measured_peak(
     batch: int | None = None,
     checkpointed: tuple[str, ...] = (),
     autocast: bool = False,
+    accumulate: int = 1,
     make: MakeOptimizer = torch.optim.Adam,
 ) -> int:
     """Bytes that two steps need at most, the model and all else included, by the allocator's own account."""
@@ -103,7 +104,7 @@ def measured_peak(
             _checkpoint(model.get_submodule(path))
         optimizer = make(model.parameters())
         for _ in range(2):
-            _train(case, model, optimizer, inputs, autocast=autocast)
+            _train(case, model, optimizer, inputs, autocast=autocast, accumulate=accumulate)
 
     train()  # what torch sets up once is none of the training's
     gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
@@ -119,10 +120,12 @@ def _train(
     inputs: Tensor,
     *,
     autocast: bool = False,
+    accumulate: int = 1,
 ) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        loss = case.loss(model(inputs))
-    loss.backward()
+    for _ in range(accumulate):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            loss = case.loss(model(inputs)) / accumulate
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from support.training import CASES, Adam8Bit, measured_peak, traced
+from support.training import CASES, Adam8Bit, Case, measured_peak, squares, traced
 from torch import nn
 from torch.nn import functional
 
@@ -52,6 +52,32 @@ def test_half_the_batch(case: str) -> None:
     measured = measured_peak(CASES[case], batch=CASES[case].batch // 2)
     assert found.peak == pytest.approx(measured, rel=TOLERANCE)
     assert found.saved == (advice_for(case).peak or 0) - found.peak > 0
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.seed(137, 166, 254)
+def test_half_the_batch_with_gradients_added_up(case: str) -> None:
+    found = hint(case, "accumulation")
+    measured = measured_peak(CASES[case], batch=CASES[case].batch // 2, accumulate=2)
+    assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+    assert found.peak >= hint(case, "batch").peak
+
+
+@pytest.mark.parametrize("batch", [200, 900])
+def test_where_gradients_matter_adding_them_up_saves_less_than_half_the_batch(batch: int) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(512, 512), nn.ReLU())))
+
+    case = Case(model, lambda size: torch.randn(size, 512), squares, batch)
+    advice = advise(traced(case))
+    found = {one.kind: one.peak for one in advice.hints if one.kind in ("batch", "accumulation")}
+    measured = measured_peak(case, batch=batch // 2, accumulate=2)
+    if batch == 900:
+        assert found["accumulation"] == pytest.approx(measured, rel=0.01)
+        assert found["batch"] < 0.9 * measured
+    else:
+        assert "accumulation" not in found  # it would save nothing
+        assert measured >= (advice.peak or 0)
 
 
 @pytest.mark.parametrize("case", ["gpt", "unet", "rollout", "encoder"])
@@ -224,7 +250,7 @@ def test_a_step_without_a_backward_pass_says_so() -> None:
         case.loss(model(case.inputs(case.batch)))  # and then there was no memory left
     advice = advise(tracer.recording)
     assert any("did not reach its backward pass" in note for note in advice.notes)
-    assert "checkpointing" not in {one.kind for one in advice.hints}
+    assert not {"checkpointing", "accumulation"} & {one.kind for one in advice.hints}
 
 
 def test_nothing_is_predicted_from_what_is_not_complete() -> None:

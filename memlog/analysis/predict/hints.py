@@ -15,7 +15,7 @@ from memlog.analysis.predict.precision import unknown_to_autocast, with_autocast
 from memlog.analysis.trace.records import Trace
 from memlog.units import format_bytes
 
-HintKind: TypeAlias = Literal["batch", "checkpointing", "precision", "optimizer"]
+HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
 _WORTH = 0.01
 """What saves less of the peak is no hint."""
@@ -162,10 +162,11 @@ def _hint(kind: HintKind, what: str, now: int, peak: int, modules: tuple[str, ..
 
 
 def _smaller_batch(course: Course, now: int) -> Iterator[Hint]:
-    what = (
-        "Half the batch (with gradients accumulated over two of them the training stays the same)"
-    )
-    yield _hint("batch", what, now, changes.with_batch(course, 0.5))
+    yield _hint("batch", "Half the batch", now, changes.with_batch(course, 0.5))
+    if not course.has_backward:
+        return  # which gradients there will be it does not say
+    what = "Half the batch, with the gradients of two of them added up: the training stays the same"
+    yield _hint("accumulation", what, now, changes.accumulated(course, 0.5))
 
 
 def _checkpointing(course: Course, now: int) -> Iterator[Hint]:

@@ -6,9 +6,8 @@ that such an operation uses is copied for as long as the backward pass needs it.
 along a residual stream that begins with an embedding or with the input itself, stay in four bytes.
 
 That is an account of types that the trace does not tell, so it is the least certain of the predictions. It
-is made where all parameters and buffers belong to layers of torch's whose operations are known: what a
-module of another kind does with its own may be a product, which is cast, or a sum, which makes all that follows
-wide.
+is made where all parameters and buffers belong to layers of torch's whose operations are known. What a module
+of another kind does with its own may be a product, which is cast, or a sum, which widens all that follows.
 """
 
 from __future__ import annotations
