@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from support.training import CASES, Adam8Bit, Case, measured_peak, squares, traced
+from support.models import GPT, text
+from support.training import CASES, Adam8Bit, Case, entropy, measured_peak, squares, traced
 from torch import nn
 from torch.nn import functional
 
@@ -96,8 +97,6 @@ def test_the_modules_to_checkpoint_are_the_blocks_without_the_last() -> None:
 
 
 def test_what_is_checkpointed_already_is_no_hint() -> None:
-    from support.models import GPT
-
     case = CASES["gpt"]._replace(
         model=lambda: GPT(width=96, blocks=4, checkpointing="not reentrant")
     )
@@ -222,6 +221,50 @@ def test_a_lighter_optimizer(case: str, words: str) -> None:
     make: Any = OPTIMIZERS[words]
     measured = measured_peak(CASES[case], make=make)
     assert found.peak == pytest.approx(measured, rel=0.01)
+
+
+def normed_mlp() -> nn.Module:
+    parts = ((nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU()) for _ in range(6))
+    return nn.Sequential(*(nn.Sequential(*part) for part in parts), nn.Linear(512, 8))
+
+
+WHERE_THE_STEP_IS_THE_PEAK = {
+    "mlp with batch norm": Case(normed_mlp, lambda size: torch.randn(size, 512), squares, 64),
+    "language model": Case(
+        lambda: GPT(width=256, blocks=4), lambda size: text(size, 32), entropy, 2
+    ),
+}
+
+
+@pytest.mark.parametrize("words", OPTIMIZERS)
+@pytest.mark.parametrize("name", WHERE_THE_STEP_IS_THE_PEAK)
+@pytest.mark.seed(254)
+def test_a_lighter_optimizer_where_its_step_is_the_peak(name: str, words: str) -> None:
+    case = WHERE_THE_STEP_IS_THE_PEAK[name]
+    advice = advise(traced(case))
+    [found] = [one for one in advice.hints if one.kind == "optimizer" and words in one.what]
+    make: Any = OPTIMIZERS[words]
+    assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
+
+
+def test_what_batch_norm_does_in_a_checkpointed_module_is_said() -> None:
+    case = Case(normed_mlp, lambda size: torch.randn(size, 512), squares, 4096)
+    advice = advise(traced(case))
+    [found] = [one for one in advice.hints if one.kind == "checkpointing"]
+    assert set(found.modules) <= {"0", "1", "2", "3", "4", "5"}
+    [note] = [note for note in advice.notes if "update its running statistics" in note]
+    assert "`0.1`" in note
+
+
+def test_bare_norms_are_not_checkpointed() -> None:
+    def model() -> nn.Module:
+        parts = ((nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh()) for _ in range(4))
+        return nn.Sequential(*(one for part in parts for one in part))
+
+    advice = advise(traced(Case(model, lambda size: torch.randn(size, 64), squares, 4096)))
+    named = {module for one in advice.hints for module in one.modules}
+    assert not named & {"1", "4", "7", "10"}
+    assert not any("running statistics" in note for note in advice.notes)
 
 
 def test_an_optimizer_without_state_has_no_lighter_one() -> None:
