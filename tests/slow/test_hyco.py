@@ -4,6 +4,7 @@ import functools
 import os
 import pty
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -286,3 +287,38 @@ def test_the_documentation_shows_what_is_printed(command: str, shown: str, folde
     if torch.cuda.is_available():
         pytest.skip("the page shows the lines of a machine without a GPU")
     assert pages.masked("\n".join(outcome(folder, command).lines)) == pages.masked(shown)
+
+
+@pytest.mark.seed(170)
+def test_the_documentations_scopes_around_field_operations_run_and_print_that(
+    tmp_path: Path,
+) -> None:
+    [block] = [block for block in pages.blocks("hyco.md") if block.language == "python"]
+    done = subprocess.run(
+        [sys.executable, "-c", block.code],
+        cwd=tmp_path,
+        env=hyco.environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=hyco.LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert unspaced(done.stdout) == unspaced(block.shown or "")
+
+
+def test_the_documentation_shows_what_lazy_loading_prints(tmp_path: Path) -> None:
+    """From the folder that the page's commands are given in."""
+    examples = tmp_path / "examples"
+    examples.mkdir()
+    hyco.copy_to(examples)
+    shutil.copy(hyco.EXAMPLES / "lazy_loading.py", examples)
+    [shown] = [code for code in consoles() if "lazy_loading.py" in code]
+    command, _, lines = shown.removeprefix("$ ").partition("\n")
+    printed = hyco.run(examples / "hyco", command)
+    assert unspaced("\n".join(printed)) == unspaced(lines)
+
+
+def unspaced(text: str) -> list[str]:
+    """Lines without numbers, and without the widths of columns, which follow from these."""
+    return [" ".join(line.split()) for line in pages.masked(text)]
