@@ -185,6 +185,71 @@ def test_by_default_monitoring_is_off_and_leaves_no_trace(name: str, folder: Pat
     assert run is None
 
 
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            "trainer=physical_with_memory",
+            "the experiment is synthetic, and the trainer is not: trainer=synthetic or synthetic_with_memory",
+        ),
+        (
+            "data.n_frames=2",
+            "data.n_frames=2 has no window of trainer_params.num_predict_steps=4 frames after the first: "
+            "5 are the fewest",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(overrides: str, line: str, folder: Path) -> None:
+    command = f"run.py --config-name=burgers_experiment {overrides}"
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        cwd=folder,
+        env=hyco.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=hyco.LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"This configuration can't be trained: {line}\n"
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_each_group_of_added_up_gradients_is_a_mean_also_the_last(every: int, folder: Path) -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(hyco.EXAMPLES)!r})
+import torch
+from types import SimpleNamespace
+from hyco.synthetic import SyntheticTrainer
+
+trainer = SyntheticTrainer.__new__(SyntheticTrainer)
+trainer.params = SimpleNamespace(gradient_accumulation_steps={every})
+trainer.loader = range(5)
+trainer.scaler = torch.amp.GradScaler("cpu", enabled=False)
+weight = torch.nn.Parameter(torch.zeros(()))
+trainer.optimizer = torch.optim.SGD([weight], lr=1.0)
+taken = []
+for batch_idx in range(5):
+    before = weight.item()
+    trainer._learn(weight * 1.0, batch_idx)
+    taken.append(before - weight.item())
+print(*taken)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env=hyco.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=hyco.LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [float(step) for step in done.stdout.split()]
+    assert [step for step in steps if step] == pytest.approx([1.0] * -(-5 // every))
+
+
 def metrics(folder: Path, name: str) -> list[tuple[int, float]]:
     """Points of one metric of the newest run in MLflow's database."""
     query = """
