@@ -102,18 +102,31 @@ def read_config(composed: Mapping[str, Any]) -> Config:
     """Checks what Hydra composed.
 
     Raises:
-        msgspec.ValidationError: a value is missing or of the wrong type; the message says where.
+        ValueError: a value is missing, of the wrong type (`msgspec.ValidationError`), or does not go with
+            another; the message says which.
     """
     kind = composed["run_params"]["model_type"]
-    models = composed["model"]
-    return msgspec.convert(
+    models, given = composed["model"], composed["trainer_params"]
+    others = "method" if kind == "synthetic" else "batch_size"  # which the other trainer alone has
+    if others in given:
+        raise ValueError(
+            f"the experiment is {kind}, and the trainer is not: trainer={kind} or {kind}_with_memory"
+        )
+    config = msgspec.convert(
         {
             "kind": kind,
             "data": composed["data"],
             "equation": models["physical"],
             "network": models.get("synthetic"),
-            "synthetic": composed["trainer_params"] if kind == "synthetic" else None,
-            "physical": composed["trainer_params"] if kind == "physical" else None,
+            "synthetic": given if kind == "synthetic" else None,
+            "physical": given if kind == "physical" else None,
         },
         Config,
     )
+    steps = 0 if config.synthetic is None else config.synthetic.num_predict_steps
+    if config.data.n_frames <= steps:
+        raise ValueError(
+            f"data.n_frames={config.data.n_frames} has no window of trainer_params.num_predict_steps={steps} "
+            f"frames after the first: {steps + 1} are the fewest"
+        )
+    return config

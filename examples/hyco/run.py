@@ -49,8 +49,12 @@ def trainer_for(config: Config) -> Trainer:
 def main(composed: DictConfig) -> None:
     torch.set_num_threads(composed.threads)
     plain: Any = OmegaConf.to_container(composed, resolve=True)
+    try:
+        config = read_config(plain)
+    except ValueError as error:
+        sys.exit(f"This configuration can't be trained: {error}")
     with memlog.init(config=plain):
-        trainer_for(read_config(plain)).train()
+        trainer_for(config).train()
 
 
 if __name__ == "__main__":

@@ -84,9 +84,11 @@ class SyntheticTrainer:
 
     def _learn(self, loss: Tensor, batch_idx: int) -> None:
         """Adds a batch's gradients, and steps once enough of them have been added."""
-        every = self.params.gradient_accumulation_steps
-        self.scaler.scale(loss / every).backward()
-        if (batch_idx + 1) % every == 0 or batch_idx + 1 == len(self.loader):
+        every, batches = self.params.gradient_accumulation_steps, len(self.loader)
+        first = batch_idx - batch_idx % every
+        together = min(every, batches - first)  # the last of an epoch may be fewer
+        self.scaler.scale(loss / together).backward()
+        if batch_idx + 1 == first + together:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from memlog.analysis.document import RunStatus
-from memlog.analysis.figures import RunFigures
+from memlog.analysis.figures import TRACE_PEAK, PeakOrigin, RunFigures
 from memlog.analysis.gates import Gate, Unit, unit_of
+from memlog.units import format_bytes
 
 SCHEMA = 1
 
@@ -20,6 +21,10 @@ class ComparedRun(msgspec.Struct, frozen=True):
     name: str | None
     status: RunStatus
     steps: int
+    traced_peak: int | None
+    """The worst traced step's own peak, in bytes."""
+    trace_peak_from: PeakOrigin | None
+    """Whether ``trace.peak`` is that, or derived from it; ``None``: unknown."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -41,7 +46,9 @@ class Verdict(msgspec.Struct, frozen=True):
     first: float | None
     value: float | None
     failed: bool | None
-    """``None`` where a figure that it needs is unknown: that is an error, not a pass."""
+    """``None`` where it could not be judged: that is an error, not a pass."""
+    why: str | None
+    """Why it could not be judged."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -53,27 +60,59 @@ class Comparison(msgspec.Struct, frozen=True):
     categories: dict[str, Compared]
     layers: dict[str, Compared]
     gates: tuple[Verdict, ...]
+    notes: tuple[str, ...]
+    """What is to be known about these figures, in whole sentences."""
 
 
-def compare(runs: Sequence[RunFigures], gates: Iterable[Gate] = ()) -> Comparison:
+def compare(
+    runs: Sequence[RunFigures], gates: Iterable[Gate] = (), *, allow_unfinished: bool = False
+) -> Comparison:
     """Puts runs side by side.
 
     Args:
         runs: The first is what the others are compared with.
         gates: Judged on each of the others.
+        allow_unfinished: Whether a run that failed, was killed or still runs is judged all the same.
     """
     names = dict.fromkeys(name for run in runs for name in run.figures)
     return Comparison(
         schema=SCHEMA,
-        runs=tuple(ComparedRun(run.id, run.name, run.status, run.steps) for run in runs),
+        runs=tuple(_compared_run(run) for run in runs),
         figures={
             name: _compared(unit_of(name), [run.figures.get(name) for run in runs])
             for name in names
         },
         categories=_sizes([run.categories for run in runs], absent=0),
         layers=_sizes([run.layers for run in runs], absent=None),
-        gates=tuple(_judge(gate, runs[0], run) for gate in gates for run in runs[1:]),
+        gates=tuple(
+            _judge(gate, runs[0], run, allow_unfinished) for gate in gates for run in runs[1:]
+        ),
+        notes=tuple(dict.fromkeys(note for run in runs for note in _notes(run))),
     )
+
+
+def _compared_run(run: RunFigures) -> ComparedRun:
+    return ComparedRun(
+        run.id, run.name, run.status, run.steps, run.traced_peak, run.trace_peak_from
+    )
+
+
+def _notes(run: RunFigures) -> Iterator[str]:
+    if run.status != "finished":
+        yield f"Run {run.id} is not finished ({run.status}): its figures are of {run.steps} steps."
+    if run.traced_peak is None or run.trace_peak_from == "traced":
+        return
+    traced = f"the worst step that was traced was the first ({format_bytes(run.traced_peak)} at its peak)"
+    if run.trace_peak_from == "derived":
+        yield (
+            f"{TRACE_PEAK} of run {run.id} is derived: {traced}, and in later ones the optimizer's state is "
+            "there from the start. Categories and layers are the first step's."
+        )
+    else:
+        yield (
+            f"{TRACE_PEAK} of run {run.id} is unknown: {traced}, where an optimizer's state may not "
+            "have been there yet, and what later ones need can't be derived from it."
+        )
 
 
 def change_percent(first: float | None, value: float | None) -> float | None:
@@ -104,8 +143,24 @@ def _sizes(tables: Sequence[Mapping[str, int]], absent: int | None) -> dict[str,
     }
 
 
-def _judge(gate: Gate, first: RunFigures, run: RunFigures) -> Verdict:
+def _judge(gate: Gate, first: RunFigures, run: RunFigures, allow_unfinished: bool) -> Verdict:
     before, value = first.figures.get(gate.figure), run.figures.get(gate.figure)
-    unknown = before is None or value is None or (gate.share and not before)
-    failed = None if unknown else gate.fails(before or 0.0, value or 0.0)
-    return Verdict(gate.text, run.id, gate.figure, unit_of(gate.figure), before, value, failed)
+    why = None if allow_unfinished else _unfinished(first, run)
+    why = why or _unknown(gate, before, value, run)
+    failed = None if why else gate.fails(before or 0.0, value or 0.0)
+    return Verdict(gate.text, run.id, gate.figure, unit_of(gate.figure), before, value, failed, why)
+
+
+def _unfinished(*runs: RunFigures) -> str | None:
+    for run in runs:
+        if run.status != "finished":
+            return f"run {run.id} is not finished ({run.status}); --allow-unfinished judges it all the same"
+    return None
+
+
+def _unknown(gate: Gate, before: float | None, value: float | None, run: RunFigures) -> str | None:
+    if before is None:
+        return f"{gate.figure} is unknown in the first run"
+    if value is None:
+        return f"{gate.figure} is unknown in run {run.id}"
+    return f"{gate.figure} is 0 in the first run" if gate.share and not before else None

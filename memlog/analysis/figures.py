@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from memlog.analysis.document import RunStatus
 from memlog.analysis.folds import ALLOCATED, CGROUP, HOST, TREE, PeakFold
+from memlog.analysis.predict import steady_peak_of
+from memlog.analysis.worst import read_worst_step
+from memlog.errors import TraceNotFoundError
 from memlog.events import (
     Batch,
     DeviceReading,
@@ -30,6 +34,9 @@ ANY_DEVICE = "device"
 
 _MOST_TIMES = 100_000
 
+PeakOrigin: TypeAlias = Literal["traced", "derived"]
+"""``derived``: of a later step than the first, which alone was traced, as ``memlog advise`` derives it."""
+
 
 class RunFigures(msgspec.Struct):
     """One run. Sizes are bytes, times milliseconds, fragmentation is from 0 to 1, ``None`` is unknown."""
@@ -44,6 +51,10 @@ class RunFigures(msgspec.Struct):
     """What was live at the peak of the worst traced step."""
     layers: dict[str, int]
     """The layers that held most then; others are unknown."""
+    traced_peak: int | None
+    """The worst traced step's own; ``trace.peak`` differs where that step was the first."""
+    trace_peak_from: PeakOrigin | None
+    """Where ``trace.peak`` is from; ``None`` where it is unknown."""
 
 
 def run_figures(run: RunDirectory) -> RunFigures:
@@ -53,15 +64,46 @@ def run_figures(run: RunDirectory) -> RunFigures:
     for file in run.files():
         fold.take_all(file.read(complete=not alive))
     status: RunStatus = "running" if alive else "killed"
+    figures = fold.figures()
+    peak, origin = _trace_peak(run, fold)
+    figures[TRACE_PEAK] = peak
     return RunFigures(
         id=run.id,
         name=fold.begin.name if fold.begin else None,
         status=fold.end.status if fold.end else status,
         steps=fold.last_step + 1,
-        figures=fold.figures(),
+        figures=figures,
         categories=dict(fold.worst.at_peak) if fold.worst else {},
         layers={layer.path: layer.at_peak for layer in fold.worst.layers} if fold.worst else {},
+        traced_peak=fold.worst.peak if fold.worst else None,
+        trace_peak_from=origin,
     )
+
+
+def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
+    """The worst traced step's peak, and where it is from.
+
+    In the first step an optimizer's state is made only at the end: of two runs that differ in it, both would
+    seem to need the same. So that step's peak is told as it would be in a later one.
+    """
+    worst = fold.worst
+    if worst is None or worst.peak is None:
+        return None, None
+    if not fold.is_first(worst):
+        return worst.peak, "traced"
+    steady = _steady_peak(run, worst)
+    if steady is None:
+        return (worst.peak, "traced") if fold.later_traced else (None, None)
+    return steady, "traced" if steady == worst.peak else "derived"
+
+
+def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
+    """The worst traced step's peak, were it not the first; ``None`` where its events do not say."""
+    try:
+        event, trace = read_worst_step(run)
+    except (TraceNotFoundError, OSError):
+        return None
+    return steady_peak_of(trace) if event.time_us == worst.time_us else None
 
 
 class _Fold:
@@ -70,6 +112,8 @@ class _Fold:
         self.end: End | None = None
         self.last_step = -1
         self.worst: Trace | None = None
+        self.later_traced = False
+        self._first_step: int | None = None
         self._peaks = PeakFold()
         self._levels: dict[str, float] = {}
         self._step_times = _Times()
@@ -88,16 +132,30 @@ class _Fold:
             self._read_devices(event.devices)
         if isinstance(event, Batch):
             self.last_step = max(self.last_step, event.step)
+            self._begins_with(event.step)
             self._step_times.take(event.time_us)
         elif isinstance(event, Evaluation):
             self._evaluation_times.take(event.time_us)
         elif isinstance(event, Trace):
-            if self.worst is None or (event.peak or 0) > (self.worst.peak or 0):
-                self.worst = event
+            self._take_trace(event)
         elif isinstance(event, Run):
             self.begin = self.begin or event
         elif isinstance(event, End):
             self.end = event
+
+    def _take_trace(self, event: Trace) -> None:
+        if event.step is not None:
+            self._begins_with(event.step)
+        self.later_traced = self.later_traced or not self.is_first(event)
+        if self.worst is None or (event.peak or 0) > (self.worst.peak or 0):
+            self.worst = event
+
+    def _begins_with(self, step: int) -> None:
+        self._first_step = step if self._first_step is None else min(step, self._first_step)
+
+    def is_first(self, trace: Trace) -> bool:
+        """Whether it may be of the run's first step: so is one that was never over."""
+        return trace.step is None or self._first_step is None or trace.step <= self._first_step
 
     def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
         for device in devices:
@@ -123,7 +181,7 @@ class _Fold:
                 if name.endswith(f".{measure}") and value is not None
             ]
             known[f"{ANY_DEVICE}.{measure}"] = max(each, default=None)
-        known[TRACE_PEAK] = self.worst.peak if self.worst else None
+        known[TRACE_PEAK] = None  # in its place among the others; `_trace_peak` says it
         known[STEP_TIME] = self._step_times.median_ms()
         known[EVALUATION_TIME] = self._evaluation_times.median_ms()
         return known

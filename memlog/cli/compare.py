@@ -29,10 +29,19 @@ from memlog.units import format_bytes
     multiple=True,
     help='Exit with 1 where this is true of a run, such as "device.peak > +5%". May be repeated.',
 )
+@click.option(
+    "--allow-unfinished",
+    is_flag=True,
+    help="Judge runs that failed, were killed or still run by what there is of them.",
+)
 @json_option
 @dir_option
 def compare_runs(
-    runs: Sequence[str], gates: Sequence[str], directory: Path | None, as_json: bool
+    runs: Sequence[str],
+    gates: Sequence[str],
+    allow_unfinished: bool,
+    directory: Path | None,
+    as_json: bool,
 ) -> None:
     """Shows runs side by side: peaks, step time, categories and layers.
 
@@ -44,7 +53,9 @@ def compare_runs(
     parsed = [parse_gate(text) for text in gates]
     root = runs_directory(directory)
     found = [find_run(root, name) for name in runs]
-    comparison = compare([run_figures(run) for run in found], parsed)
+    comparison = compare(
+        [run_figures(run) for run in found], parsed, allow_unfinished=allow_unfinished
+    )
     if as_json:
         print_json(msgspec.json.format(msgspec.json.encode(comparison), indent=2))
     else:
@@ -62,9 +73,7 @@ def _judge(verdicts: Sequence[Verdict]) -> None:
 
 def _failed(verdict: Verdict) -> str:
     if verdict.failed is None:
-        of = "the first run" if verdict.first is None else f"run {verdict.run}"
-        why = f"unknown in {of}" if None in (verdict.first, verdict.value) else "0 in the first run"
-        return f"the gate {verdict.gate!r} can't be judged: {verdict.figure} is {why}"
+        return f"the gate {verdict.gate!r} can't be judged: {verdict.why}"
     change = change_percent(verdict.first, verdict.value)
     percent = "" if change is None else f" ({change:+.1f} %)"
     values = (_value(verdict.unit, value) for value in (verdict.value, verdict.first))
@@ -80,6 +89,10 @@ def _print(console: Console, comparison: Comparison) -> None:
     _print_table(console, "", figures, comparison)
     _print_table(console, "at the traced peak", comparison.categories, comparison)
     _print_table(console, "layer", comparison.layers, comparison)
+    if comparison.notes:
+        console.print()
+    for note in comparison.notes:
+        console.print(plain(note, "dim"))
 
 
 def _is_known(compared: Compared) -> bool:
@@ -98,7 +111,7 @@ def _is_said_twice(name: str, comparison: Comparison) -> bool:
 def _print_table(
     console: Console, heading: str, rows: Mapping[str, Compared], comparison: Comparison
 ) -> None:
-    if not rows:
+    if not rows and heading:
         return
     grid = table(console)
     grid.add_column(heading, overflow="fold")
@@ -106,6 +119,9 @@ def _print_table(
         grid.add_column(plain(f"{run.id} {run.name}" if run.name else run.id), justify="right")
         if at:
             grid.add_column("change", justify="right", no_wrap=True)
+    if not heading:
+        first, *others = (run.status for run in comparison.runs)
+        grid.add_row("status", first, *(cell for status in others for cell in (status, "")))
     for name, compared in rows.items():
         cells = [_value(compared.unit, compared.values[0])]
         for value, change in zip(compared.values[1:], compared.changes_percent[1:], strict=True):

@@ -42,6 +42,7 @@ def mlflows_run(directory: Path) -> str:
     return str(run.info.run_id)
 
 
+@pytest.mark.seed(162)
 def test_own_runs_in_both(tmp_path: Path) -> None:
     child.run(
         TRAINER

@@ -38,7 +38,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
         cwd=tmp_path_factory.mktemp("guide"),
-        env=hyco.environment(PYTHONWARNINGS="error"),
+        # The page shows the lines of a machine without a GPU.
+        env=hyco.environment(PYTHONWARNINGS="error", CUDA_VISIBLE_DEVICES=""),
         input=json.dumps([block.code for block in PYTHON]),
         capture_output=True,
         encoding="utf-8",
@@ -54,9 +55,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.seed(7, 20, 21, 22, 23, 24, 67, 78, 82, 125)
 @pytest.mark.seed(126, 133, 136, 142, 145, 148, 149, 150, 158, 159, 160)
 def test_blocks_of_python_print_what_stands_behind_them(index: int, printed: list[str]) -> None:
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("the page shows the lines of a machine without a GPU")
+    pytest.importorskip("torch")
     assert pages.masked(printed[index]) == pages.masked(PYTHON[index].shown or "")
 
 
@@ -113,7 +112,7 @@ def test_the_examples_show_the_six_ways(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(hyco.EXAMPLES / "memory_monitoring_examples.py")],
         cwd=tmp_path,
-        env=hyco.environment(PYTHONWARNINGS="error"),
+        env=hyco.environment(PYTHONWARNINGS="error", CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
         encoding="utf-8",
         timeout=100,
@@ -142,6 +141,10 @@ def test_the_examples_show_the_six_ways(tmp_path: Path) -> None:
     assert epochs.count("  Batch 1: ") == epochs.count("  Epoch end: ") == 2
     assert batches.count("    Memory profile:") == 2
     assert list(tmp_path.iterdir()) == []
+    [shown] = [block.code for block in pages.blocks("monitors.md") if block.language == "console"]
+    command, _, lines = shown.partition("\n")
+    assert command == "$ python examples/memory_monitoring_examples.py"
+    assert pages.masked(done.stdout) == pages.masked(lines)
 
 
 @pytest.mark.seed(2, 143)

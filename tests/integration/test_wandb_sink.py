@@ -99,6 +99,7 @@ def recorded(directory: Path) -> RunDirectory:
     return find_run(directory / "memlog_runs", "latest")
 
 
+@pytest.mark.seed(162)
 def test_an_own_run_offline_has_every_step(tmp_path: Path) -> None:
     child.run(trainer(), tmp_path, WANDB_MODE="offline")
     held, run = read_only_run(tmp_path), recorded(tmp_path)
@@ -116,6 +117,7 @@ def test_an_own_run_offline_has_every_step(tmp_path: Path) -> None:
     assert CourierState.load(run, "wandb").stage == "done"
 
 
+@pytest.mark.seed(162)
 def test_an_own_run_online_has_every_step_alert_and_file(
     tmp_path: Path, server: WandbServer
 ) -> None:

@@ -4,6 +4,7 @@ import functools
 import os
 import pty
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -184,6 +185,71 @@ def test_by_default_monitoring_is_off_and_leaves_no_trace(name: str, folder: Pat
     assert run is None
 
 
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            "trainer=physical_with_memory",
+            "the experiment is synthetic, and the trainer is not: trainer=synthetic or synthetic_with_memory",
+        ),
+        (
+            "data.n_frames=2",
+            "data.n_frames=2 has no window of trainer_params.num_predict_steps=4 frames after the first: "
+            "5 are the fewest",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(overrides: str, line: str, folder: Path) -> None:
+    command = f"run.py --config-name=burgers_experiment {overrides}"
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        cwd=folder,
+        env=hyco.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=hyco.LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"This configuration can't be trained: {line}\n"
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_each_group_of_added_up_gradients_is_a_mean_also_the_last(every: int, folder: Path) -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(hyco.EXAMPLES)!r})
+import torch
+from types import SimpleNamespace
+from hyco.synthetic import SyntheticTrainer
+
+trainer = SyntheticTrainer.__new__(SyntheticTrainer)
+trainer.params = SimpleNamespace(gradient_accumulation_steps={every})
+trainer.loader = range(5)
+trainer.scaler = torch.amp.GradScaler("cpu", enabled=False)
+weight = torch.nn.Parameter(torch.zeros(()))
+trainer.optimizer = torch.optim.SGD([weight], lr=1.0)
+taken = []
+for batch_idx in range(5):
+    before = weight.item()
+    trainer._learn(weight * 1.0, batch_idx)
+    taken.append(before - weight.item())
+print(*taken)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env=hyco.environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=hyco.LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [float(step) for step in done.stdout.split()]
+    assert [step for step in steps if step] == pytest.approx([1.0] * -(-5 // every))
+
+
 def metrics(folder: Path, name: str) -> list[tuple[int, float]]:
     """Points of one metric of the newest run in MLflow's database."""
     query = """
@@ -257,7 +323,8 @@ def test_the_physical_models_are_compared(folder: Path) -> None:
     ]
     # The helper samples these about once a second, which a short run may not last; the second in a container.
     optional = {"host.tree", "host.cgroup"}
-    rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    assert lines[1].split() == ["status", "finished", "finished"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
     figures = {name: row for name, row in rows.items() if name not in optional}
     assert set(figures) == {"host.rss", "evaluation.time"}
     for row in figures.values():
@@ -266,7 +333,7 @@ def test_the_physical_models_are_compared(folder: Path) -> None:
     with pytest.raises(AssertionError, match=r"the gate 'host.rss>-99%' failed: run \w{8} has"):
         hyco.run(folder, f"{compare} --fail-if host.rss>-99%")
     [shown] = [code for code in consoles() if code.startswith("$ memlog compare")]
-    assert {line.split()[0] for line in shown.splitlines()[2:]} - optional == set(figures)
+    assert {line.split()[0] for line in shown.splitlines()[3:]} - optional == set(figures)
 
 
 def consoles() -> list[str]:
@@ -285,3 +352,38 @@ def test_the_documentation_shows_what_is_printed(command: str, shown: str, folde
     if torch.cuda.is_available():
         pytest.skip("the page shows the lines of a machine without a GPU")
     assert pages.masked("\n".join(outcome(folder, command).lines)) == pages.masked(shown)
+
+
+@pytest.mark.seed(170)
+def test_the_documentations_scopes_around_field_operations_run_and_print_that(
+    tmp_path: Path,
+) -> None:
+    [block] = [block for block in pages.blocks("hyco.md") if block.language == "python"]
+    done = subprocess.run(
+        [sys.executable, "-c", block.code],
+        cwd=tmp_path,
+        env=hyco.environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=hyco.LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert unspaced(done.stdout) == unspaced(block.shown or "")
+
+
+def test_the_documentation_shows_what_lazy_loading_prints(tmp_path: Path) -> None:
+    """From the folder that the page's commands are given in."""
+    examples = tmp_path / "examples"
+    examples.mkdir()
+    hyco.copy_to(examples)
+    shutil.copy(hyco.EXAMPLES / "lazy_loading.py", examples)
+    [shown] = [code for code in consoles() if "lazy_loading.py" in code]
+    command, _, lines = shown.removeprefix("$ ").partition("\n")
+    printed = hyco.run(examples / "hyco", command)
+    assert unspaced("\n".join(printed)) == unspaced(lines)
+
+
+def unspaced(text: str) -> list[str]:
+    """Lines without numbers, and without the widths of columns, which follow from these."""
+    return [" ".join(line.split()) for line in pages.masked(text)]

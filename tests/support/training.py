@@ -92,6 +92,7 @@ def measured_peak(
     batch: int | None = None,
     checkpointed: tuple[str, ...] = (),
     autocast: bool = False,
+    accumulate: int = 1,
     make: MakeOptimizer = torch.optim.Adam,
 ) -> int:
     """Bytes that two steps need at most, the model and all else included, by the allocator's own account."""
@@ -103,7 +104,7 @@ def measured_peak(
             _checkpoint(model.get_submodule(path))
         optimizer = make(model.parameters())
         for _ in range(2):
-            _train(case, model, optimizer, inputs, autocast=autocast)
+            _train(case, model, optimizer, inputs, autocast=autocast, accumulate=accumulate)
 
     train()  # what torch sets up once is none of the training's
     gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
@@ -119,10 +120,12 @@ def _train(
     inputs: Tensor,
     *,
     autocast: bool = False,
+    accumulate: int = 1,
 ) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        loss = case.loss(model(inputs))
-    loss.backward()
+    for _ in range(accumulate):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            loss = case.loss(model(inputs)) / accumulate
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -137,9 +140,13 @@ def _checkpoint(module: nn.Module) -> None:
 
 
 class Adam8Bit(torch.optim.Optimizer):
-    """Adam whose two moments are kept with 8 bits a number, and a scale for each block of 256."""
+    """Adam whose two moments are kept with 8 bits a number, and a scale for each block of 256.
+
+    It works as fused kernels do: some blocks at a time, in place, so that no moment is ever there as a whole.
+    """
 
     BLOCK = 256
+    AT_ONCE = 64 * BLOCK
 
     def __init__(self, parameters: Any, lr: float = 1e-3) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -150,30 +157,35 @@ class Adam8Bit(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group["lr"])
+                    self._update(parameter, parameter.grad, group["lr"])
 
-    def _update(self, parameter: Tensor, lr: float) -> None:
+    def _update(self, parameter: Tensor, gradient: Tensor, lr: float) -> None:
         state = self.state[parameter]
-        moments = []
-        for name, beta, gradient in (
-            ("first", 0.9, parameter.grad),
-            ("second", 0.999, parameter.grad.square()),  # type: ignore[union-attr] # looked at by step()
-        ):
-            old = (
-                self._read(state[name], parameter) if name in state else torch.zeros_like(parameter)
-            )
-            moments.append(old.lerp_(gradient, 1 - beta))  # type: ignore[arg-type] # likewise
-            state[name] = self._kept(moments[-1])
-        parameter.addcdiv_(moments[0], moments[1].clamp_(min=0).sqrt_().add_(1e-8), value=-lr)
+        if not state:
+            size = parameter.numel()
+            for name in ("first", "second"):
+                state[name] = torch.zeros(size, dtype=torch.int8)
+                state[f"{name}_scale"] = torch.zeros(-(-size // self.BLOCK))
+        flat, slope = parameter.view(-1), gradient.reshape(-1)
+        for begin in range(0, len(flat), self.AT_ONCE):
+            part = slice(begin, begin + self.AT_ONCE)
+            own = slope[part]
+            first = self._moment(state, "first", part, own, 0.9)
+            second = self._moment(state, "second", part, own.square(), 0.999)
+            flat[part].addcdiv_(first, second.clamp_(min=0).sqrt_().add_(1e-8), value=-lr)
 
-    def _kept(self, moment: Tensor) -> tuple[Tensor, Tensor]:
-        flat = moment.flatten()
-        blocks = functional.pad(flat, (0, -len(flat) % self.BLOCK)).view(-1, self.BLOCK)
-        scale = blocks.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12)
-        levels = (blocks / scale * 127).round_().to(torch.int8).flatten()[: len(flat)].clone()
-        return levels, scale
-
-    def _read(self, kept: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
-        levels, scale = kept
-        spread = scale.expand(-1, self.BLOCK).flatten()[: len(levels)]
-        return (levels.float() / 127 * spread).view_as(like)
+    def _moment(
+        self, state: dict[str, Tensor], name: str, part: slice, value: Tensor, beta: float
+    ) -> Tensor:
+        """Brings a part of a moment up to date, and returns it in full precision."""
+        levels = state[name][part]
+        blocks = slice(part.start // self.BLOCK, part.stop // self.BLOCK)
+        scales = state[f"{name}_scale"][blocks]
+        spread = scales.repeat_interleave(self.BLOCK)[: len(levels)]
+        moment = levels.float().div_(127).mul_(spread).lerp_(value, 1 - beta)
+        padded = functional.pad(moment, (0, -len(moment) % self.BLOCK)).view(-1, self.BLOCK)
+        scales.copy_(padded.abs().amax(dim=1).clamp_(min=1e-12))
+        scaled = (padded / scales[:, None]).mul_(127).view(-1)[: len(levels)]
+        # Rounded up, no second moment is ever 0, by which the step is divided.
+        levels.copy_(scaled.ceil_() if name == "second" else scaled.round_())
+        return moment

@@ -66,6 +66,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "compare": {
             "runs": ["runs"],
             "gates": ["--fail-if"],
+            "allow_unfinished": ["--allow-unfinished"],
             "as_json": ["--json"],
             "directory": ["--dir"],
         },

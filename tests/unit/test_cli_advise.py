@@ -73,6 +73,7 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
         assert format_bytes(hint.peak) in line
     assert {hint.kind for hint in advice.hints} == {
         "batch",
+        "accumulation",
         "checkpointing",
         "precision",
         "optimizer",

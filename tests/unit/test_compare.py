@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
+from support.training import CASES, measured_peak, traced
 
 from memlog import ConfigurationError
 from memlog.analysis import figures
@@ -16,6 +21,8 @@ from memlog.analysis.figures import run_figures
 from memlog.analysis.gates import parse_gate
 from memlog.cli.main import cli
 from memlog.events import Batch, Device, End, Evaluation, Run, Trace, TracedLayer
+from memlog.journal import RunDirectory
+from memlog.tracer.event import trace_event
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +71,7 @@ def test_figures_stand_side_by_side_with_the_change(tmp_path: Path) -> None:
     rows = {line.split("  ")[0]: " ".join(line.split()) for line in lines if line}
 
     assert lines[0].split() == ["aaaa2222", "run", "a", "bbbb2222", "run", "b", "change"]
+    assert rows["status"] == "status finished finished"
     assert rows["device.peak"] == "device.peak 1.0 GiB 2.0 GiB +100.0 %"
     assert rows["device.allocated"] == "device.allocated 512.0 MiB 512.0 MiB +0.0 %"
     assert rows["host.rss"] == "host.rss 1.0 GiB 1.0 GiB +0.0 %"
@@ -86,13 +94,16 @@ def test_the_document_is_stable(tmp_path: Path) -> None:
     result = memlog("compare", "aaaa", "bbbb", "aaaa", "--json", "--fail-if", "device.peak > +200%")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert set(document) == {"schema", "runs", "figures", "categories", "layers", "gates"}
+    assert set(document) == {"schema", "runs", "figures", "categories", "layers", "gates", "notes"}
+    assert document["notes"] == []
     assert document["schema"] == 1
     assert document["runs"][1] == {
         "id": "bbbb2222",
         "name": "run b",
         "status": "finished",
         "steps": 5,
+        "traced_peak": 160 * MIB,
+        "trace_peak_from": "traced",
     }
     assert document["figures"]["device.peak"] == {
         "unit": "bytes",
@@ -110,6 +121,7 @@ def test_the_document_is_stable(tmp_path: Path) -> None:
         "first": GIB,
         "value": 2 * GIB,
         "failed": False,
+        "why": None,
     }
     assert [verdict["run"] for verdict in document["gates"]] == ["bbbb2222", "aaaa2222"]
 
@@ -196,6 +208,80 @@ def test_a_wrong_gate_is_pointed_at(tmp_path: Path, gate: str, place: int, remed
     assert caret == f"  {' ' * place}^"
     with pytest.raises(ConfigurationError):
         parse_gate(gate)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(End(at(9), "failed"), "failed"), (None, "killed"), (End(at(9), "killed"), "killed")],
+)
+@pytest.mark.parametrize("which", ["first", "other"])
+def test_a_run_that_is_not_finished_passes_no_gate(
+    tmp_path: Path, which: str, end: End | None, said: str
+) -> None:
+    made(tmp_path, "aaaa2222").write(End(at(9), "finished")).closed()
+    broken = made(tmp_path, "bbbb2222")
+    if end is not None:
+        broken.write(end)
+    broken.closed()
+    names = ("aaaa", "bbbb") if which == "other" else ("bbbb", "aaaa")
+    gate = ("--fail-if", "device.peak > +5%")
+    result = memlog("compare", *names, *gate)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"memlog: the gate 'device.peak > +5%' can't be judged: run bbbb2222 is not finished ({said}); "
+        "--allow-unfinished judges it all the same\n"
+    )
+    told = " ".join(result.stdout.split())
+    assert "status finished" in told or f"status {said}" in told
+    assert f"Run bbbb2222 is not finished ({said}): its figures are of 5 steps." in told
+    assert memlog("compare", *names).exit_code == 0
+    assert memlog("compare", *names, *gate, "--allow-unfinished").exit_code == 0
+
+
+def test_a_run_that_is_not_over_passes_no_gate(tmp_path: Path) -> None:
+    made(tmp_path, "aaaa2222").write(End(at(9), "finished")).closed()
+    MadeRun(tmp_path, "bbbb2222", alive=True).write(batch(0, GIB)).closed()
+    result = memlog("compare", "aaaa", "bbbb", "--fail-if", "host.rss > +5%")
+    assert result.exit_code == 1
+    assert "run bbbb2222 is not finished (running)" in result.stderr
+
+
+def first_step_alone(root: Path, run_id: str, make: Any) -> RunDirectory:
+    """A run of the MLP whose first step alone was traced, as a short run leaves it."""
+    recorded = traced(CASES["mlp"], step=0, make=make)
+    event = trace_event(recorded.result, 0)
+    run = made(root, run_id).write(event, End(at(9), "finished")).closed()
+    run.worst_step.write_bytes(msgspec.msgpack.encode((event, recorded)))
+    return run
+
+
+def test_of_a_first_step_the_peak_of_a_later_one_is_compared(tmp_path: Path) -> None:
+    sgd, adam = partial(torch.optim.SGD, lr=0.01), torch.optim.Adam
+    for run_id, make in (("aaaa2222", sgd), ("bbbb2222", adam)):
+        first_step_alone(tmp_path, run_id, make)
+    gate = ("--fail-if", "trace.peak > +5%")
+    result = memlog("compare", "aaaa", "bbbb", "--json", *gate)
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    peaks = document["figures"]["trace.peak"]["values"]
+    for peak, make in zip(peaks, (sgd, adam), strict=True):
+        assert peak == pytest.approx(measured_peak(CASES["mlp"], make=make), rel=0.1)
+    assert peaks[1] == json.loads(memlog("advise", "bbbb", "--json").stdout)["advice"]["peak"]
+    assert [run["trace_peak_from"] for run in document["runs"]] == ["traced", "derived"]
+    assert document["runs"][1]["traced_peak"] < peaks[1]
+    [note] = document["notes"]
+    assert note.startswith("trace.peak of run bbbb2222 is derived: the worst step that was traced ")
+    assert note in " ".join(memlog("compare", "aaaa", "bbbb").stdout.split())
+
+
+def test_a_first_step_that_says_nothing_of_later_ones_passes_no_gate(tmp_path: Path) -> None:
+    for run_id in ("aaaa2222", "bbbb2222"):
+        first_step_alone(tmp_path, run_id, torch.optim.Adam)
+    RunDirectory(tmp_path / "bbbb2222").worst_step.unlink()
+    result = memlog("compare", "aaaa", "bbbb", "--fail-if", "trace.peak > +5%")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("can't be judged: trace.peak is unknown in run bbbb2222\n")
+    assert "trace.peak of run bbbb2222 is unknown" in " ".join(result.stdout.split())
 
 
 def test_one_run_alone_is_no_comparison(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 
 import pytest
 from support.readings import MIB, epoch, evaluation, gpu, point, scope
@@ -18,6 +19,14 @@ from memlog.console import (
     show,
 )
 from memlog.events import Batch, DeviceReading, PeakSource
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU, whatever tests of this process were there before."""
+    if "torch" in sys.modules:
+        monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
+
 
 NUMBER = re.compile(r"[+-]?\d+\.\d+ MB")
 

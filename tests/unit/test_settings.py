@@ -17,10 +17,11 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.seed(53)
 def test_the_seeds_keys_are_understood_wherever_they_stand() -> None:
-    keys = {"enable_memory_monitoring": False, "memory_monitor_batches": 3}
-    for config in (keys, {"trainer_params": {**keys, "batch_size": 8}}, {"memlog": keys}):
-        settings = resolve({}, config)
-        assert (settings.enabled, settings.verbose_batches) == (False, 3)
+    for on, batches in ((False, 3), (True, 7)):
+        keys = {"enable_memory_monitoring": on, "memory_monitor_batches": batches}
+        for config in (keys, {"trainer_params": {**keys, "batch_size": 8}}, {"memlog": keys}):
+            settings = resolve({}, config)
+            assert (settings.enabled, settings.verbose_batches) == (on, batches)
 
 
 def test_memlogs_own_keys_are_understood() -> None:

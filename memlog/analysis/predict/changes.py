@@ -10,6 +10,7 @@ from memlog.analysis.trace.stream import (
     BACKWARD,
     BEFORE,
     FORWARD,
+    GRADIENT,
     INPUT,
     OPTIMIZER,
     OPTIMIZER_STATE,
@@ -32,8 +33,34 @@ def with_batch(course: Course, share: float) -> int:
         course: Of the traced step.
         share: Of the traced step's batch: 0.5 is half of it.
     """
+    return highest(course.spans(_with_batch(course, share)), course.length)
+
+
+def accumulated(course: Course, share: float) -> int:
+    """The peak with another batch, the gradients of several being added up.
+
+    From the second of them on, all gradients are there from the start; what the backward pass makes is added
+    to them, and there besides until it is.
+
+    Args:
+        course: Of the traced step.
+        share: Of the traced step's batch: 0.5 is half of it.
+    """
+    gradients = [life for life in course.lives if life.category == GRADIENT]
+    before = [Span(START, life.begin, life.size) for life in gradients]
+    besides = [
+        Span(life.begin, min(course.turn_after(life.begin), life.end), life.size)
+        for life in gradients
+        if life.phase == BACKWARD
+    ]
+    spans = course.spans(_with_batch(course, share))
+    return highest([*spans, *before, *besides], course.length)
+
+
+def _with_batch(course: Course, share: float) -> dict[Life, float]:
+    """The sizes of what grows with the batch."""
     copies = _copies(course)
-    sizes = {
+    return {
         life: life.size * share
         for life in course.lives
         if life.category == INPUT
@@ -43,7 +70,6 @@ def with_batch(course: Course, share: float) -> int:
             and life.size not in copies.get((life.layer, life.phase), ())
         )
     }
-    return highest(course.spans(sizes), course.length)
 
 
 def _copies(course: Course) -> dict[tuple[int, int], set[int]]:

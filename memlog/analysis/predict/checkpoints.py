@@ -44,6 +44,21 @@ class Plan(NamedTuple):
     peak: int
 
 
+def is_norm(kind: str) -> bool:
+    """Whether a kind of layer normalises: one by itself is never checkpointed, for it keeps little."""
+    return "Norm" in kind
+
+
+def running_statistics(course: Course, modules: Sequence[str]) -> list[str]:
+    """Layers inside modules that update their statistics again when their forward runs again."""
+    inside = tuple(f"{module}." for module in modules)
+    return [
+        path
+        for layer, path in enumerate(course.trace.paths)
+        if "BatchNorm" in course.kind(layer) and path.startswith(inside)
+    ]
+
+
 def best_plan(course: Course, peak: int) -> Plan | None:
     """The siblings whose checkpointing gives the lowest peak; ``None`` where none lowers it.
 
@@ -104,6 +119,7 @@ def _replays(course: Course) -> dict[int, list[Replay]]:
     # From the last call to the first: in this order the backward pass comes to them.
     for call in reversed(course.calls):
         wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in already
+        wanted = wanted and not is_norm(course.kind(call.layer))
         if wanted and not course.path(call.layer).startswith("("):
             before = found.get(call.layer, ())
             replay = _replay(course, made, call, before[-1].done if before else START)

@@ -114,6 +114,11 @@ class Course:
                 return turn.at
         return self.length
 
+    def turn_after(self, at: int) -> int:
+        """When what runs outside modules next changes its owner; the course's length where it does not."""
+        following = self.turns_before(at + 1)
+        return self.turns[following].at if following < len(self.turns) else self.length
+
     def path(self, layer: int) -> str:
         """A layer's path."""
         return self.trace.paths[layer]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from memlog.analysis.predict import changes
-from memlog.analysis.predict.checkpoints import best_plan
+from memlog.analysis.predict.checkpoints import best_plan, running_statistics
 from memlog.analysis.predict.course import Course
-from memlog.analysis.predict.precision import with_autocast
+from memlog.analysis.predict.precision import unknown_to_autocast, with_autocast
 from memlog.analysis.trace.records import Trace
 from memlog.units import format_bytes
 
-HintKind: TypeAlias = Literal["batch", "checkpointing", "precision", "optimizer"]
+HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
 _WORTH = 0.01
 """What saves less of the peak is no hint."""
@@ -88,6 +88,7 @@ def advise(trace: Trace) -> Advice:
     result = trace.result
     incomplete = _incomplete(trace)
     course = None if incomplete else Course(trace)
+    hints = () if course is None else _hints(course)
     return Advice(
         device=result.device,
         engine=result.engine,
@@ -95,9 +96,14 @@ def advise(trace: Trace) -> Advice:
         peak=None if course is None else changes.steady_peak(course),
         categories=dict(sorted(result.categories.items(), key=lambda item: -item[1])),
         layers=_layers(trace),
-        hints=() if course is None else _hints(course),
-        notes=(incomplete,) if incomplete else tuple(_notes(course)),
+        hints=hints,
+        notes=(incomplete,) if incomplete else tuple(_notes(course, hints)),
     )
+
+
+def steady_peak_of(trace: Trace) -> int | None:
+    """A traced step's peak in bytes, were it not the first; ``None`` where the trace is not complete."""
+    return None if _incomplete(trace) else changes.steady_peak(Course(trace))
 
 
 def _incomplete(trace: Trace) -> str | None:
@@ -112,15 +118,30 @@ def _incomplete(trace: Trace) -> str | None:
     return None
 
 
-def _notes(course: Course | None) -> Iterator[str]:
+def _notes(course: Course | None, hints: Sequence[Hint]) -> Iterator[str]:
     if course is None:
         return
+    twice = [path for hint in hints for path in running_statistics(course, hint.modules)]
+    if twice:
+        named = ", ".join(f"`{path}`" for path in twice[:_NAMED])
+        more = f" and {len(twice) - _NAMED} more" if len(twice) > _NAMED else ""
+        yield (
+            f"A checkpointed module's forward runs twice, so {named}{more} would update its running "
+            "statistics twice for each batch: a momentum of 1 - sqrt(1 - momentum) makes up for that."
+        )
     if not course.has_backward:
         yield "The traced step did not reach its backward pass: what that would need is not in these figures."
     if course.trace.result.peak != changes.steady_peak(course):
         yield (
             "The traced step was the first: the figures are those of a later one, in which the optimizer's "
             "state is there from the start."
+        )
+    unknown = unknown_to_autocast(course)
+    if unknown and course.trace.kinds:
+        named = ", ".join(unknown[:_NAMED])
+        yield (
+            f"What autocast would save can't be predicted: {named} may use parameters or buffers in float32, "
+            "which makes what follows float32 again."
         )
     yield "Each figure stands for one change alone: two of them save less than both added up."
 
@@ -150,10 +171,11 @@ def _hint(kind: HintKind, what: str, now: int, peak: int, modules: tuple[str, ..
 
 
 def _smaller_batch(course: Course, now: int) -> Iterator[Hint]:
-    what = (
-        "Half the batch (with gradients accumulated over two of them the training stays the same)"
-    )
-    yield _hint("batch", what, now, changes.with_batch(course, 0.5))
+    yield _hint("batch", "Half the batch", now, changes.with_batch(course, 0.5))
+    if not course.has_backward:
+        return  # which gradients there will be it does not say
+    what = "Half the batch, with the gradients of two of them added up: the training stays the same"
+    yield _hint("accumulation", what, now, changes.accumulated(course, 0.5))
 
 
 def _checkpointing(course: Course, now: int) -> Iterator[Hint]:
@@ -184,4 +206,6 @@ def _optimizers(course: Course, now: int) -> Iterator[Hint]:
         yield _hint("optimizer", f"SGD with momentum {place}", now, momentum)
     yield _hint("optimizer", f"SGD without momentum {place}", now, changes.with_state(course, 0))
     eight = changes.with_state(course, state * _8_BIT)
-    yield _hint("optimizer", "An optimizer whose state has 8 bits a number", now, eight)
+    yield _hint(
+        "optimizer", "An optimizer with fused kernels whose state has 8 bits a number", now, eight
+    )

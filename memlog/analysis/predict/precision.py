@@ -5,7 +5,9 @@ in place of four; what follows takes over the type of its input. The parameters 
 that such an operation uses is copied for as long as the backward pass needs it. What the loss makes, and sums
 along a residual stream that begins with an embedding or with the input itself, stay in four bytes.
 
-That is an account of types that the trace does not tell, so it is the least certain of the predictions.
+That is an account of types that the trace does not tell, so it is the least certain of the predictions. It
+is made where all parameters and buffers belong to layers of torch's whose operations are known. What a module
+of another kind does with its own may be a product, which is cast, or a sum, which widens all that follows.
 """
 
 from __future__ import annotations
@@ -13,23 +15,54 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memlog.analysis.predict.course import Course, Life, Span, highest
-from memlog.analysis.trace.stream import BACKWARD, FORWARD, INPUT, OUTSIDE, RECOMPUTE
+from memlog.analysis.trace.stream import (
+    BACKWARD,
+    BUFFER,
+    FORWARD,
+    INPUT,
+    OUTSIDE,
+    PARAMETER,
+    RECOMPUTE,
+)
 
 _HALF = 0.5
 _WIDE_ON_THE_CPU = "MultiheadAttention"
 """With dropout, torch's CPU code for it goes back to four bytes inside."""
-_UNKNOWN = frozenset(("LSTM", "GRU", "RNN"))
-"""What these keep under autocast depends on the library that runs them."""
+_PRODUCTS = frozenset(
+    (
+        "Linear",
+        "NonDynamicallyQuantizableLinear",  # inside MultiheadAttention
+        "MultiheadAttention",
+        *(f"Conv{dimensions}d" for dimensions in (1, 2, 3)),
+        *(f"ConvTranspose{dimensions}d" for dimensions in (1, 2, 3)),
+    )
+)
+"""Layers that multiply matrices or convolve."""
+_OTHERS = frozenset(
+    (
+        "Embedding",
+        "EmbeddingBag",
+        "LayerNorm",
+        "GroupNorm",
+        "SyncBatchNorm",
+        *(f"BatchNorm{dimensions}d" for dimensions in (1, 2, 3)),
+        *(f"InstanceNorm{dimensions}d" for dimensions in (1, 2, 3)),
+    )
+)
+"""Those whose parameters take no part in a product, and whose results are of the type of their input, or
+wide. RMSNorm is none of them: on the CPU its result is wide, on a GPU that depends on torch's version. What
+LSTM, GRU and RNN keep depends on the library that runs them."""
 
 
 def with_autocast(course: Course) -> int | None:
     """The peak under bfloat16 autocast.
 
     Returns:
-        ``None`` where the trace shows that autocast is on already, or no products, or recurrent layers.
+        ``None`` where the trace shows that autocast is on already, or no products, or parameters or buffers
+        of layers of which it does not tell what they do with them.
     """
     products = _products(course)
-    if not products or _is_on(course, products) or _UNKNOWN.intersection(course.trace.kinds):
+    if not products or unknown_to_autocast(course) or _is_on(course, products):
         return None
     wide = _Wide(course)
     sizes = {
@@ -41,21 +74,24 @@ def with_autocast(course: Course) -> int | None:
         and not wide.has(life)
     }
     copies = [*_copied_parameters(course, products), *_copied_inputs(course, products)]
+    copies += _copied_results(course, wide)
     return highest([*course.spans(sizes), *copies], course.length)
 
 
-def _products(course: Course) -> dict[int, int]:
-    """Layers that multiply matrices or convolve, and the bytes of their parameters.
+def unknown_to_autocast(course: Course) -> list[str]:
+    """Kinds of layers whose parameters or buffers may be used in ways that the trace does not tell."""
+    holding = {life.layer for life in course.lives if life.category in (PARAMETER, BUFFER)}
+    kinds = {course.kind(layer) or "what is in no module" for layer in holding}
+    return sorted(kinds - _PRODUCTS - _OTHERS)
 
-    They are what has parameters and is neither an embedding nor a norm, nor holds other layers.
-    """
+
+def _products(course: Course) -> dict[int, int]:
+    """Layers that multiply matrices or convolve, and hold no other layers, and their parameters' bytes."""
     holders = _containers(course)
     return {
         layer: sum(sizes)
         for layer, sizes in course.parameters().items()
-        if layer not in holders
-        and not course.kind(layer).startswith("Embedding")
-        and "Norm" not in course.kind(layer)
+        if layer not in holders and course.kind(layer) in _PRODUCTS
     }
 
 
@@ -126,6 +162,32 @@ def _copied_inputs(course: Course, products: dict[int, int]) -> Iterator[Span]:
     yield from (
         Span(first.begin, end, life.size * _HALF) for life in course.lives if life.category == INPUT
     )
+
+
+def _copied_results(course: Course, wide: _Wide) -> Iterator[Span]:
+    """The model's results, which a loss takes in four bytes, until the backward pass leaves the loss."""
+    for call in course.calls:
+        if call.layer == 1 and call.phase == FORWARD:
+            left = [
+                life
+                for life in course.lives
+                if call.begin < life.begin < call.end < life.end and life.passing
+            ]
+            if left and not wide.has(left[-1]):
+                yield _widened(course, left[-1], call.end)
+
+
+def _widened(course: Course, result: Life, at: int) -> Span:
+    """What a copy in four bytes adds; a product does not keep its own result in two beside it."""
+    alone = course.kind(result.layer) in _PRODUCTS
+    return Span(at, _backward_into(course, at), result.size * (_HALF if alone else 1.0))
+
+
+def _backward_into(course: Course, at: int) -> int:
+    """When the backward pass after a moment comes to the first layer."""
+    following = course.turns[course.turns_before(at) :]
+    inside = (turn.at for turn in following if turn.phase == BACKWARD and turn.layer != OUTSIDE)
+    return next(inside, course.length)
 
 
 def _backward_ends(course: Course) -> dict[int, int]:
