@@ -12,10 +12,11 @@ import msgspec
 
 from memlog import forks
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import Batch, Event
+from memlog.events import Event
 from memlog.health import Health
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
+from memlog.journal.room import Room
 
 SLOW_WRITE_NS = 1_000_000
 """A write that takes longer than this is slow."""
@@ -37,8 +38,8 @@ class JournalWriter:
         begun_us: When the run began, Unix time in microseconds.
         initial_step: Where the run's step axis begins.
         segment_bytes: Size at which a new segment begins.
-        limit: Bytes that the run's journal may take. The helper process keeps it; where that is gone, and
-            the journal half as large again, steps without a new peak are not written any more, but counted.
+        limit: Bytes that the run's journal may take. The helper process keeps it; while the journal is
+            half as large again, only steps with a peak are written, and the others counted.
         health: Where losses are counted.
 
     Raises:
@@ -59,9 +60,7 @@ class JournalWriter:
     ) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._ceiling = None if limit is None else limit * 3 // 2
-        self._over = False
-        self._highest: dict[str, int] = {}
+        self._room = Room(directory, limit, health)
         self._health = health
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()
@@ -104,29 +103,44 @@ class JournalWriter:
         return self._header.bindings
 
     def append(self, event: Event) -> int:
-        """Writes ``event`` and returns its number, or -1 where the writer is closed or a fork's copy."""
+        """Writes ``event`` and returns its number; -1 where it finds no room, or the writer is closed."""
         if forks.generation != self._generation:
             return -1
         with self._lock:
-            if self._closed or (self._over and not self._is_worth_room(event)):
+            if self._closed:
                 return -1
-            seq = self._seq
-            self._seq = seq + 1
-            line = self._encoder.encode(Record(seq, event)) + b"\n"
-            self._size += len(line)
-            if self._queue is not None:
-                self._queue.put(partial(self._write, line))
-            else:
-                self._write_timed(line)
-            if self._size >= self._segment_bytes:
-                self._begin_segment(self._header)
+            if not self._room.scarce:
+                return self._append(event)
+            seq = -1
+            for allotted in self._room.allot(event):
+                number = self._append(allotted)
+                seq = number if allotted is event else seq
         return seq
+
+    def _append(self, event: Event) -> int:
+        seq = self._seq
+        self._seq = seq + 1
+        line = self._encoder.encode(Record(seq, event)) + b"\n"
+        self._size += len(line)
+        if self._queue is not None:
+            self._queue.put(partial(self._write, line))
+        else:
+            self._write_timed(line)
+        if self._size >= self._segment_bytes:
+            self._begin_segment(self._header)
+        return seq
+
+    def _append_held(self) -> None:
+        """What was held back for want of room comes before what is new."""
+        for event in self._room.take_held():
+            self._append(event)
 
     def bind(self, backend: str, binding: Binding) -> None:
         """Events from now on belong to ``binding`` in ``backend``: they go to a new segment."""
         with self._lock:
             if self._closed:
                 return
+            self._append_held()
             bindings = {**self._header.bindings, backend: binding}
             self._begin_segment(msgspec.structs.replace(self._header, bindings=bindings))
 
@@ -135,6 +149,7 @@ class JournalWriter:
         with self._lock:
             if self._closed or forks.generation != self._generation:
                 return
+            self._append_held()
             self._closed = True
             # Inside the lock: another thread's event must not go to a number that has become another file's.
             if self._queue is None or self._queue.close():
@@ -170,26 +185,7 @@ class JournalWriter:
             return  # goes on in the old one, rather than lose events
         self._file.close()
         self._file = file
-        self._over = self._ceiling is not None and self._folder_size() > self._ceiling
-
-    def _folder_size(self) -> int:
-        with os.scandir(self._directory) as entries:
-            return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl"))
-
-    def _is_worth_room(self, event: Event) -> bool:
-        """Whether an event is written although the journal is too large: steps only with a new peak."""
-        if not isinstance(event, Batch):
-            return True
-        peaks = {"host": event.rss_peak, **{device.name: device.peak for device in event.devices}}
-        higher = {n: p for n, p in peaks.items() if p is not None and p > self._highest.get(n, -1)}
-        self._highest.update(higher)
-        if not higher:
-            self._health.drop(
-                "journal_full",
-                f"the journal in {self._directory} is larger than its limit (journal_limit) and its helper "
-                "process does not make it smaller: only steps with a new peak are written from here on",
-            )
-        return bool(higher)
+        self._room.look()
 
     def _write_timed(self, line: bytes) -> None:
         begun = time.perf_counter_ns()
