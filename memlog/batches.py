@@ -109,6 +109,10 @@ class BatchRecorder:
                 "call session.step() after each step",
             )
 
+    def close(self) -> None:
+        """Gives back what it holds of the system: the run is over."""
+        self._host.close()
+
     def publish_health(self, unjudged: Mapping[str, str] | None = None) -> None:
         """Publishes memlog's own state, at the end with the rules that were never judged. Never raises."""
         per_step, total = self._cost.take()

@@ -266,6 +266,7 @@ class Recording:
         self._bus.publish(end)
         self._binder.connect()
         self._journal.close()
+        self.batches.close()
         self._say_what_was_lost()
         deadline = time.monotonic() + timeout
         last_words = messages.Finish(end, dict(self._health.dropped))

@@ -183,8 +183,9 @@ class JournalWriter:
             else:
                 self._health.fault("beginning the journal's next segment", error)
             return  # goes on in the old one, rather than lose events
-        self._file.close()
-        self._file = file
+        # In this order: a signal handler may raise in between, and the old number be a file of the user's.
+        old, self._file = self._file, file
+        old.close()
         self._room.look()
 
     def _write_timed(self, line: bytes) -> None:

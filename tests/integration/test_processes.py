@@ -337,3 +337,45 @@ def test_eight_threads_lose_nothing_and_keep_their_order(tmp_path: Path) -> None
             told.setdefault(entry.event.label, []).append(entry.event.time_us)
     assert seen == list(range(len(seen)))
     assert told == {str(number): list(range(100_000)) for number in range(8)}
+
+
+def test_a_run_that_is_over_holds_no_descriptor(tmp_path: Path) -> None:
+    script = """
+    import time
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    alerts = ["host.available < 1 MiB"]
+    begin(alerts=alerts).step()
+    memlog.finish()
+    before = descriptors()
+    for again in range(20):
+        session = begin(alerts=alerts, finish_timeout=0)   # ends the one before
+        session.step()
+    memlog.finish()
+    deadline = time.monotonic() + 30
+    while descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.05)   # a listener's thread ends with its helper
+    assert descriptors() == before, os.popen(f"ls -l /proc/{os.getpid()}/fd").read()
+    """
+    assert status_and_steps(tmp_path, script) == [("finished", 1)] * 21
+
+
+def test_a_working_directory_that_is_gone_costs_nothing(tmp_path: Path) -> None:
+    script = """
+    import pathlib
+    import shutil
+
+    runs, gone = pathlib.Path("runs").absolute(), pathlib.Path("gone").absolute()
+    gone.mkdir()
+    os.chdir(gone)
+    shutil.rmtree(gone)
+    session = memlog.init("local", dir=runs)
+    print("helper", session._live._helper.pid, flush=True)
+    session.step()
+    session.finish()
+    assert not session.health.faults, session.health.faults
+    assert list(session.directory.glob("helper-*")), (session.directory / "helper.log").read_text()
+    """
+    assert status_and_steps(tmp_path, script) == [("finished", 1)]
