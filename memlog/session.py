@@ -8,13 +8,14 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memlog import current
+from memlog import current, forks
 from memlog.errors import ConfigurationError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
@@ -31,6 +32,9 @@ _SETTLE_AT_MOST = 2.0
 
 _current: Session | None = None
 _current_lock = threading.RLock()
+forks.renew(sys.modules[__name__], "_current_lock", threading.RLock)
+_FORK_WAITS = 5.0
+"""Seconds that a fork waits, at most, for another thread's ``init`` to be over."""
 
 
 class Session:
@@ -274,11 +278,13 @@ def init(
         "finish_timeout": finish_timeout,
     }
     settings = resolve(_passed(arguments), config)
-    if settings.alerts:
-        from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
-
-        parse_rules(settings.alerts)  # a wrong one raises, also where monitoring is switched off
     with _current_lock:
+        if settings.alerts:
+            from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
+
+            parse_rules(
+                settings.alerts
+            )  # a wrong one raises, also where monitoring is switched off
         session = Session(
             settings, sinks, model, on_alert
         )  # may raise: then the one before goes on
@@ -333,6 +339,20 @@ def _passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in arguments.items()
         if (value is not None if name == "directory" else value != fields[name])
     }
+
+
+def _before_fork() -> None:
+    """A module that another thread is importing is half a module for ever in the child: so it waits."""
+    _current_lock.acquire(timeout=_FORK_WAITS)
+
+
+def _after_fork() -> None:
+    with suppress(RuntimeError):  # another thread's `init` still holds it
+        _current_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
 @atexit.register

@@ -68,11 +68,10 @@ class HostProbe:
 
     def figures(self) -> tuple[int | None, int | None]:
         """The resident set and its watermark, in bytes: for those who keep windows of their own."""
-        if forks.generation != self._generation:
+        if forks.generation != self._generation and self._memory is not None:
             # A forked child: the descriptors still show its parent, whose peaks aren't its own.
-            if self._memory is not None:
-                self.close()
-                self._begin()
+            self.close()
+            self._begin()
         memory = self._memory
         if memory is None:
             return None, None

@@ -3,6 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -299,9 +300,10 @@ def test_ctrl_c_at_a_new_segment_leaves_the_users_files_alone(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_SegmentFile, "close", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         for step in range(1_000):
             journal.append(batch(step))
+    assert step < 999
     with (tmp_path / "the user's").open("w") as users:
         for step in range(3):
             journal.append(batch(step))
