@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import msgspec
 
 from memlog import forks
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import Event
+from memlog.events import Batch, Event
 from memlog.health import Health
+from memlog.interruptions import raised_by_handler
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
 from memlog.journal.room import Room
@@ -71,6 +73,8 @@ class JournalWriter:
         self._gone = False
         self._queue: WriteQueue | None = None
         self._closed = False
+        self.newest_step: Batch | None = None
+        """The last step's event that was written, or counted as lost."""
         self._header = Header(
             run=run,
             begun_us=begun_us,
@@ -80,7 +84,8 @@ class JournalWriter:
             initial_step=initial_step,
         )
         try:
-            self._file = _SegmentFile(directory, self._first_line(), self._header)
+            self._file = _SegmentFile()
+            self._file.begin(directory, self._first_line(), self._header)
         except OSError as error:
             raise UnwritableDirectoryError(
                 f"can't write the journal in {directory}: {error.strerror}; "
@@ -118,7 +123,22 @@ class JournalWriter:
         return seq
 
     def _append(self, event: Event) -> int:
-        seq = self._seq
+        seq, file = self._seq, self._file
+        end = file.size
+        try:
+            self._write_record(seq, event)
+        except BaseException as error:
+            if isinstance(error, Exception) and not raised_by_handler(error):
+                raise
+            if self._queue is None and self._file is file and file.ends_at(end):
+                self._write_record(seq, event)
+            raise
+        finally:
+            if isinstance(event, Batch):
+                self.newest_step = event
+        return seq
+
+    def _write_record(self, seq: int, event: Event) -> None:
         self._seq = seq + 1
         line = self._encoder.encode(Record(seq, event)) + b"\n"
         self._size += len(line)
@@ -128,7 +148,6 @@ class JournalWriter:
             self._write_timed(line)
         if self._size >= self._segment_bytes:
             self._begin_segment(self._header)
-        return seq
 
     def _append_held(self) -> None:
         """What was held back for want of room comes before what is new."""
@@ -175,17 +194,24 @@ class JournalWriter:
             switch()
 
     def _switch_file(self, first_line: bytes, header: Header) -> None:
+        file = _SegmentFile()
         try:
-            file = _SegmentFile(self._directory, first_line, header)
+            file.begin(self._directory, first_line, header)
         except OSError as error:
+            if raised_by_handler(error):
+                raise
             if self._file.is_deleted():
                 self._gone = True
             else:
                 self._health.fault("beginning the journal's next segment", error)
             return  # goes on in the old one, rather than lose events
-        # In this order: a signal handler may raise in between, and the old number be a file of the user's.
-        old, self._file = self._file, file
-        old.close()
+        finally:
+            if (
+                file.has_begun
+            ):  # a signal handler may raise right after that: readers take the old one for full
+                # In this order: once it is closed, the old number may be a file of the user's.
+                old, self._file = self._file, file
+                old.close()
         self._room.look()
 
     def _write_timed(self, line: bytes) -> None:
@@ -208,6 +234,8 @@ class JournalWriter:
         try:
             self._file.write(line)
         except OSError as error:
+            if raised_by_handler(error):
+                raise
             self._health.drop(
                 "journal_write",
                 f"an event could not be written to {self._directory}: {error.strerror}; training goes "
@@ -238,28 +266,45 @@ class JournalWriter:
 class _SegmentFile:
     """One segment, open for appending."""
 
-    def __init__(self, directory: Path, first_line: bytes, header: Header) -> None:
-        name = segment_name(f"{header.role}-{header.process.pid}", header.segment)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(directory / name, flags, 0o644)
+    def __init__(self) -> None:
+        self._fd = -1
         self._torn = False
+        self.size = 0
+        self.has_begun = False
+
+    def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
+        """Makes the file; where that fails, or a signal handler raises meanwhile, there is none."""
+        path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
+            self._fd = os.open(path, flags, 0o644)
             self.write(first_line)
-        except OSError:
-            self.close()
-            (directory / name).unlink()  # a segment without a header is none
+        except FileExistsError:
             raise
+        except BaseException:
+            self.close()
+            with suppress(OSError):
+                path.unlink()  # a segment without a header is none
+            raise
+        self.has_begun = True
 
     def write(self, line: bytes) -> None:
         """One ``write(2)``; after one that stopped midway the next begins on a line of its own."""
         data = b"\n" + line if self._torn else line
         written = os.write(self._fd, data)
+        self.size += written
         self._torn = written < len(data)
         if self._torn:
             raise OSError(None, "the disk is full")
+
+    def ends_at(self, size: int) -> bool:
+        """Whether nothing was written since it had this size, whatever this process came to know of it."""
+        return os.fstat(self._fd).st_size == size
 
     def is_deleted(self) -> bool:
         return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
