@@ -114,21 +114,21 @@ class BatchRecorder:
         """Gives back what it holds of the system: the run is over."""
         self._host.close()
 
-    def publish_health(self, unjudged: Mapping[str, str] | None = None) -> None:
-        """Publishes memlog's own state, at the end with the rules that were never judged. Never raises."""
+    def publish_health(self, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
+        """Publishes memlog's own state, at the end with the rules that were never judged; returns it."""
         per_step, total = self._cost.take()
-        self._bus.publish(
-            HealthEvent(
-                time_us=now_us(),
-                step=self.last_step,
-                overhead_ms=per_step,
-                overhead_total_ms=total,
-                dropped=dict(self._health.dropped),
-                faults=dict(self._health.faults),
-                queued=self._journal.queued,
-                unjudged=dict(unjudged or {}),
-            )
+        event = HealthEvent(
+            time_us=now_us(),
+            step=self.last_step,
+            overhead_ms=per_step,
+            overhead_total_ms=total,
+            dropped=dict(self._health.dropped),
+            faults=dict(self._health.faults),
+            queued=self._journal.queued,
+            unjudged=dict(unjudged or {}),
         )
+        self._bus.publish(event)
+        return event
 
     def _record(self) -> None:
         begun = time.perf_counter_ns()

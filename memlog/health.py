@@ -58,9 +58,13 @@ class Health:
                     error
                 )  # its traceback holds this frame, and so the user's variables, in a circle
         cause = f"{where}: {type(error).__name__}"
+        self.count_fault(cause)
+        self.say_once(cause, f"{where} failed ({error!r}); training goes on, this is said once")
+
+    def count_fault(self, cause: str) -> None:
+        """Counts an error inside memlog of which its caller says what there is to say."""
         with self._lock:
             self.faults[cause] += 1
-        self.say_once(cause, f"{where} failed ({error!r}); training goes on, this is said once")
 
     def say_once(self, cause: str, message: str) -> None:
         """Logs ``message`` as a warning, once for each ``cause``."""

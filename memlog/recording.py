@@ -261,7 +261,8 @@ class Recording:
             self._tracer.finish()
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
-        self.batches.publish_health(self._never_judged())
+        self._helper.look()
+        health = self.batches.publish_health(self._never_judged())
         end = End(now_us(), status)
         self._bus.publish(end)
         self._binder.connect()
@@ -269,7 +270,9 @@ class Recording:
         self.batches.close()
         self._say_what_was_lost()
         deadline = time.monotonic() + timeout
-        last_words = messages.Finish(end, dict(self._health.dropped))
+        dropped, faults = dict(self._health.dropped), dict(self._health.faults)
+        health = msgspec.structs.replace(health, dropped=dropped, faults=faults)
+        last_words = messages.Finish(end, health)
         outcome = self._helper.finish(last_words, timeout, _Waiting(timeout))
         threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
         for thread in threads:

@@ -54,6 +54,7 @@ class HelperProcess:
         _outliving[:] = [process for process in _outliving if process.poll() is None]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
+        self._is_missed = False
         # Training goes on without it, and `memlog sync` delivers what the journal has.
         with health.contained("starting the helper process"):
             shared = () if listener is None else (listener.fd,)
@@ -72,6 +73,17 @@ class HelperProcess:
         """The helper's process number; ``None`` where it could not be started."""
         return None if self._process is None else self._process.pid
 
+    def look(self) -> None:
+        """Counts it where the helper has ended although nobody told it to."""
+        if self._process is not None and not self._is_missed and self._process.poll() is not None:
+            self._is_missed = True
+            self._health.count_fault(f"the helper process: ended with {self._process.returncode}")
+            self._health.say_once(
+                "helper",
+                "the helper process has ended: trackers get the rest by `memlog sync` alone; the journal "
+                "is written on",
+            )
+
     def tell(self, message: messages.Message) -> None:
         """Sends a message, or counts that the pipe is full or broken; never blocks."""
         if self._process is None:
@@ -79,6 +91,9 @@ class HelperProcess:
         line = messages.encode(message) + b"\n"
         try:
             sent = os.write(self._pipe, line)
+        except BrokenPipeError:
+            self.look()
+            return
         except OSError as error:
             self._health.fault("telling the helper process", error)
             return
@@ -103,7 +118,8 @@ class HelperProcess:
         """
         if self._process is None:
             return "dead"
-        self.tell(last_words)
+        if self._process.poll() is None:
+            self.tell(last_words)
         if self._process.stdin is not None:
             self._process.stdin.close()
         begun = time.monotonic()

@@ -203,7 +203,15 @@ class JournalWriter:
             if self._file.is_deleted():
                 self._gone = True
             else:
-                self._health.fault("beginning the journal's next segment", error)
+                self._health.count_fault(
+                    f"beginning the journal's next segment: {type(error).__name__}"
+                )
+                self._health.say_once(
+                    "journal_write",
+                    f"the journal in {self._directory} can't go on in a new file: {error.strerror}; it goes "
+                    "on in the old one as long as that can be written (how many events are lost, if any, "
+                    "is said at the end)",
+                )
             return  # goes on in the old one, rather than lose events
         finally:
             if (

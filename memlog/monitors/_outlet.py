@@ -27,6 +27,13 @@ class _MonitorHealth(Health):
         else:
             running.health.drop(reason, message, count=count)
 
+    def count_fault(self, cause: str) -> None:
+        running = session()
+        if running is None:
+            super().count_fault(cause)
+        else:
+            running.health.count_fault(cause)
+
     def fault(self, where: str, error: BaseException) -> None:
         running = session()
         if running is None:

@@ -409,3 +409,23 @@ def test_a_fork_while_another_thread_begins_a_run(tmp_path: Path) -> None:
     """
     assert {run.status for run in ended(tmp_path, script)} == {"finished"}
     assert len(list_runs(tmp_path / "children")) == 15
+
+
+def test_a_helper_that_was_killed_is_told_and_shown(tmp_path: Path) -> None:
+    script = """
+    session = begin()
+    session.step()
+    os.kill(session._live._helper.pid, signal.SIGKILL)
+    session._live._helper._process.wait()
+    session.step()
+    session.finish()
+    """
+    process = child.start(PREFACE + script, tmp_path)
+    _, errors = process.communicate(timeout=AT_MOST)
+    [ended, left] = errors.splitlines()
+    assert "the helper process has ended" in ended
+    assert "`memlog sync" in left
+    [summary] = summaries(tmp_path)
+    assert (summary.status, summary.steps) == ("finished", 2)
+    assert summary.health.faults == {"the helper process: ended with -9": 1}
+    assert summary.health.overhead_ms_per_step
