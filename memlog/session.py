@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from memlog import current, forks
 from memlog.errors import ConfigurationError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
-from memlog.settings import Settings, resolve
+from memlog.settings import LONGEST_WAIT, Settings, resolve
 from memlog.sink import LOCAL, Sink
 
 if TYPE_CHECKING:
@@ -158,10 +159,17 @@ class Session:
             timeout: Seconds to wait, at most, until trackers have everything; ``None``: the setting
                 ``finish_timeout`` (10). What is missing then is delivered in the background, or by
                 ``memlog sync``.
+
+        Raises:
+            ConfigurationError: the status or the timeout can't be right; the run then goes on.
         """
         if status not in ("finished", "failed", "killed"):
             raise ConfigurationError(
                 f"status {status!r} is not known: pass 'finished', 'failed' or 'killed'"
+            )
+        if timeout is not None and not _can_be_waited(timeout):
+            raise ConfigurationError(
+                f"timeout={timeout!r}: pass a number of seconds, 0 to {LONGEST_WAIT:,.0f}"
             )
         self._finish(status, timeout, sys.exc_info()[1])
 
@@ -170,9 +178,11 @@ class Session:
         if current.publisher() is self:
             current.settle(min(wait, _SETTLE_AT_MOST))
         live, self._live = self._live, None
-        if live is not None:
-            live.finish(status, wait, error)
-        _forget(self)
+        try:
+            if live is not None:
+                live.finish(status, wait, error)
+        finally:
+            _forget(self)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
         """The session itself."""
@@ -186,6 +196,10 @@ class Session:
     ) -> None:
         """Ends the run."""
         self._finish(_status_of(error), None, error)
+
+
+def _can_be_waited(seconds: object) -> bool:
+    return isinstance(seconds, Real) and 0 <= float(seconds) <= LONGEST_WAIT
 
 
 def _status_of(error: BaseException | None) -> Status:
@@ -358,9 +372,14 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _finish_at_exit() -> None:
     session = _current
-    if session is not None:
-        error = _error_at_exit()
-        session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
+    try:
+        if session is not None:
+            error = _error_at_exit()
+            session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
+    finally:
+        launcher = sys.modules.get("memlog.delivery.launcher")
+        if launcher is not None:
+            launcher.let_go()
 
 
 def _finish_first_at_exit() -> None:

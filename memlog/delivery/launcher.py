@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import subprocess
 import sys
@@ -28,11 +27,11 @@ _outliving: list[subprocess.Popen[bytes]] = []
 """Helpers that were still delivering when their run's ``finish`` stopped waiting."""
 
 
-@atexit.register
-def _let_go() -> None:
+def let_go() -> None:
+    """At the end of this process: they go on by themselves, and Python need not warn of that."""
     for process in _outliving:
         if process.poll() is None:
-            process.returncode = 0  # it goes on by itself: Python need not warn of that
+            process.returncode = 0
 
 
 class HelperProcess:
@@ -118,20 +117,35 @@ class HelperProcess:
         """
         if self._process is None:
             return "dead"
-        if self._process.poll() is None:
+        try:
+            outcome = self._tell_and_wait(self._process, last_words, timeout, on_wait)
+        except BaseException:  # Ctrl-C: the helper goes on all the same
+            _outliving.append(self._process)
+            raise
+        if outcome == "at work":
+            _outliving.append(self._process)
+        return outcome
+
+    def _tell_and_wait(
+        self,
+        process: subprocess.Popen[bytes],
+        last_words: messages.Finish,
+        timeout: float,
+        on_wait: Callable[[float], None] | None,
+    ) -> Outcome:
+        if process.poll() is None:
             self.tell(last_words)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        if process.stdin is not None:
+            process.stdin.close()
         begun = time.monotonic()
-        while self._process.poll() is None:
+        while process.poll() is None:
             waited = time.monotonic() - begun
             if waited >= timeout:
-                _outliving.append(self._process)
                 return "at work"
             if on_wait is not None:
                 on_wait(waited)
             time.sleep(min(_POLL, timeout))
-        return "delivered" if self._process.returncode == 0 else "dead"
+        return "delivered" if process.returncode == 0 else "dead"
 
 
 def _start(log: Path, shared: Sequence[int]) -> subprocess.Popen[bytes]:

@@ -429,3 +429,39 @@ def test_a_helper_that_was_killed_is_told_and_shown(tmp_path: Path) -> None:
     assert (summary.status, summary.steps) == ("finished", 2)
     assert summary.health.faults == {"the helper process: ended with -9": 1}
     assert summary.health.overhead_ms_per_step
+
+
+@pytest.mark.parametrize("interrupt", ["signal.SIGINT", "signal.SIGALRM"])
+@pytest.mark.parametrize("finish", ["session.finish(timeout=60)", ""], ids=["called", "at exit"])
+def test_ctrl_c_while_finish_waits_says_that_delivery_goes_on(
+    tmp_path: Path, interrupt: str, finish: str
+) -> None:
+    script = f"""
+    import threading
+    import warnings
+
+    class TimeUp(Exception):
+        pass
+
+    def time_is_up(number, frame):
+        raise TimeUp
+
+    signal.signal(signal.SIGALRM, time_is_up)
+    warnings.simplefilter("default")
+    session = memlog.init("mlflow", dir="runs", config={{"memlog": {{"linger": 3}}}})
+    print("helper", session._live._helper.pid, flush=True)
+    session.step()
+    timer = threading.Timer(1, os.kill, (os.getpid(), {interrupt}))
+    timer.daemon = True   # Python waits for others before it runs exit handlers
+    timer.start()
+    {finish}
+    """
+    process = child.start(PREFACE + script, tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    output, errors = process.communicate(timeout=AT_MOST)
+    assert ("KeyboardInterrupt" if interrupt == "signal.SIGINT" else "TimeUp") in errors
+    [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
+    assert "goes on in the background" in told
+    assert "ResourceWarning" not in errors
+    expect_no_helper(output)
+    [summary] = summaries(tmp_path)
+    assert (summary.status, summary.steps) == ("finished", 1)
