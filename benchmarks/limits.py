@@ -29,8 +29,8 @@ _BOUNDS = {
         "every tracker has had first, then the oldest steps; peaks, alerts, epochs and what is rare stay. "
         "`memlog show` tells how many events went. Without a tracker nothing counts as delivered, and "
         "steps are thinned alike. The newest segment of each process (16 MiB, or an eighth of the "
-        "limit) is never touched. Where the helper is gone, a journal half as large again as its limit "
-        "takes only steps with a new peak."
+        "limit) is never touched. While it is half as large again as its limit, because the helper is gone "
+        "or too slow, only steps with a peak are written: each new one, and the peaks of every 1,000 steps."
     ),
     "events that wait for a slow disk": "100,000, about 15 MB; more are dropped and counted",
     "a line of the journal": "1 MiB; a longer one is not ours",

@@ -13,6 +13,7 @@ from memlog.delivery.binder import Binder
 from memlog.events import Batch, DeviceReading, Parameters, now_us
 from memlog.events import Health as HealthEvent
 from memlog.health import Health
+from memlog.interruptions import raised_by_handler
 from memlog.journal import JournalWriter
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
@@ -109,36 +110,56 @@ class BatchRecorder:
                 "call session.step() after each step",
             )
 
-    def publish_health(self, unjudged: Mapping[str, str] | None = None) -> None:
-        """Publishes memlog's own state, at the end with the rules that were never judged. Never raises."""
+    def close(self) -> None:
+        """Gives back what it holds of the system: the run is over."""
+        self._host.close()
+
+    def publish_health(self, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
+        """Publishes memlog's own state, at the end with the rules that were never judged; returns it."""
         per_step, total = self._cost.take()
-        self._bus.publish(
-            HealthEvent(
-                time_us=now_us(),
-                step=self.last_step,
-                overhead_ms=per_step,
-                overhead_total_ms=total,
-                dropped=dict(self._health.dropped),
-                faults=dict(self._health.faults),
-                queued=self._journal.queued,
-                unjudged=dict(unjudged or {}),
-            )
+        event = HealthEvent(
+            time_us=now_us(),
+            step=self.last_step,
+            overhead_ms=per_step,
+            overhead_total_ms=total,
+            dropped=dict(self._health.dropped),
+            faults=dict(self._health.faults),
+            queued=self._journal.queued,
+            unjudged=dict(unjudged or {}),
         )
+        self._bus.publish(event)
+        return event
 
     def _record(self) -> None:
         begun = time.perf_counter_ns()
+        step = self._next
+        self._next = step + 1
+        due = (step - self._settings.initial_step) % self._settings.every == 0
         try:
-            step = self._next
-            self._next = step + 1
-            if (step - self._settings.initial_step) % self._settings.every == 0:
+            if due:
                 self._publish(step)
             if self.after_step is not None:
                 self.after_step(step)
-        except Exception as error:  # noqa: BLE001 - memlog's errors end here, not in training
-            self._health.fault("recording a step", error)
+        except BaseException as error:
+            if isinstance(error, Exception) and not raised_by_handler(error):
+                self._health.fault("recording a step", error)
+            else:
+                if due:
+                    self._count_if_lost(step)
+                raise
         ended = time.perf_counter_ns()
         if self._cost.add(ended - begun, ended):
             self.publish_health()
+
+    def _count_if_lost(self, step: int) -> None:
+        """A signal handler raised while the step was being recorded: it may have come before its event."""
+        last = self._last
+        if last is None or last.step != step or self._journal.newest_step is not last:
+            self._health.drop(
+                "interrupted",
+                "an exception of a signal handler of yours came while a step was being recorded: that "
+                "step's event is lost",
+            )
 
     def _publish(self, step: int) -> None:
         bound = self._binder.look()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from memlog.events import Event
 from memlog.health import Health
+from memlog.interruptions import raised_by_handler
 
 
 class EventBus:
@@ -24,9 +25,21 @@ class EventBus:
         self._subscribers = (*self._subscribers, subscriber)
 
     def publish(self, event: Event) -> None:
-        """Hands ``event`` to every subscriber. Never raises."""
+        """Hands ``event`` to every subscriber.
+
+        Never raises, but for what a signal handler of the user's raised meanwhile: after all have had it.
+        """
+        interruption: Exception | None = None
         for subscriber in self._subscribers:
             try:
                 subscriber(event)
             except Exception as error:  # noqa: BLE001, PERF203 - memlog's errors end here, not in training
-                self._health.fault(f"a subscriber to {type(event).__name__}", error)
+                if raised_by_handler(error):
+                    interruption = error
+                else:
+                    self._health.fault(f"a subscriber to {type(event).__name__}", error)
+        if interruption is not None:
+            try:
+                raise interruption
+            finally:
+                interruption = None  # its traceback holds this frame, and so the user's variables

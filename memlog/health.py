@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from memlog.interruptions import raised_by_handler
+
 logger = logging.getLogger("memlog")
 
 
@@ -42,11 +44,27 @@ class Health:
         self.say_once(message, message)
 
     def fault(self, where: str, error: BaseException) -> None:
-        """Counts an error inside memlog; training goes on."""
+        """Counts an error inside memlog; training goes on.
+
+        Raises:
+            BaseException: ``error`` itself, where a signal handler of the user's raised it: it is no error
+                of memlog's, and whoever waits for it is further out.
+        """
+        if raised_by_handler(error):
+            try:
+                raise error
+            finally:
+                del (
+                    error
+                )  # its traceback holds this frame, and so the user's variables, in a circle
         cause = f"{where}: {type(error).__name__}"
+        self.count_fault(cause)
+        self.say_once(cause, f"{where} failed ({error!r}); training goes on, this is said once")
+
+    def count_fault(self, cause: str) -> None:
+        """Counts an error inside memlog of which its caller says what there is to say."""
         with self._lock:
             self.faults[cause] += 1
-        self.say_once(cause, f"{where} failed ({error!r}); training goes on, this is said once")
 
     def say_once(self, cause: str, message: str) -> None:
         """Logs ``message`` as a warning, once for each ``cause``."""
@@ -68,7 +86,8 @@ class Health:
     def contained_callback(self, where: str) -> Iterator[None]:
         """Runs a function of the user's that was handed over: not even ``sys.exit`` in it ends training.
 
-        Ctrl-C alone passes: it is the user's own wish, and comes at whatever moment.
+        Ctrl-C alone passes, and what a signal handler raises: it is the user's own wish, and comes at
+        whatever moment.
         """
         try:
             yield

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from memlog.delivery.backchannel import AlertListener
     from memlog.delivery.launcher import HelperProcess, Outcome
     from memlog.delivery.loop import CourierThread
+    from memlog.delivery.messages import Finish
     from memlog.journal.kept import Names
     from memlog.tracer.periodic import PeriodicTracer
 
@@ -252,7 +253,7 @@ class Recording:
         """
         if forks.generation != self._generation:
             return  # a fork's copy: the run is its parent's
-        from memlog.delivery import messages  # noqa: PLC0415 - there since the helper was started
+        from memlog.delivery.messages import Finish  # noqa: PLC0415 - there since the helper was started
 
         self._reserve = None
         self._autolog.remove()
@@ -261,21 +262,37 @@ class Recording:
             self._tracer.finish()
         self._explain(error)
         self.batches.say_if_nothing_was_noticed()
-        self.batches.publish_health(self._never_judged())
+        self._helper.look()
+        health = self.batches.publish_health(self._never_judged())
         end = End(now_us(), status)
         self._bus.publish(end)
         self._binder.connect()
         self._journal.close()
+        self.batches.close()
         self._say_what_was_lost()
+        begun = time.monotonic()
+        dropped, faults = dict(self._health.dropped), dict(self._health.faults)
+        health = msgspec.structs.replace(health, dropped=dropped, faults=faults)
+        try:
+            outcome = self._deliver(Finish(end, health), timeout)
+        except BaseException:  # Ctrl-C, or what another signal's handler raised
+            self._say_what_is_left("at work", max(time.monotonic() - begun, 0.1))
+            raise
+        self._say_what_is_left(outcome, timeout)
+
+    def _deliver(self, last_words: Finish, timeout: float) -> Outcome:
+        """Waits until trackers have everything, for so long at most; says what has become of it."""
         deadline = time.monotonic() + timeout
-        last_words = messages.Finish(end, dict(self._health.dropped))
-        outcome = self._helper.finish(last_words, timeout, _Waiting(timeout))
         threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
+        try:
+            outcome = self._helper.finish(last_words, timeout, _Waiting(timeout))
+        finally:
+            for thread in threads:
+                thread.complete()
         for thread in threads:
-            thread.complete()
             if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
                 outcome = "at work" if outcome == "delivered" else outcome
-        self._say_what_is_left(outcome, timeout)
+        return outcome
 
     def _last_step(self) -> int | None:
         return self.batches.last_step
@@ -316,7 +333,7 @@ class Recording:
             )
         elif outcome == "at work" and timeout:
             say(
-                f"not everything is delivered after {timeout:g} s{self._problems()}; it goes on in the "
+                f"not everything is delivered after {timeout:.3g} s{self._problems()}; it goes on in the "
                 f"background: `memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` "
                 "brings what is left"
             )

@@ -8,17 +8,19 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memlog import current
+from memlog import current, forks
 from memlog.errors import ConfigurationError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
-from memlog.settings import Settings, resolve
+from memlog.settings import LONGEST_WAIT, Settings, resolve
 from memlog.sink import LOCAL, Sink
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ _SETTLE_AT_MOST = 2.0
 
 _current: Session | None = None
 _current_lock = threading.RLock()
+forks.renew(sys.modules[__name__], "_current_lock", threading.RLock)
+_FORK_WAITS = 5.0
+"""Seconds that a fork waits, at most, for another thread's ``init`` to be over."""
 
 
 class Session:
@@ -154,10 +159,17 @@ class Session:
             timeout: Seconds to wait, at most, until trackers have everything; ``None``: the setting
                 ``finish_timeout`` (10). What is missing then is delivered in the background, or by
                 ``memlog sync``.
+
+        Raises:
+            ConfigurationError: the status or the timeout can't be right; the run then goes on.
         """
         if status not in ("finished", "failed", "killed"):
             raise ConfigurationError(
                 f"status {status!r} is not known: pass 'finished', 'failed' or 'killed'"
+            )
+        if timeout is not None and not _can_be_waited(timeout):
+            raise ConfigurationError(
+                f"timeout={timeout!r}: pass a number of seconds, 0 to {LONGEST_WAIT:,.0f}"
             )
         self._finish(status, timeout, sys.exc_info()[1])
 
@@ -166,9 +178,11 @@ class Session:
         if current.publisher() is self:
             current.settle(min(wait, _SETTLE_AT_MOST))
         live, self._live = self._live, None
-        if live is not None:
-            live.finish(status, wait, error)
-        _forget(self)
+        try:
+            if live is not None:
+                live.finish(status, wait, error)
+        finally:
+            _forget(self)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
         """The session itself."""
@@ -182,6 +196,10 @@ class Session:
     ) -> None:
         """Ends the run."""
         self._finish(_status_of(error), None, error)
+
+
+def _can_be_waited(seconds: object) -> bool:
+    return isinstance(seconds, Real) and 0 <= float(seconds) <= LONGEST_WAIT
 
 
 def _status_of(error: BaseException | None) -> Status:
@@ -274,11 +292,13 @@ def init(
         "finish_timeout": finish_timeout,
     }
     settings = resolve(_passed(arguments), config)
-    if settings.alerts:
-        from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
-
-        parse_rules(settings.alerts)  # a wrong one raises, also where monitoring is switched off
     with _current_lock:
+        if settings.alerts:
+            from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
+
+            parse_rules(
+                settings.alerts
+            )  # a wrong one raises, also where monitoring is switched off
         session = Session(
             settings, sinks, model, on_alert
         )  # may raise: then the one before goes on
@@ -335,12 +355,31 @@ def _passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _before_fork() -> None:
+    """A module that another thread is importing is half a module for ever in the child: so it waits."""
+    _current_lock.acquire(timeout=_FORK_WAITS)
+
+
+def _after_fork() -> None:
+    with suppress(RuntimeError):  # another thread's `init` still holds it
+        _current_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+
+
 @atexit.register
 def _finish_at_exit() -> None:
     session = _current
-    if session is not None:
-        error = _error_at_exit()
-        session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
+    try:
+        if session is not None:
+            error = _error_at_exit()
+            session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
+    finally:
+        launcher = sys.modules.get("memlog.delivery.launcher")
+        if launcher is not None:
+            launcher.let_go()
 
 
 def _finish_first_at_exit() -> None:

@@ -40,7 +40,8 @@ _SAID_ELSEWHERE = {"directory", "backends", "project", "name"}
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _SMALLEST_LIMIT = 1024**2
-_LONGEST_WAIT = 1e6
+LONGEST_WAIT = 1e6
+"""Seconds: about twelve days."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
         for field in ("bind_grace", "finish_timeout", "linger"):
             self._require(
-                field, 0 <= getattr(self, field) <= _LONGEST_WAIT, "a number of seconds, 0 or more"
+                field, 0 <= getattr(self, field) <= LONGEST_WAIT, "a number of seconds, 0 or more"
             )
 
     def _require(self, field: str, holds: bool, wanted: str) -> None:

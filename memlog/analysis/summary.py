@@ -253,7 +253,10 @@ def _overhead(digest: Digest) -> tuple[float | None, float | None]:
     if not digest.health:
         return None, None
     total = sum(event.overhead_total_ms for event, _ in digest.health.values())
-    steps = sum(steps for _, steps in digest.health.values())
+    # What the helper tells is about the same steps, whose last words the trainer found no room for.
+    steps = max(steps for _, steps in digest.health.values())
+    if steps and not total:
+        return None, None  # the trainer has not said
     return (total / steps if steps > 0 else None), total
 
 

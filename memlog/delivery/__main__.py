@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 # `python -m` puts the working directory first on the path, where a folder of the user's named `mlflow`
-# or `wandb` would be taken for the package.
-if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
-    del sys.path[0]
+# or `wandb` would be taken for the package. Where that folder is gone, the interpreter finds none to put.
+with suppress(FileNotFoundError):
+    if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
+        del sys.path[0]
 
 from memlog.alerts import engine_for, parse_rules
 from memlog.bus import EventBus

@@ -14,7 +14,8 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
@@ -97,6 +98,7 @@ class Helper:
         self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
         self._last_words: messages.Finish | None = None
+        self._unsaid_ms = 0.0
         self._stop_at: float | None = None
         for name in self._settings.backends:
             if name != LOCAL:
@@ -132,12 +134,16 @@ class Helper:
 
     def _write_what_is_missing(self) -> None:
         """The end of a journal that found no room for it."""
-        words = self._last_words
-        if words is None or self._follower.end is not None:
+        words, told = self._last_words, self._follower.health
+        if words is None:
+            return
+        said = words.health
+        self._unsaid_ms = said.overhead_total_ms - (told.overhead_total_ms if told else 0.0)
+        _add(self._health.dropped, said.dropped, told.dropped if told else {})
+        _add(self._health.faults, said.faults, told.faults if told else {})
+        if self._follower.end is not None:
             return
         self._follower.end = words.end
-        for reason, count in words.dropped.items():
-            self._health.dropped[reason] += count - self._follower.dropped.get(reason, 0)
         for thread in self._couriers.values():
             thread.courier.end = words.end
         self._bus.publish(words.end)
@@ -217,15 +223,17 @@ class Helper:
                     self._couriers[name].courier.may_open_own = True
 
     def _publish_health(self) -> None:
-        """The helper's own drops and faults, and rules that it could not judge, where there are any."""
-        unjudged = self._never_judged()
-        if self._health.dropped or self._health.faults or unjudged:
+        """Its own drops, faults and unjudged rules, and what the trainer's journal had no room for."""
+        unjudged, unsaid_ms = self._never_judged(), self._unsaid_ms
+        if self._health.dropped or self._health.faults or unjudged or unsaid_ms:
             self._journal.append(
                 HealthEvent(
                     time_us=now_us(),
-                    step=self._follower.step,
+                    step=self._last_words.health.step
+                    if unsaid_ms and self._last_words
+                    else self._follower.step,
                     overhead_ms=None,
-                    overhead_total_ms=0.0,
+                    overhead_total_ms=unsaid_ms,
                     dropped=dict(self._health.dropped),
                     faults=dict(self._health.faults),
                     unjudged=unjudged,
@@ -243,6 +251,13 @@ class Helper:
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
         return all(courier.delivered for courier in self._couriers.values())
+
+
+def _add(counts: Counter[str], said: Mapping[str, int], told: Mapping[str, int]) -> None:
+    """Counts what the trainer has said, and its journal has not told."""
+    for cause, count in said.items():
+        if count > told.get(cause, 0):
+            counts[cause] += count - told.get(cause, 0)
 
 
 class LineReader:

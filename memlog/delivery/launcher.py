@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import subprocess
 import sys
@@ -28,11 +27,11 @@ _outliving: list[subprocess.Popen[bytes]] = []
 """Helpers that were still delivering when their run's ``finish`` stopped waiting."""
 
 
-@atexit.register
-def _let_go() -> None:
+def let_go() -> None:
+    """At the end of this process: they go on by themselves, and Python need not warn of that."""
     for process in _outliving:
         if process.poll() is None:
-            process.returncode = 0  # it goes on by itself: Python need not warn of that
+            process.returncode = 0
 
 
 class HelperProcess:
@@ -54,6 +53,7 @@ class HelperProcess:
         _outliving[:] = [process for process in _outliving if process.poll() is None]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
+        self._is_missed = False
         # Training goes on without it, and `memlog sync` delivers what the journal has.
         with health.contained("starting the helper process"):
             shared = () if listener is None else (listener.fd,)
@@ -72,6 +72,17 @@ class HelperProcess:
         """The helper's process number; ``None`` where it could not be started."""
         return None if self._process is None else self._process.pid
 
+    def look(self) -> None:
+        """Counts it where the helper has ended although nobody told it to."""
+        if self._process is not None and not self._is_missed and self._process.poll() is not None:
+            self._is_missed = True
+            self._health.count_fault(f"the helper process: ended with {self._process.returncode}")
+            self._health.say_once(
+                "helper",
+                "the helper process has ended: trackers get the rest by `memlog sync` alone; the journal "
+                "is written on",
+            )
+
     def tell(self, message: messages.Message) -> None:
         """Sends a message, or counts that the pipe is full or broken; never blocks."""
         if self._process is None:
@@ -79,6 +90,9 @@ class HelperProcess:
         line = messages.encode(message) + b"\n"
         try:
             sent = os.write(self._pipe, line)
+        except BrokenPipeError:
+            self.look()
+            return
         except OSError as error:
             self._health.fault("telling the helper process", error)
             return
@@ -103,19 +117,35 @@ class HelperProcess:
         """
         if self._process is None:
             return "dead"
-        self.tell(last_words)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        try:
+            outcome = self._tell_and_wait(self._process, last_words, timeout, on_wait)
+        except BaseException:  # Ctrl-C: the helper goes on all the same
+            _outliving.append(self._process)
+            raise
+        if outcome == "at work":
+            _outliving.append(self._process)
+        return outcome
+
+    def _tell_and_wait(
+        self,
+        process: subprocess.Popen[bytes],
+        last_words: messages.Finish,
+        timeout: float,
+        on_wait: Callable[[float], None] | None,
+    ) -> Outcome:
+        if process.poll() is None:
+            self.tell(last_words)
+        if process.stdin is not None:
+            process.stdin.close()
         begun = time.monotonic()
-        while self._process.poll() is None:
+        while process.poll() is None:
             waited = time.monotonic() - begun
             if waited >= timeout:
-                _outliving.append(self._process)
                 return "at work"
             if on_wait is not None:
                 on_wait(waited)
             time.sleep(min(_POLL, timeout))
-        return "delivered" if self._process.returncode == 0 else "dead"
+        return "delivered" if process.returncode == 0 else "dead"
 
 
 def _start(log: Path, shared: Sequence[int]) -> subprocess.Popen[bytes]:

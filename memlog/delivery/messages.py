@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from memlog.events import End
+from memlog.events import End, Health
 from memlog.settings import Settings
 from memlog.sink import Connection, TrackerRun
 
@@ -55,8 +55,8 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
 
     end: End
     """What a full disk may have kept out of the journal."""
-    dropped: dict[str, int]
-    """Losses by reason, as the journal's last health event would say."""
+    health: Health
+    """The trainer's last word on its own state, likewise."""
 
 
 Message: TypeAlias = Begin | Connect | Bind | Ridden | Finish

@@ -1,6 +1,6 @@
 """Keeping a run's journal within its size limit.
 
-The helper does it, a segment at a time, and only with segments that their process has closed. First go
+The helper does it, segment by segment, and only with segments that their process has closed. First go
 those that every sink has had: of each no more is kept than what is rare (what began, alerts, epochs,
 artifacts, …) and its peaks. Where that is not enough, because a tracker is out of reach or there is none,
 the others are thinned, the oldest first and all of them a little before any of them more: of a hundred
@@ -27,6 +27,8 @@ logger = logging.getLogger("memlog.delivery")
 
 INTERVAL = 1.0
 """Seconds between looks at the journal's size."""
+_AT_A_TIME = 0.5
+"""Seconds after which a large journal waits for the helper's other work."""
 WINDOWS = (100, 1_000, 10_000, WHOLE_SEGMENT)
 _SHRINK_TO = 0.9
 """Part of the limit to which the journal is made to shrink, so that not every event is one too many."""
@@ -58,10 +60,17 @@ class Retention:
         self._due = 0.0
 
     def enforce_if_due(self) -> None:
-        """Makes at most one segment smaller, where the journal is too large."""
-        if time.monotonic() >= self._due:
-            again = self.enforce()
-            self._due = time.monotonic() + (0.0 if again else INTERVAL)
+        """Makes segments smaller until the journal is small enough, or others need the thread."""
+        begun = time.monotonic()
+        if begun < self._due:
+            return
+        self._due = (
+            begun + INTERVAL
+        )  # also where it fails: a full disk is still full at the next tick
+        while self.enforce():
+            if time.monotonic() - begun >= _AT_A_TIME:
+                self._due = 0.0
+                return
 
     def enforce(self) -> bool:
         """Makes one segment smaller, where the journal is too large; says whether it did."""

@@ -25,8 +25,8 @@ class StepFollower:
         """Monotonic time at which the first step was seen."""
         self.end: End | None = None
         """What it said at its end."""
-        self.dropped: dict[str, int] = {}
-        """What it has said so far of its losses, by reason."""
+        self.health: HealthEvent | None = None
+        """What it last said of its own state."""
         self._failed = False
 
     @property
@@ -44,7 +44,7 @@ class StepFollower:
             elif isinstance(entry.event, OutOfMemory):
                 self._failed = True
             elif isinstance(entry.event, HealthEvent):
-                self.dropped = entry.event.dropped
+                self.health = entry.event
             elif isinstance(entry.event, End):
                 self.end = entry.event
         if self.step is not None and self.since is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from memlog import forks
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import Batch, Event
 from memlog.health import Health
+from memlog.interruptions import raised_by_handler
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
+from memlog.journal.room import Room
 
 SLOW_WRITE_NS = 1_000_000
 """A write that takes longer than this is slow."""
@@ -37,8 +40,8 @@ class JournalWriter:
         begun_us: When the run began, Unix time in microseconds.
         initial_step: Where the run's step axis begins.
         segment_bytes: Size at which a new segment begins.
-        limit: Bytes that the run's journal may take. The helper process keeps it; where that is gone, and
-            the journal half as large again, steps without a new peak are not written any more, but counted.
+        limit: Bytes that the run's journal may take. The helper process keeps it; while the journal is
+            half as large again, only steps with a peak are written, and the others counted.
         health: Where losses are counted.
 
     Raises:
@@ -59,9 +62,7 @@ class JournalWriter:
     ) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._ceiling = None if limit is None else limit * 3 // 2
-        self._over = False
-        self._highest: dict[str, int] = {}
+        self._room = Room(directory, limit, health)
         self._health = health
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()
@@ -72,6 +73,8 @@ class JournalWriter:
         self._gone = False
         self._queue: WriteQueue | None = None
         self._closed = False
+        self.newest_step: Batch | None = None
+        """The last step's event that was written, or counted as lost."""
         self._header = Header(
             run=run,
             begun_us=begun_us,
@@ -81,7 +84,8 @@ class JournalWriter:
             initial_step=initial_step,
         )
         try:
-            self._file = _SegmentFile(directory, self._first_line(), self._header)
+            self._file = _SegmentFile()
+            self._file.begin(directory, self._first_line(), self._header)
         except OSError as error:
             raise UnwritableDirectoryError(
                 f"can't write the journal in {directory}: {error.strerror}; "
@@ -104,29 +108,58 @@ class JournalWriter:
         return self._header.bindings
 
     def append(self, event: Event) -> int:
-        """Writes ``event`` and returns its number, or -1 where the writer is closed or a fork's copy."""
+        """Writes ``event`` and returns its number; -1 where it finds no room, or the writer is closed."""
         if forks.generation != self._generation:
             return -1
         with self._lock:
-            if self._closed or (self._over and not self._is_worth_room(event)):
+            if self._closed:
                 return -1
-            seq = self._seq
-            self._seq = seq + 1
-            line = self._encoder.encode(Record(seq, event)) + b"\n"
-            self._size += len(line)
-            if self._queue is not None:
-                self._queue.put(partial(self._write, line))
-            else:
-                self._write_timed(line)
-            if self._size >= self._segment_bytes:
-                self._begin_segment(self._header)
+            if not self._room.scarce:
+                return self._append(event)
+            seq = -1
+            for allotted in self._room.allot(event):
+                number = self._append(allotted)
+                seq = number if allotted is event else seq
         return seq
+
+    def _append(self, event: Event) -> int:
+        seq, file = self._seq, self._file
+        end = file.size
+        try:
+            self._write_record(seq, event)
+        except BaseException as error:
+            if isinstance(error, Exception) and not raised_by_handler(error):
+                raise
+            if self._queue is None and self._file is file and file.ends_at(end):
+                self._write_record(seq, event)
+            raise
+        finally:
+            if isinstance(event, Batch):
+                self.newest_step = event
+        return seq
+
+    def _write_record(self, seq: int, event: Event) -> None:
+        self._seq = seq + 1
+        line = self._encoder.encode(Record(seq, event)) + b"\n"
+        self._size += len(line)
+        if self._queue is not None:
+            self._queue.put(partial(self._write, line))
+        else:
+            self._write_timed(line)
+        if self._size >= self._segment_bytes:
+            self._begin_segment(self._header)
+
+    def _append_held(self) -> None:
+        """What was held back for want of room comes before what is new."""
+        for event in self._room.take_held():
+            self._append(event)
 
     def bind(self, backend: str, binding: Binding) -> None:
         """Events from now on belong to ``binding`` in ``backend``: they go to a new segment."""
         with self._lock:
             if self._closed:
                 return
+            self._append_held()
             bindings = {**self._header.bindings, backend: binding}
             self._begin_segment(msgspec.structs.replace(self._header, bindings=bindings))
 
@@ -135,6 +168,7 @@ class JournalWriter:
         with self._lock:
             if self._closed or forks.generation != self._generation:
                 return
+            self._append_held()
             self._closed = True
             # Inside the lock: another thread's event must not go to a number that has become another file's.
             if self._queue is None or self._queue.close():
@@ -160,36 +194,33 @@ class JournalWriter:
             switch()
 
     def _switch_file(self, first_line: bytes, header: Header) -> None:
+        file = _SegmentFile()
         try:
-            file = _SegmentFile(self._directory, first_line, header)
+            file.begin(self._directory, first_line, header)
         except OSError as error:
+            if raised_by_handler(error):
+                raise
             if self._file.is_deleted():
                 self._gone = True
             else:
-                self._health.fault("beginning the journal's next segment", error)
+                self._health.count_fault(
+                    f"beginning the journal's next segment: {type(error).__name__}"
+                )
+                self._health.say_once(
+                    "journal_write",
+                    f"the journal in {self._directory} can't go on in a new file: {error.strerror}; it goes "
+                    "on in the old one as long as that can be written (how many events are lost, if any, "
+                    "is said at the end)",
+                )
             return  # goes on in the old one, rather than lose events
-        self._file.close()
-        self._file = file
-        self._over = self._ceiling is not None and self._folder_size() > self._ceiling
-
-    def _folder_size(self) -> int:
-        with os.scandir(self._directory) as entries:
-            return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl"))
-
-    def _is_worth_room(self, event: Event) -> bool:
-        """Whether an event is written although the journal is too large: steps only with a new peak."""
-        if not isinstance(event, Batch):
-            return True
-        peaks = {"host": event.rss_peak, **{device.name: device.peak for device in event.devices}}
-        higher = {n: p for n, p in peaks.items() if p is not None and p > self._highest.get(n, -1)}
-        self._highest.update(higher)
-        if not higher:
-            self._health.drop(
-                "journal_full",
-                f"the journal in {self._directory} is larger than its limit (journal_limit) and its helper "
-                "process does not make it smaller: only steps with a new peak are written from here on",
-            )
-        return bool(higher)
+        finally:
+            if (
+                file.has_begun
+            ):  # a signal handler may raise right after that: readers take the old one for full
+                # In this order: once it is closed, the old number may be a file of the user's.
+                old, self._file = self._file, file
+                old.close()
+        self._room.look()
 
     def _write_timed(self, line: bytes) -> None:
         begun = time.perf_counter_ns()
@@ -211,6 +242,8 @@ class JournalWriter:
         try:
             self._file.write(line)
         except OSError as error:
+            if raised_by_handler(error):
+                raise
             self._health.drop(
                 "journal_write",
                 f"an event could not be written to {self._directory}: {error.strerror}; training goes "
@@ -241,28 +274,45 @@ class JournalWriter:
 class _SegmentFile:
     """One segment, open for appending."""
 
-    def __init__(self, directory: Path, first_line: bytes, header: Header) -> None:
-        name = segment_name(f"{header.role}-{header.process.pid}", header.segment)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(directory / name, flags, 0o644)
+    def __init__(self) -> None:
+        self._fd = -1
         self._torn = False
+        self.size = 0
+        self.has_begun = False
+
+    def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
+        """Makes the file; where that fails, or a signal handler raises meanwhile, there is none."""
+        path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
+            self._fd = os.open(path, flags, 0o644)
             self.write(first_line)
-        except OSError:
-            self.close()
-            (directory / name).unlink()  # a segment without a header is none
+        except FileExistsError:
             raise
+        except BaseException:
+            self.close()
+            with suppress(OSError):
+                path.unlink()  # a segment without a header is none
+            raise
+        self.has_begun = True
 
     def write(self, line: bytes) -> None:
         """One ``write(2)``; after one that stopped midway the next begins on a line of its own."""
         data = b"\n" + line if self._torn else line
         written = os.write(self._fd, data)
+        self.size += written
         self._torn = written < len(data)
         if self._torn:
             raise OSError(None, "the disk is full")
+
+    def ends_at(self, size: int) -> bool:
+        """Whether nothing was written since it had this size, whatever this process came to know of it."""
+        return os.fstat(self._fd).st_size == size
 
     def is_deleted(self) -> bool:
         return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -36,7 +36,6 @@ class LateLosses:
     def deliver(self, reading: Reading, then: Callable[[Value | None], None]) -> None:
         """Calls ``then`` with the value: here and now, or from the thread once it is known."""
         if forks.generation != self._generation:
-            self._lock = threading.Lock()
             self._begin()
         if not isinstance(reading, Pending) and not self._left:
             then(reading)
@@ -55,6 +54,8 @@ class LateLosses:
     def settle(self, seconds: float) -> None:
         """Waits until nothing is left, for so long at most."""
         deadline = time.monotonic() + seconds
+        if forks.generation != self._generation:
+            return  # what was under way is the parent's
         while self._left and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
 
@@ -69,3 +70,4 @@ class LateLosses:
 
 LATE = LateLosses()
 """The process's one: a thread for all monitors."""
+forks.renew(LATE, "_lock", threading.Lock)

@@ -6,10 +6,11 @@ nothing is published and nothing printed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from memlog import current
+from memlog import current, forks
 from memlog.console import Notice, show
 from memlog.current import Publisher
 from memlog.events import Event
@@ -26,6 +27,13 @@ class _MonitorHealth(Health):
         else:
             running.health.drop(reason, message, count=count)
 
+    def count_fault(self, cause: str) -> None:
+        running = session()
+        if running is None:
+            super().count_fault(cause)
+        else:
+            running.health.count_fault(cause)
+
     def fault(self, where: str, error: BaseException) -> None:
         running = session()
         if running is None:
@@ -36,6 +44,7 @@ class _MonitorHealth(Health):
 
 HEALTH = _MonitorHealth()
 """Where errors inside the monitors go."""
+forks.renew(HEALTH, "_lock", threading.Lock)
 
 _print: Callable[[Notice], object] = show
 """The one subscriber that prints."""

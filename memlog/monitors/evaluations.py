@@ -145,19 +145,22 @@ class _Watch:
     def evaluated(self, returned: Any, error: str | None) -> None:
         """A call is over. Never raises.
 
-        Ctrl-C that comes while memlog or an ``on_alert`` is at work is not let through either: some
-        optimisers hang for ever on an exception in their loss.
+        Ctrl-C, or what a signal handler raises, while memlog or an ``on_alert`` is at work is not let
+        through either: some optimisers hang for ever on an exception in their loss.
         """
         if _outlet.silenced():
             return
         try:
             with _outlet.HEALTH.contained("watching a loss"):
                 self._evaluated(returned, error)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Exception) as interruption:  # noqa: BLE001 - a handler's: others are contained
+            what, remedy = "Ctrl-C", ": press it again"
+            if not isinstance(interruption, KeyboardInterrupt):
+                what, remedy = f"a signal handler's {type(interruption).__name__}", ""
             _outlet.HEALTH.drop(
                 "interrupts",
-                "Ctrl-C came while memlog looked at a loss, where it could leave the optimiser hanging: "
-                "press it again",
+                f"{what} came while memlog looked at a loss, where it could leave the optimiser "
+                f"hanging{remedy}",
             )
 
     def _evaluated(self, returned: Any, error: str | None) -> None:

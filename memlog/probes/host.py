@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -41,7 +42,14 @@ class HostProbe:
     def __init__(self, health: Health, *, proc: Path = Path("/proc")) -> None:
         self._health = health
         self._proc = proc
+        self._memory: _Memory | None = None
         self._begin()
+
+    def close(self) -> None:
+        """Gives its descriptors back: it reads nothing any more. Calling it again is harmless."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
     def _begin(self) -> None:
         self._generation = forks.generation
@@ -60,13 +68,15 @@ class HostProbe:
 
     def figures(self) -> tuple[int | None, int | None]:
         """The resident set and its watermark, in bytes: for those who keep windows of their own."""
-        if forks.generation != self._generation:
+        if forks.generation != self._generation and self._memory is not None:
             # A forked child: the descriptors still show its parent, whose peaks aren't its own.
+            self.close()
             self._begin()
-        if self._memory is None:
+        memory = self._memory
+        if memory is None:
             return None, None
         try:
-            rss, mark = self._memory.read()
+            rss, mark = memory.read()
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
             return self._failed(error)
         if mark is not None:
@@ -83,13 +93,13 @@ class HostProbe:
             return None
 
     def _failed(self, error: Exception) -> tuple[None, None]:
-        """Opens anew: a program that becomes a daemon closes every descriptor.
-
-        The old ones are left alone, since their numbers may stand for somebody else's files now.
-        """
+        """Opens anew: a program that becomes a daemon closes every descriptor."""
+        if self._memory is None:
+            return None, None  # closed by another thread, which ended the run in the meantime
         self._health.fault("reading the host's memory", error)
         if self._reopenings:
             self._reopenings -= 1
+            self.close()
             self._memory = self._open()
         return None, None
 
@@ -99,6 +109,9 @@ class _Memory(Protocol):
 
     def read(self) -> tuple[int, int | None]:
         """Returns the resident set and its high-water mark, in bytes."""
+
+    def close(self) -> None:
+        """Gives back what it holds of the system."""
 
 
 class _LinuxMemory:
@@ -114,8 +127,13 @@ class _LinuxMemory:
     """
 
     def __init__(self, proc: Path) -> None:
-        self._statm = os.open(proc / "self/statm", os.O_RDONLY)
-        self._status = os.open(proc / "self/status", os.O_RDONLY)
+        self._kept: list[_Descriptor] = []
+        try:
+            self._statm = self._keep(proc / "self/statm")
+            self._status = self._keep(proc / "self/status")
+        except OSError:
+            self.close()
+            raise
         # In this order: a process that grows meanwhile must not look like one that inherited.
         watermark = _max_rss()
         own = self._vm_hwm()
@@ -126,12 +144,36 @@ class _LinuxMemory:
         watermark = _max_rss()
         return rss, watermark if watermark > self._inherited else self._vm_hwm()
 
+    def close(self) -> None:
+        for descriptor in self._kept:
+            descriptor.close()
+
+    def _keep(self, path: Path) -> int:
+        self._kept.append(_Descriptor(path))
+        return self._kept[-1].number
+
     def _vm_hwm(self) -> int | None:
         """``VmHWM`` in bytes; some sandboxed kernels don't tell it."""
         # As large as that, since a user in many groups has a long line before it.
         status = os.pread(self._status, 16 * _KIB, 0)
         _, found, rest = status.partition(b"\nVmHWM:")
         return int(rest.split(None, 1)[0]) * _KIB if found else None
+
+
+class _Descriptor:
+    """A file that is kept open, and closed only where its number still stands for it.
+
+    A program that becomes a daemon closes every descriptor, and the number is somebody else's then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+        self._file = os.fstat(self.number)
+
+    def close(self) -> None:
+        with suppress(OSError):  # it is closed already
+            if os.path.samestat(os.fstat(self.number), self._file):
+                os.close(self.number)
 
 
 class _PortableMemory:
@@ -144,6 +186,9 @@ class _PortableMemory:
 
     def read(self) -> tuple[int, int | None]:
         return self._process.memory_info().rss, _max_rss()
+
+    def close(self) -> None:
+        """It holds nothing."""
 
 
 def _max_rss() -> int:

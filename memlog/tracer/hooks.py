@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from memlog import forks
 from memlog.health import Health
 from memlog.tracer.scopes import LISTENERS, Scope
 from memlog.tracer.silence import Silence
@@ -200,3 +201,4 @@ class _OptimizerWatch:
 
 
 _watch = _OptimizerWatch()
+forks.renew(_watch, "_lock", threading.Lock)

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memlog import forks
 from memlog.health import Health
 from memlog.tracer import private, scratch
 from memlog.tracer.scratch import Scratch
@@ -187,6 +188,7 @@ class _Flags:
 
 
 _flags = _Flags()
+forks.renew(_flags, "_lock", threading.Lock)
 
 
 def _leave_those_on_top() -> None:

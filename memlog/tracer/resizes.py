@@ -6,16 +6,20 @@ one that calls it and tells; afterwards it is as it was.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from memlog import forks
+
 _Listener = Callable[[Any], None]
 
 _listeners: list[_Listener] = []
 _lock = threading.Lock()
+forks.renew(sys.modules[__name__], "_lock", threading.Lock)
 _NAME = "resize_"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from memlog import forks
 from memlog.errors import ConfigurationError
 
 _MAX_LENGTH = 100
@@ -56,6 +57,7 @@ class _Listeners:
 
 
 LISTENERS = _Listeners()
+forks.renew(LISTENERS, "_lock", threading.Lock)
 
 
 @contextmanager

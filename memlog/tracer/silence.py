@@ -10,6 +10,8 @@ import threading
 import warnings
 from typing import Any
 
+from memlog import forks
+
 _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
@@ -53,3 +55,4 @@ class _Shared:
 
 
 _shared = _Shared()
+forks.renew(_shared, "_lock", threading.Lock)

@@ -144,6 +144,22 @@ READ_ONLY = """
 """
 
 
+@pytest.mark.parametrize("segment_bytes", [8_192, 1_000_000])
+def test_a_disk_that_stays_full_is_said_once_and_shown(
+    tmp_path: Path, small_disk: Path, segment_bytes: int
+) -> None:
+    fill = f"open({str(small_disk / 'full')!r}, 'wb', buffering=0).write(bytes(300_000))"
+    run = Outcome(tmp_path, fill, runs=small_disk, segment_bytes=segment_bytes)
+    assert len(run.warnings) == 2, run.warnings
+    assert "OSError" not in "".join(run.warnings)
+    health = summarize(find_run(small_disk, "latest")).health
+    assert health.faults == run.faults
+    assert bool(run.faults) == (segment_bytes == 8_192)
+    assert health.dropped["journal_write"] == run.dropped["journal_write"]
+    assert health.overhead_ms_total
+    assert health.overhead_ms_per_step
+
+
 @pytest.mark.usefixtures("small_disk")  # it says whether anything can be mounted
 def test_a_folder_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
     """What it can't begin, a new segment, goes on in the old one."""

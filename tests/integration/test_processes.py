@@ -337,3 +337,131 @@ def test_eight_threads_lose_nothing_and_keep_their_order(tmp_path: Path) -> None
             told.setdefault(entry.event.label, []).append(entry.event.time_us)
     assert seen == list(range(len(seen)))
     assert told == {str(number): list(range(100_000)) for number in range(8)}
+
+
+def test_a_run_that_is_over_holds_no_descriptor(tmp_path: Path) -> None:
+    script = """
+    import time
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    alerts = ["host.available < 1 MiB"]
+    begin(alerts=alerts).step()
+    memlog.finish()
+    before = descriptors()
+    for again in range(20):
+        session = begin(alerts=alerts, finish_timeout=0)   # ends the one before
+        session.step()
+    memlog.finish()
+    deadline = time.monotonic() + 30
+    while descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.05)   # a listener's thread ends with its helper
+    assert descriptors() == before, os.popen(f"ls -l /proc/{os.getpid()}/fd").read()
+    """
+    assert status_and_steps(tmp_path, script) == [("finished", 1)] * 21
+
+
+def test_a_working_directory_that_is_gone_costs_nothing(tmp_path: Path) -> None:
+    script = """
+    import pathlib
+    import shutil
+
+    runs, gone = pathlib.Path("runs").absolute(), pathlib.Path("gone").absolute()
+    gone.mkdir()
+    os.chdir(gone)
+    shutil.rmtree(gone)
+    session = memlog.init("local", dir=runs)
+    print("helper", session._live._helper.pid, flush=True)
+    session.step()
+    session.finish()
+    assert not session.health.faults, session.health.faults
+    assert list(session.directory.glob("helper-*")), (session.directory / "helper.log").read_text()
+    """
+    assert status_and_steps(tmp_path, script) == [("finished", 1)]
+
+
+def test_a_fork_while_another_thread_begins_a_run(tmp_path: Path) -> None:
+    """The child may begin a run of its own, whatever that thread was doing."""
+    script = """
+    import threading
+
+    over = False
+
+    def again():
+        while not over:
+            begin(finish_timeout=0)
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    for number in range(15):
+        time.sleep(0.002 * number)
+        if os.fork() == 0:
+            signal.alarm(30)
+            memlog.init("local", dir="children", finish_timeout=0).step()
+            memlog.finish()
+            os._exit(0)
+    statuses = [os.wait()[1] for _ in range(15)]
+    over = True
+    thread.join()
+    memlog.finish()
+    assert statuses == [0] * 15, statuses
+    """
+    assert {run.status for run in ended(tmp_path, script)} == {"finished"}
+    assert len(list_runs(tmp_path / "children")) == 15
+
+
+def test_a_helper_that_was_killed_is_told_and_shown(tmp_path: Path) -> None:
+    script = """
+    session = begin()
+    session.step()
+    os.kill(session._live._helper.pid, signal.SIGKILL)
+    session._live._helper._process.wait()
+    session.step()
+    session.finish()
+    """
+    process = child.start(PREFACE + script, tmp_path)
+    _, errors = process.communicate(timeout=AT_MOST)
+    [ended, left] = errors.splitlines()
+    assert "the helper process has ended" in ended
+    assert "`memlog sync" in left
+    [summary] = summaries(tmp_path)
+    assert (summary.status, summary.steps) == ("finished", 2)
+    assert summary.health.faults == {"the helper process: ended with -9": 1}
+    assert summary.health.overhead_ms_per_step
+
+
+@pytest.mark.parametrize("interrupt", ["signal.SIGINT", "signal.SIGALRM"])
+@pytest.mark.parametrize("finish", ["session.finish(timeout=60)", ""], ids=["called", "at exit"])
+def test_ctrl_c_while_finish_waits_says_that_delivery_goes_on(
+    tmp_path: Path, interrupt: str, finish: str
+) -> None:
+    script = f"""
+    import threading
+    import warnings
+
+    class TimeUp(Exception):
+        pass
+
+    def time_is_up(number, frame):
+        raise TimeUp
+
+    signal.signal(signal.SIGALRM, time_is_up)
+    warnings.simplefilter("default")
+    session = memlog.init("mlflow", dir="runs", config={{"memlog": {{"linger": 3}}}})
+    print("helper", session._live._helper.pid, flush=True)
+    session.step()
+    timer = threading.Timer(1, os.kill, (os.getpid(), {interrupt}))
+    timer.daemon = True   # Python waits for others before it runs exit handlers
+    timer.start()
+    {finish}
+    """
+    process = child.start(PREFACE + script, tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    output, errors = process.communicate(timeout=AT_MOST)
+    assert ("KeyboardInterrupt" if interrupt == "signal.SIGINT" else "TimeUp") in errors
+    [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
+    assert "goes on in the background" in told
+    assert "ResourceWarning" not in errors
+    expect_no_helper(output)
+    [summary] = summaries(tmp_path)
+    assert (summary.status, summary.steps) == ("finished", 1)

@@ -3,6 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
 from memlog.health import Health
 from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
+from memlog.journal.writer import _SegmentFile
 
 
 def batch(step: int) -> Batch:
@@ -283,3 +285,28 @@ def test_ranks_that_begin_at_once_share_a_folder_that_none_has_made_yet(tmp_path
             begun = [pool.submit(begin, root, barrier) for _ in range(ranks)]
             assert len({run.result(30) for run in begun}) == ranks
         assert (root / ".gitignore").read_text().endswith("*\n")
+
+
+def test_ctrl_c_at_a_new_segment_leaves_the_users_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old segment's number may be a file of the user's the moment it is closed."""
+    journal = writer(tmp_path, segment_bytes=4096)
+    close = _SegmentFile.close
+
+    def interrupted(file: _SegmentFile) -> None:
+        close(file)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_SegmentFile, "close", interrupted)
+    with suppress(KeyboardInterrupt):
+        for step in range(1_000):
+            journal.append(batch(step))
+    assert step < 999
+    with (tmp_path / "the user's").open("w") as users:
+        for step in range(3):
+            journal.append(batch(step))
+        journal.close()
+        users.write("mine")
+    assert (tmp_path / "the user's").read_text() == "mine"

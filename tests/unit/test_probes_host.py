@@ -106,3 +106,41 @@ def test_stops_opening_what_cannot_be_read(health: Health, tmp_path: Path) -> No
 
     assert readings == {HostReading(None, None, None)}
     assert open_descriptors() - before < 10
+
+
+@linux
+def test_gives_its_descriptors_back(health: Health, tmp_path: Path) -> None:
+    before = open_descriptors()
+    probe = HostProbe(health)
+    assert open_descriptors() == before + 2
+    probe.close()
+    probe.close()
+    assert open_descriptors() == before
+    assert probe.read() == HostReading(None, None, None)
+    HostProbe(health, proc=fake_proc(tmp_path, "")).close()
+    assert open_descriptors() == before
+    assert not health.faults
+
+
+@linux
+def test_never_closes_what_its_numbers_stand_for_now(health: Health, tmp_path: Path) -> None:
+    probe = HostProbe(health)
+    number = probe._memory._statm  # type: ignore[union-attr]
+    with (tmp_path / "the user's").open("w") as users:
+        os.dup2(users.fileno(), number)
+    probe.close()
+    os.write(number, b"mine")
+    os.close(number)
+    assert (tmp_path / "the user's").read_text() == "mine"
+
+
+@linux
+def test_a_forked_child_reads_its_own_and_keeps_no_more(health: Health) -> None:
+    probe = HostProbe(health)
+    before = open_descriptors()
+    child = os.fork()
+    if child == 0:
+        right = probe.read().rss is not None and open_descriptors() == before
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    probe.close()

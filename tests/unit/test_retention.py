@@ -18,7 +18,7 @@ from memlog.delivery.retention import Retention
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.health import Health
-from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory
+from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, room
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
 from memlog.settings import Settings
 
@@ -308,3 +308,57 @@ def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
 def test_a_writer_begins_segments_small_enough_for_the_limit(tmp_path: Path) -> None:
     assert Settings(journal_limit=2**20).segment_size == 2**17
     assert Settings().segment_size == Settings().segment_bytes
+
+
+def writer(directory: Path, health: Health, limit: int = 20_000) -> JournalWriter:
+    return JournalWriter(
+        directory,
+        run="r",
+        role="trainer",
+        begun_us=1,
+        segment_bytes=4096,
+        limit=limit,
+        health=health,
+    )
+
+
+def recorded(directory: Path) -> list[int]:
+    read = JournalFile(directory, f"trainer-{os.getpid()}").read()
+    return [entry.event.step for entry in read if isinstance(entry.event, Batch)]
+
+
+def test_recording_goes_on_once_the_journal_is_small_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "LOOK_EVERY_S", 0.0)
+    made = MadeRun(tmp_path, alive=True)
+    directory, health = made.directory.path, Health()
+    made.trainer.close()
+    for path in directory.glob("*.jsonl"):
+        path.unlink()
+    journal = writer(directory, health)
+    for step in range(1_000):
+        journal.append(batch(step, GIB))
+    assert 900 not in recorded(directory)
+    Retention(made.directory, 20_000).enforce_if_due()
+    assert sum(path.stat().st_size for path in directory.glob("*.jsonl")) <= 20_000
+    for step in range(1_000, 1_050):
+        journal.append(batch(step, GIB))
+    journal.close()
+    assert recorded(directory)[-50:] == list(range(1_000, 1_050))
+
+
+def test_peaks_below_the_highest_are_kept_while_there_is_no_room(tmp_path: Path) -> None:
+    health = Health()
+    journal = writer(tmp_path, health)
+    peaks = set(range(1_500, 12_000, room.STRETCH))
+    for step in range(12_000):
+        device = cuda(MIB, GIB if step + 1 in peaks else MIB)
+        size = 8 * GIB if step == 1_000 else 2 * GIB if step in peaks else GIB
+        journal.append(batch(step, size, device))
+    journal.close()
+    steps = recorded(tmp_path)
+    assert peaks | {peak - 1 for peak in peaks} <= set(steps)
+    assert steps == sorted(steps)
+    assert len(steps) < 500
+    assert health.dropped == {"journal_full": 12_000 - len(steps)}

@@ -1,5 +1,6 @@
 """What a session does when something around it is broken."""
 
+import math
 import os
 import signal
 import sys
@@ -7,6 +8,7 @@ import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.sinks import ListSink, ListTracker
@@ -15,9 +17,10 @@ import memlog
 from memlog.analysis.summary import summarize
 from memlog.delivery.binder import Binder
 from memlog.delivery.messages import Bind, Connect, Message
+from memlog.errors import ConfigurationError
 from memlog.events import Sample
 from memlog.health import Health
-from memlog.journal import JournalFile, JournalWriter, find_run, new_run
+from memlog.journal import JournalFile, JournalWriter, RunDirectory, find_run, new_run
 from memlog.sink import Connection, Sink, Target, TrackerRun, find_backends
 
 
@@ -207,3 +210,14 @@ def test_rules_that_were_never_judged_are_named_at_the_end_and_in_show(
         "cuda7.allocated > 1 GiB": "there was no cuda7",
         "host.rss grows > 1 GiB/epoch": "no epoch came",
     }
+
+
+@pytest.mark.parametrize("timeout", [-1, "5", math.nan, math.inf, [1]])
+def test_a_time_that_can_not_be_waited_is_one_clear_line(tmp_path: Path, timeout: Any) -> None:
+    with memlog.init("local", dir=tmp_path) as session:
+        with pytest.raises(ConfigurationError, match=r"timeout=.*: pass a number of seconds"):
+            session.finish(timeout=timeout)
+        session.step()  # the run goes on
+        session.finish(timeout=0)
+        assert session.directory is not None
+        assert summarize(RunDirectory(session.directory)).steps == 1

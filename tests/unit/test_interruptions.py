@@ -1,0 +1,188 @@
+"""What a signal handler of the user's raises reaches the training loop, also from inside memlog."""
+
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import memlog
+from memlog.bus import EventBus
+from memlog.events import Batch, Event
+from memlog.health import Health
+from memlog.interruptions import raised_by_handler
+from memlog.journal import RunDirectory
+from memlog.journal.writer import _SegmentFile
+
+
+class TimeUp(TimeoutError):  # noqa: N818 - a user's own name for it
+    """An ``OSError``, as the error of a write is."""
+
+
+def plain(_number: int, _frame: FrameType | None) -> None:
+    raise TimeUp
+
+
+def of_any_number(*_arguments: object) -> None:
+    raise TimeUp
+
+
+def with_options(*_arguments: object, answer: int = 42) -> None:
+    raise TimeUp(answer)
+
+
+def that_resets_itself(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise TimeUp
+
+
+def below(_extra: str, _number: int, _frame: FrameType | None) -> None:
+    of_any_number()
+
+
+class Handler:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.method(number, frame)
+
+    def method(self, _number: int, _frame: FrameType | None) -> None:
+        raise TimeUp
+
+
+HANDLERS: list[Callable[..., object]] = [
+    plain,
+    of_any_number,
+    with_options,
+    that_resets_itself,
+    functools.partial(below, "extra"),
+    Handler(),
+    Handler().method,
+]
+
+
+@pytest.fixture(params=HANDLERS, ids=range(len(HANDLERS)))
+def handled(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, request.param)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.usefixtures("handled")
+def test_every_kind_of_handler_is_known() -> None:
+    with pytest.raises(TimeUp) as caught:
+        interrupted()
+    assert raised_by_handler(caught.value)
+
+
+def test_an_error_of_memlogs_own_is_none() -> None:
+    def look(number: int, frame: FrameType) -> None:
+        raise ValueError(number, frame)
+
+    with pytest.raises(ValueError, match="1") as caught:
+        look(1, sys._getframe().f_back or sys._getframe())
+    assert not raised_by_handler(caught.value)
+    assert not raised_by_handler(ValueError())
+
+
+@pytest.mark.usefixtures("handled")
+def test_the_bus_lets_it_through_and_nothing_else() -> None:
+    health, seen = Health(), []
+    bus = EventBus(health)
+    bus.subscribe(lambda _: interrupted())
+    bus.subscribe(lambda _: 1 / 0)
+    bus.subscribe(seen.append)
+    with pytest.raises(TimeUp):
+        bus.publish(Batch(1, 1, 1, 1, "exact"))
+    assert len(seen) == 1  # all have had it all the same
+    assert sum(health.faults.values()) == 1
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("block", ["contained", "contained_callback"])
+def test_contained_blocks_let_it_through(block: str) -> None:
+    health = Health()
+    with pytest.raises(TimeUp), getattr(health, block)("a test"):
+        interrupted()
+    assert not health.faults
+
+
+def steps(directory: Path) -> list[int]:
+    found: list[Event] = [e.event for f in RunDirectory(directory).files() for e in f.read()]
+    return [event.step for event in found if isinstance(event, Batch)]
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("when", ["before the write", "after the write"])
+def test_the_step_that_was_interrupted_is_in_the_journal_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    write = _SegmentFile.write
+
+    def slow(file: _SegmentFile, line: bytes) -> Any:
+        monkeypatch.undo()
+        if when == "after the write":
+            write(file, line)
+        interrupted()
+
+    with memlog.init("local", dir=tmp_path) as session:
+        session.step()
+        monkeypatch.setattr(_SegmentFile, "write", slow)
+        with pytest.raises(TimeUp):
+            session.step()
+        session.step()
+    assert session.directory is not None
+    assert steps(session.directory) == [0, 1, 2]
+    assert not session.health.faults
+    assert not session.health.dropped
+
+
+@pytest.mark.usefixtures("handled")
+def test_a_step_that_was_interrupted_before_it_had_an_event_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memlog.init("local", dir=tmp_path) as session:
+        session.step()
+        assert session._live is not None
+        monkeypatch.setattr(session._live.batches._host, "read", interrupted)
+        with pytest.raises(TimeUp):
+            session.step()
+        monkeypatch.undo()
+        session.step()
+    assert session.directory is not None
+    assert steps(session.directory) == [0, 2]
+    assert not session.health.faults
+    assert session.health.dropped == {"interrupted": 1}
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("at", ["begin", "close"])
+def test_a_new_segment_that_was_interrupted_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    real = getattr(_SegmentFile, at)
+
+    def slow(file: _SegmentFile, *arguments: Any) -> None:
+        monkeypatch.undo()
+        real(file, *arguments)
+        interrupted()
+
+    config = {"memlog": {"segment_bytes": 4096}}
+    with memlog.init("local", dir=tmp_path, config=config) as session:
+        monkeypatch.setattr(_SegmentFile, at, slow)
+        caught = 0
+        for _ in range(200):
+            try:
+                session.step()
+            except TimeUp:  # noqa: PERF203 - as a user's loop catches it
+                caught += 1
+    assert session.directory is not None
+    assert caught == 1
+    assert steps(session.directory) == list(range(200))
+    assert not session.health.dropped
