@@ -7,8 +7,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import quantiles
 
@@ -23,7 +22,7 @@ from support.kills import (
     steps_in,
     sync_all,
 )
-from support.mlflow_server import MlflowServer, sqlite_store
+from support.mlflow_server import running_mlflow_server, sqlite_store
 from support.outages import wait_for_state
 from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
@@ -161,34 +160,18 @@ PACED = """
 """
 
 
-@pytest.fixture
-def booting(tmp_path: Path) -> Iterator["Future[MlflowServer]"]:
-    """A real server on loopback, which takes its time to come up."""
-    folder = tmp_path / "server"
-    folder.mkdir()
-    server = MlflowServer(folder, sqlite_store(folder))
-
-    def boot() -> MlflowServer:
-        server.start()
-        return server
-
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(boot)
-    server.kill(signal.SIGTERM)
+@pytest.mark.slow
+def test_a_helper_killed_at_random_moments_doubles_nothing(tmp_path: Path) -> None:
+    """Before, while and after it hands its first points over, before its trainer or after it."""
+    kill_helpers(tmp_path / "runs", sqlite_store(tmp_path), 10)
 
 
 @pytest.mark.slow
-def test_a_helper_killed_at_random_moments_doubles_nothing(
-    tmp_path: Path, booting: "Future[MlflowServer]"
-) -> None:
-    """Before, while and after it hands its first points over, before its trainer or after it.
-
-    Ten of them deliver to a database, five to a server; then the rest is synced.
-    """
-    file = sqlite_store(tmp_path)
-    kill_helpers(tmp_path / "file", file, 10)
-    server = booting.result(timeout=150)
-    kill_helpers(tmp_path / "loopback", server.url, 5)
+def test_nor_does_one_that_delivers_to_a_server(tmp_path: Path) -> None:
+    """A server goes on with what a client that is gone had asked for."""
+    sqlite_store(tmp_path)  # its tables take seconds
+    with running_mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db") as server:
+        kill_helpers(tmp_path / "runs", server.url, 5)
 
 
 def kill_helpers(root: Path, uri: str, count: int) -> None:
