@@ -92,19 +92,38 @@ _PACED = """
     rate, seconds = int(sys.argv[1]), float(sys.argv[2])
     config = {"memlog": {"bind_grace": 0}}
     session = memlog.init("mlflow", dir="runs", finish_timeout=120, config=config)
-    begun, step = time.monotonic(), 0
+    run = RunDirectory(session.directory)
+
+    def remembered():
+        return CourierState.load(run, "mlflow")
+
+    def behind():
+        [file] = [file for file in run.files() if file.process.startswith("trainer")]
+        [written] = run.path.glob("trainer-*")   # some megabytes: one segment
+        size = written.stat().st_size
+        progress = remembered().files.get(file.process)
+        return (size - progress.sent.offset if progress else size) * step / size   # in steps
+
+    begun, step, look, lowest = time.monotonic(), 0, seconds / 2, None
     while (passed := time.monotonic() - begun) < seconds:
         while step < rate * passed:
             session.step()
             step += 1
+        if passed >= look:   # in the second half, the client has long been imported
+            look += 0.1
+            lowest = min(behind(), step if lowest is None else lowest)
         time.sleep(0.002)
-    state = CourierState.load(RunDirectory(session.directory), "mlflow")
-    ended = time.monotonic()
+    before, ended = remembered().delivered, time.monotonic()
+    # Without the end of the run what is open of the last bucket stays open: ten steps at the most.
+    while (settled := behind()) > 20 and time.monotonic() < ended + 60:
+        time.sleep(0.1)
     session.finish()
-    after = CourierState.load(RunDirectory(session.directory), "mlflow")
+    after = remembered()
     print(json.dumps({
         "steps": step,
-        "points_before": state.delivered,
+        "behind_lowest": lowest,
+        "behind_settled": settled,
+        "points_before": before,
         "points": after.delivered,
         "stage": after.stage,
         "finish_s": time.monotonic() - ended,
@@ -144,7 +163,12 @@ def _columns(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
 
 
 def keeping_up(directory: Path, rate: int, seconds: float) -> dict[str, Any]:
-    """Publishes steps at a rate to MLflow on SQLite: what was delivered when, and how long the rest took."""
+    """Publishes steps at a rate to MLflow on SQLite: how far behind delivery was, and how long the rest took.
+
+    ``behind_lowest`` is the fewest steps that were not delivered at any look in the second half: what
+    piled up while the client was imported has been caught up with, while steps went on coming.
+    ``behind_settled`` is what was left after the last step, without the end of the run.
+    """
     told: dict[str, Any] = json.loads(_run(_PACED, directory, str(rate), str(seconds)).stdout)
     return told
 

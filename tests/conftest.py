@@ -9,6 +9,8 @@ from support.seeds import SeedsPlugin
 # before torch is imported, so that the programs that tests start have it too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+pytest.register_assert_rewrite("memlog.testing")  # what a contract finds is told with its values
+
 pytest_plugins = ["pytester"]
 
 

@@ -32,9 +32,11 @@ class JournalStore:
 
         Raises:
             UnknownRunError: it is another run's id.
+            TrackerUnavailableError: the run's folder is not there.
         """
         if run_id != self._run.id:
             raise UnknownRunError(f"{self._run.path} is run {self._run.id} and not {run_id!r}")
+        self._require_folder()
         self._events = kept(self._run)
         return [StoredArtifact(event.name, event.kind, event.size) for event in self._events]
 
@@ -51,15 +53,12 @@ class JournalStore:
             ArtifactError: it is not in the run's folder.
             TrackerUnavailableError: the folder itself is not there.
         """
+        self._require_folder()
         events = kept(self._run) if self._events is None else self._events
         wanted = (artifact.name, artifact.kind)
         event = next((event for event in events if (event.name, event.kind) == wanted), None)
         if event is None:
             raise ArtifactError(f"run {self._run.id} has kept no file {artifact.name!r}")
-        if not self._run.path.is_dir():
-            raise TrackerUnavailableError(
-                f"{self._run.path} is not there: has its disk been taken away?"
-            )
         source = locate(self._run, event)
         if source is None:
             raise ArtifactError(
@@ -71,6 +70,12 @@ class JournalStore:
                 copy.write(chunk)
                 progress(len(chunk))
         return target
+
+    def _require_folder(self) -> None:
+        if not self._run.path.is_dir():
+            raise TrackerUnavailableError(
+                f"{self._run.path} is not there: has its disk been taken away?"
+            )
 
 
 def kept(run: RunDirectory) -> list[Artifact]:

@@ -19,7 +19,8 @@ A subclass says how to reach its tracker, and pytest runs what it inherits::
 memlog's own integrations run the same. Nothing here imports pytest.
 """
 
-from memlog.testing.sinks import Row, SinkContract
+from memlog.testing.readback import Row, Shown, Time
+from memlog.testing.sinks import SinkContract
 from memlog.testing.stores import ArtifactStoreContract
 
-__all__ = ["ArtifactStoreContract", "Row", "SinkContract"]
+__all__ = ["ArtifactStoreContract", "Row", "Shown", "SinkContract", "Time"]

@@ -3,82 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import get_args
 
 from msgspec.structs import replace
 
 from memlog.delivery.courier import Courier
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
-from memlog.events import Alert, Artifact, Batch, End, Event, Parameters, Run, Status
-from memlog.health import Health
-from memlog.journal import JournalWriter, RunDirectory, new_run
-from memlog.journal.kept import keep
-from memlog.metrics import Plan
-from memlog.sink import Point, Ride, Sink, Target, TrackerRun
-from memlog.testing.interrupted import Fault, InterruptedSink
+from memlog.events import Status
+from memlog.journal import RunDirectory
+from memlog.sink import Point, Sink, Target, TrackerRun
+from memlog.testing.interrupted import Fault, InterruptedSink, OddError, odd, refused, unavailable
+from memlog.testing.made import (
+    BEGUN_US,
+    CONTENT,
+    ENDED_US,
+    FACTS,
+    alert,
+    file_in,
+    odd_points,
+    plan_of,
+    points,
+    points_everywhere,
+    recorded,
+)
+from memlog.testing.readback import RUN, TrackerReading
 
-Row: TypeAlias = tuple[str, int, float]
-"""What a tracker holds of a point: the metric's name, where on its axis, and the value."""
-
-BEGUN_US = 1_795_000_000_000_000
-_STEPS = 60
-_RUN = "conformance"
 _AT_MOST = 200
 """Calls that delivering the contract's run takes, at most."""
+_GRAPH = ("flamegraph", "graph.svg")
+_SOURCE = ("file", "source")
 
 
-class SinkContract:
+class SinkContract(TrackerReading):
     """Tests that a sink keeps the promises of `memlog.sink.Sink`, against its real tracker.
 
-    Subclasses implement the methods that raise `NotImplementedError`; each test has a tracker, or at
-    least runs, of its own.
+    Subclasses implement the methods of `memlog.testing.readback.TrackerReading`; each test has a tracker,
+    or at least runs, of its own.
     """
-
-    rides = False
-    """As the backend's ``rides``: a user's run is no sink's to join, but is written from the trainer's own
-    process. Its ride is tested in the place of joining, for which four more methods are needed."""
-
-    def open_sink(self, target: Target) -> Sink:
-        """A new sink for ``target``, as its backend's ``open_sink`` makes it; the connection is yours."""
-        raise NotImplementedError
-
-    def user_run(self) -> TrackerRun:
-        """Opens a run as a user would, and leaves it open."""
-        raise NotImplementedError
-
-    def open_ride(self, run: TrackerRun) -> Ride:
-        """A ride on a run of `user_run`, as the backend's ``open_ride`` makes it; where it `rides`."""
-        raise NotImplementedError
-
-    def user_logs(self, run: TrackerRun, value: float) -> None:
-        """Commits one row of the user's with this value, as a user would; where it `rides`."""
-        raise NotImplementedError
-
-    def user_values(self, run_id: str) -> Sequence[float]:
-        """The user's own values that the tracker holds, in their order; where it `rides`."""
-        raise NotImplementedError
-
-    def user_ends(self, run: TrackerRun) -> None:
-        """Ends a run of `user_run`, as a user would; where it `rides`."""
-        raise NotImplementedError
-
-    def rows(self, run_id: str) -> Sequence[Row]:
-        """Every row of memlog's that the tracker holds for a run, read by the tracker's own client."""
-        raise NotImplementedError
-
-    def status(self, run_id: str) -> Status | None:
-        """How a run ended, as the tracker has it; ``None``: it has not."""
-        raise NotImplementedError
-
-    def down(self) -> AbstractContextManager[object]:
-        """While it is entered, the tracker can't be reached."""
-        raise NotImplementedError
-
-    def process_ends(self) -> None:
-        """Where a client keeps account of the runs its process has open: as if that process had ended."""
 
     # The shape
 
@@ -104,43 +68,69 @@ class SinkContract:
         """A courier closes again whenever it is not sure."""
         sink = self._own()
         run = sink.open()
-        _log(sink, _points(3))
-        sink.close("failed", BEGUN_US + 10**6)
-        sink.close("failed", BEGUN_US + 10**6)
-        assert self.status(run.run_id) == "failed"
-        self._holds(run, _points(3))
+        _log(sink, points(3))
+        sink.close("failed", ENDED_US)
+        sink.close("failed", ENDED_US)
+        self._has_ended(run, "failed", ENDED_US)
+        self._holds(run, points(3))
+
+    def test_each_end_is_told_and_when(self) -> None:
+        """A run that was killed has not finished; each is a run of its own."""
+        statuses: tuple[Status, ...] = get_args(Status)
+        opened = set()
+        for status in statuses:
+            sink = self._own(f"{RUN}-{status}")
+            run = sink.open()
+            _log(sink, points(1))
+            sink.close(status, ENDED_US)
+            self._has_ended(run, status, ENDED_US)
+            opened.add(run.run_id)
+        assert len(opened) == len(statuses)
 
     def test_another_sink_finds_the_run_again(self) -> None:
         """The one before died: its run goes on, whether anybody remembered its id or not."""
         first = self._own()
         run = first.open()
-        _log(first, _points(5))
+        _log(first, points(5))
         first.close(None)
+        if first.durable:  # otherwise all that is there may depend on an end
+            assert self.status(run.run_id) is None
         for opened in (run, None):
-            sink = self.open_sink(Target(_RUN, None, opened=opened, begun_us=BEGUN_US))
+            sink = self.open_sink(Target(RUN, None, opened=opened, begun_us=BEGUN_US))
             assert sink.open().run_id == run.run_id
             sink.close(None)
+        self._holds(run, points(5))
 
-    def test_a_users_run_is_joined_or_ridden_and_never_ended(self) -> None:
+    def test_a_users_run_is_joined_or_ridden_and_never_ended(self, tmp_path: Path) -> None:
         """It is the user's, and so are the rows that are in it."""
         run = self.user_run()
         if self.rides:
             self._is_refused(run)
-            self._is_ridden(run)
+            self._is_ridden(run, tmp_path)
         else:
-            self._is_joined(run)
+            self._is_joined(run, tmp_path)
 
     # Points
 
     def test_points_arrive_as_they_are(self) -> None:
-        """With their names, places and values; in one call as many as it says that it takes."""
+        """With their names, places, times and values; in one call as many as it says that it takes."""
         sink = self._own()
-        points = _points(min(sink.max_points, 300))
+        made = points(min(sink.max_points, 300))
         run = sink.open()
-        sink.log_points(points)
+        sink.log_points(made)
         _log(sink, [])
+        assert dict(sink.dropped) == {}
         sink.close(None)
-        self._holds(run, points)
+        self._holds(run, made)
+
+    def test_every_axis_and_every_place_arrives(self) -> None:
+        """Steps, evaluations and epochs are never mixed, and a long run has large numbers."""
+        sink = self._own()
+        run = sink.open()
+        _log(sink, points_everywhere())
+        assert dict(sink.dropped) == {}
+        sink.close(None)
+        self._holds(run, points_everywhere())
 
     def test_a_point_that_is_there_changes_nothing(self) -> None:
         """Sent again by the same sink, and by one that knows nothing of the first."""
@@ -148,49 +138,65 @@ class SinkContract:
         for _ in range(2):
             sink = self._own()
             run = sink.open()
-            _log(sink, _points(20))
+            _log(sink, points(20))
             if sink.durable:
-                _log(sink, _points(20)[5:])
+                _log(sink, points(20)[5:])
             sink.close(None)
-        self._holds(run, _points(20))
+        self._holds(run, points(20), repeated=True)
 
     def test_the_order_of_calls_is_free(self) -> None:
         """Losses are known late, and two processes' points come one after the other."""
         sink = self._own()
         run = sink.open()
-        points = _points(20)
-        for part in (points[10:], points[:10]):
+        made = points(20)
+        for part in (made[10:], made[:10]):
             _log(sink, part)
         sink.close(None)
-        self._holds(run, points)
+        self._holds(run, made, ordered=False)
 
     def test_what_a_tracker_cannot_take_costs_itself_alone(self) -> None:
         """Names and numbers that no tracker likes are stored, or counted, or refused: nothing else."""
         sink = self._own()
         run = sink.open()
-        for index, point in enumerate(_odd_points()):
-            with suppress(TrackerRejectedError):
-                _log(sink, [point])
-            _log(sink, _points(1, first=index))
+        refusals, made = 0, odd_points()
+        for index, point in enumerate(made):
+            refusals += _raised(lambda: _log(sink, [point])) is TrackerRejectedError  # noqa: B023 - called here
+            _log(sink, points(1, first=index))
         sink.close(None)
-        good = _points(len(_odd_points()))
-        names = {point.name for point in good}
-        assert {row for row in self.rows(run.run_id) if row[0] in names} == set(_rows(good))
+        good = [(point.name, point.index, point.value) for point in points(len(made))]
+        held = Counter(self.rows(run.run_id))
+        assert {row: held.pop(row, 0) for row in good} == dict.fromkeys(good, 1)
+        assert held.total() + sum(sink.dropped.values()) + refusals == len(made)
 
     # Parameters, alerts and files
 
-    def test_facts_alerts_and_files_can_be_sent_again(self, tmp_path: Path) -> None:
-        """None of them is refused the second time."""
-        (tmp_path / "graph.svg").write_bytes(b"<svg/>")
-        artifact = Artifact(BEGUN_US, "graph.svg", "flamegraph", "artifacts/graph.svg", 6)
+    def test_facts_alerts_and_files_arrive(self, tmp_path: Path) -> None:
+        """Each of them once, and what is kept is kept byte for byte."""
         sink = self._own()
-        sink.open()
-        for _ in range(2):
-            sink.log_parameters({"torch": "2.9", "text": "x" * 10_000, "": "", "ü/ß": "\n"})
-            sink.log_alerts([_alert(0), _alert(1)], 0)
-            sink.log_alerts([_alert(0), _alert(1)], 1)
-            sink.log_artifact(artifact, tmp_path / "graph.svg")
+        run = sink.open()
+        sink.log_parameters(FACTS)
+        sink.log_alerts([alert(0), alert(1)], 0)
+        sink.log_alerts([alert(0), alert(1), alert(2)], 2)
+        sink.log_artifact(*file_in(tmp_path))
+        assert dict(sink.dropped) == {}
+        sink.close("finished")
+        self._holds_facts(run, FACTS)
+        self._holds_alerts(run, [alert(0), alert(1), alert(2)])
+        self._holds_files(run, {_GRAPH: CONTENT})
+
+    def test_facts_alerts_and_files_can_be_sent_again(self, tmp_path: Path) -> None:
+        """None of them is refused the second time; of two files of a name the later one stays."""
+        sink = self._own()
+        run = sink.open()
+        for content in (b"first", b"second, and longer"):
+            sink.log_parameters({**FACTS, "text": "x" * 10_000, "": "", "ü/ß": "\n"})
+            sink.log_alerts([alert(0), alert(1)], 0)
+            sink.log_alerts([alert(0), alert(1)], 1)
+            sink.log_artifact(*file_in(tmp_path, content))
         sink.close(None)
+        self._holds_facts(run, FACTS)
+        self._holds_alerts(run, [alert(0), alert(1)], repeated=True)
+        self._holds_files(run, {_GRAPH: b"second, and longer"})
 
     # Trouble
 
@@ -200,87 +206,151 @@ class SinkContract:
         run = sink.open()
         with self.down():
             assert _raised(sink.probe) is TrackerUnavailableError
-            assert _raised(lambda: _log(sink, _points(3))) in (TrackerUnavailableError, None)
+            assert _raised(lambda: _log(sink, points(3))) in (TrackerUnavailableError, None)
             fresh = self._own()
             assert _raised(lambda: _begin(fresh)) is TrackerUnavailableError
         sink.probe()
-        _log(sink, _points(3))
-        sink.close("finished")
-        self._holds(run, _points(3))
+        _log(sink, points(3))
+        sink.close("finished", ENDED_US)
+        self._holds(run, points(3), repeated=True)
+        self._has_ended(run, "finished", ENDED_US)
+
+    def test_what_is_safe_at_once_is_stored_or_an_error(self, tmp_path: Path) -> None:
+        """A durable sink that can't reach its tracker never passes anything over in silence."""
+        sink = self._own()
+        if not sink.durable:  # what it was given waits in it
+            return
+        run = sink.open()
+        artifact, file = file_in(tmp_path)
+        calls: list[Callable[[], object]] = [
+            lambda: _log(sink, points(3)),
+            lambda: sink.log_parameters(FACTS),
+            lambda: sink.log_alerts([alert(0)], 0),
+            lambda: sink.log_artifact(artifact, file),
+            lambda: sink.close("killed", ENDED_US),
+        ]
+        with self.down():
+            told = [_raised(call) for call in calls]
+        assert set(told) <= {TrackerUnavailableError, None}
+        for call, error in zip(calls, told, strict=True):
+            if error is not None:
+                call()
+        self._holds(run, points(3))
+        self._holds_facts(run, FACTS)
+        self._holds_alerts(run, [alert(0)])
+        self._holds_files(run, {_GRAPH: CONTENT})
+        self._has_ended(run, "killed", ENDED_US)
+
+    def test_a_whole_run_arrives_once(self, tmp_path: Path) -> None:
+        """Where nothing fails, nothing stands there twice, whether it is safe at once or not."""
+        run = recorded(tmp_path)
+        tracked = self._deliver(run, Fault(-1))
+        self._has_all_of(run, tracked, Fault(-1), repeated=False)
 
     def test_a_failure_at_any_call_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
         """Each call in turn fails before or after it was done, and another courier takes over."""
         for answered in (False, True):
-            for at in range(_AT_MOST):
-                run = self._recorded(tmp_path / f"{answered}-{at}")
-                fault = Fault(at, answered=answered)
-                with suppress(DeliveryError):
-                    self._deliver(run, fault)
-                self.process_ends()
-                tracked = self._deliver(run, Fault(-1, answered=False))
-                self._holds(tracked, _plan_of(run))
-                assert self.status(tracked.run_id) == "failed"
-                if not fault.happened:
-                    break
-            else:
-                raise AssertionError(f"delivering takes more than {_AT_MOST} calls")
+            folder = tmp_path / str(answered)
+            self._survives(folder, lambda at: Fault(at, answered=answered, error=unavailable))  # noqa: B023 - called here
+
+    def test_a_refusal_of_any_call_costs_that_alone(self, tmp_path: Path) -> None:
+        """What a tracker has refused is counted, and everything else arrives."""
+        self._survives(tmp_path, lambda at: Fault(at, error=refused))
+
+    def test_an_odd_error_of_any_call_loses_nothing(self, tmp_path: Path) -> None:
+        """A client may raise anything: that counts as out of reach, done or not."""
+        self._survives(tmp_path, lambda at: Fault(at, answered=True, error=odd))
 
     def test_events_of_a_newer_memlog_are_passed_over(self, tmp_path: Path) -> None:
         """They are counted by whoever reads the journal; what is known arrives."""
-        run = self._recorded(tmp_path, b'[999,["from_the_future",1,{"a":[1]}]]\n')
-        tracked = self._deliver(run, Fault(-1, answered=False))
-        self._holds(tracked, _plan_of(run))
+        run = recorded(tmp_path, b'[999,["from_the_future",1,{"a":[1]}]]\n')
+        tracked = self._deliver(run, Fault(-1))
+        self._has_all_of(run, tracked, Fault(-1), repeated=False)
 
     # What the tests above share
 
-    def _is_joined(self, run: TrackerRun) -> None:
-        sink = self.open_sink(Target(_RUN, run, begun_us=BEGUN_US))
-        assert sink.open().run_id == run.run_id
-        _log(sink, _points(3))
-        sink.close("failed")
-        assert self.status(run.run_id) is None
-        self._holds(run, _points(3))
+    def _is_joined(self, run: TrackerRun, folder: Path) -> None:
+        for status in get_args(Status):
+            sink = self.open_sink(Target(RUN, run, begun_us=BEGUN_US))
+            assert sink.open().run_id == run.run_id
+            _log(sink, points(3))
+            sink.log_parameters(FACTS)
+            sink.log_alerts([alert(0)], 0)
+            sink.log_artifact(*file_in(folder))
+            sink.close(status, ENDED_US)
+            assert self.status(run.run_id) is None
+        self._holds(run, points(3), repeated=True)
+        self._holds_facts(run, FACTS)
+        self._holds_alerts(run, [alert(0)], repeated=True)
+        self._holds_files(run, {_GRAPH: CONTENT})
 
     def _is_refused(self, run: TrackerRun) -> None:
         """A sink that wrote beside the user would spoil the user's rows."""
-        sink = self.open_sink(Target(_RUN, run, begun_us=BEGUN_US))
+        sink = self.open_sink(Target(RUN, run, begun_us=BEGUN_US))
         assert _raised(sink.open) is TrackerRejectedError
-        assert _raised(lambda: _log(sink, _points(3))) is TrackerRejectedError
+        assert _raised(lambda: _log(sink, points(3))) is TrackerRejectedError
         sink.close("failed")
 
-    def _is_ridden(self, run: TrackerRun) -> None:
+    def _is_ridden(self, run: TrackerRun, folder: Path) -> None:
         """Values join the row that the user commits next; within it the last one counts."""
         ride = self.open_ride(run)
         assert ride.run_id == run.run_id
-        for point in _points(3):
+        made = [point for point in points_everywhere() if point.index <= 1_000]
+        for number, point in enumerate(made):
             before = ride.row()
             ride.log([replace(point, value=-1.0)])
             ride.log([point])
             assert ride.row() == before
-            self.user_logs(run, float(point.index))
+            self.user_logs(run, float(number))
             assert before is None or ride.row() != before
         ride.log([Point("memory/odd", float("nan"), "step", 3, BEGUN_US)])
-        ride.log_parameters({"torch": "2.9"})
-        ride.log_alert(_alert(0))
+        ride.log_parameters(FACTS)
+        ride.log_alert(alert(0))
+        ride.log_artifact(*file_in(folder), RUN)
         was_open = ride.is_open
         assert self.status(run.run_id) is None
         self.user_ends(run)
         assert (was_open, ride.is_open) == (True, False)
-        assert list(self.user_values(run.run_id)) == [0.0, 1.0, 2.0]
+        assert list(self.user_values(run.run_id)) == [float(n) for n in range(len(made))]
         rows = [row for row in self.rows(run.run_id) if row[0] != "memory/odd"]
-        assert sorted(rows) == sorted(_rows(_points(3)))
+        assert sorted(rows) == sorted((point.name, point.index, point.value) for point in made)
+        self._holds_facts(run, FACTS)
+        self._holds_alerts(run, [alert(0)])
+        self._holds_files(run, {_GRAPH: CONTENT})
 
-    def _own(self) -> Sink:
-        return self.open_sink(Target(_RUN, None, begun_us=BEGUN_US))
+    def _survives(self, root: Path, fault_at: Callable[[int], Fault]) -> None:
+        """A courier meets a fault at each call in turn; another one goes on, and all is there."""
+        for at in range(_AT_MOST):
+            fault = fault_at(at)
+            run = recorded(root / str(at))
+            with suppress(DeliveryError, OddError):
+                self._deliver(run, fault)
+            self.process_ends()
+            tracked = self._deliver(run, Fault(-1), lost=_lost_to(fault))
+            self._has_all_of(run, tracked, fault, repeated=fault.struck is not None)
+            if fault.struck is None:
+                return
+        raise AssertionError(f"delivering takes more than {_AT_MOST} calls")
 
-    def _holds(self, run: TrackerRun, points: Sequence[Point]) -> None:
-        """The tracker holds these points and no others, each of them once."""
-        held = Counter(self.rows(run.run_id))
-        assert sorted(held) == sorted(set(_rows(points)))
-        if self._own().durable:
-            assert [row for row, count in held.items() if count != 1] == []
+    def _has_all_of(
+        self, run: RunDirectory, tracked: TrackerRun, fault: Fault, *, repeated: bool
+    ) -> None:
+        """All of a recorded run, but for what a refusal has cost."""
+        lost = _lost_to(fault)
+        alone = fault.points if fault.refuses and len(fault.points) == 1 else ()
+        wanted = [point for point in plan_of(run) if point not in alone]
+        self._holds(tracked, wanted, repeated=repeated, ordered=False)
+        if not (fault.struck == "log_parameters" and fault.refuses):
+            self._holds_facts(tracked, FACTS)
+        self._holds_alerts(
+            tracked, [] if "alerts_rejected" in lost else [alert(3)], repeated=repeated
+        )
+        self._holds_files(tracked, {} if "artifact_rejected" in lost else {_SOURCE: CONTENT})
+        self._has_ended(tracked, "failed", ENDED_US)
 
-    def _deliver(self, run: RunDirectory, fault: Fault) -> TrackerRun:
+    def _deliver(
+        self, run: RunDirectory, fault: Fault, lost: Counter[str] | None = None
+    ) -> TrackerRun:
         def open_sink(target: Target) -> Sink:
             return InterruptedSink(self.open_sink(target), fault)
 
@@ -288,30 +358,24 @@ class SinkContract:
         courier.deliver(complete=True)
         courier.close()
         assert courier.state.own_run is not None
-        assert courier.state.dropped == {}
+        assert courier.state.dropped == (_lost_to(fault) if lost is None else lost)
         return TrackerRun(courier.state.own_run.run_id)
 
-    def _recorded(self, root: Path, foreign: bytes = b"") -> RunDirectory:
-        """A run of everything that a tracker can get, over now."""
-        run = new_run(root)
-        journal = JournalWriter(
-            run.path, run=run.id, role="trainer", begun_us=BEGUN_US, health=Health()
-        )
-        (root / "source").write_bytes(b"content")
-        artifact = keep(run, root / "source", "source", "file")
-        for event in (*_events(), artifact, _alert(3), End(BEGUN_US + 10**9, "failed")):
-            journal.append(event)
-        journal.close()
-        if foreign:
-            path = next(run.path.glob("*.jsonl"))
-            path.write_bytes(path.read_bytes() + foreign)
-        return run
+
+def _lost_to(fault: Fault) -> Counter[str]:
+    """What a courier counts as lost to a fault: of refused points, a single one; others it sends in half."""
+    if not fault.refuses:
+        return Counter()
+    reasons = {"log_alerts": "alerts_rejected", "log_artifact": "artifact_rejected"}
+    if fault.struck == "log_points" and len(fault.points) == 1:
+        return Counter({f"rejected: {fault.points[0].name}": 1})
+    return Counter(reasons[method] for method in [fault.struck] if method in reasons)
 
 
-def _log(sink: Sink, points: Sequence[Point]) -> None:
+def _log(sink: Sink, made: Sequence[Point]) -> None:
     """Hands points over, as many at once as the sink takes."""
-    for begin in range(0, max(len(points), 1), sink.max_points):
-        sink.log_points(points[begin : begin + sink.max_points])
+    for begin in range(0, max(len(made), 1), sink.max_points):
+        sink.log_points(made[begin : begin + sink.max_points])
 
 
 def _begin(sink: Sink) -> None:
@@ -319,67 +383,9 @@ def _begin(sink: Sink) -> None:
     sink.open()
 
 
-def _raised(call: object) -> type[Exception] | None:
-    assert callable(call)
+def _raised(call: Callable[[], object]) -> type[Exception] | None:
     try:
         call()
     except DeliveryError as error:
         return type(error)
     return None
-
-
-def _events() -> list[Event]:
-    steps = [
-        Batch(BEGUN_US + step * 1500, step, 2**30 + step * 2**20, 2**31, "watermark")
-        for step in range(_STEPS)
-    ]
-    return [
-        Run(BEGUN_US, None, None, (), {}),
-        Parameters(BEGUN_US, {"torch": "2.9"}),
-        *steps,
-    ]
-
-
-def _plan_of(run: RunDirectory) -> list[Point]:
-    points: list[Point] = []
-    for file in run.files():
-        plan: Plan[int] = Plan("full")
-        for at, entry in enumerate(file.read()):
-            points += plan.feed(entry.event, at)
-        points += plan.flush()
-    return points
-
-
-def _points(count: int, first: int = 0) -> list[Point]:
-    return [
-        Point("memory/host/rss_mib", 100.5 + step, "step", step, BEGUN_US + step * 1500)
-        for step in range(first, first + count)
-    ]
-
-
-def _odd_points() -> list[Point]:
-    names = (
-        "",
-        " ",
-        "a" * 1000,
-        "ü/ß",
-        "../../etc/passwd",
-        "/etc/passwd",
-        "a\nb\0c",
-        "%s$(x)`;'\"",
-    )
-    values = (float("inf"), float("-inf"), float("nan"), 1e308, -0.0)
-    return [
-        *(Point(name, 1.0, "step", 0, BEGUN_US) for name in names),
-        *(Point("memory/odd", value, "step", 0, BEGUN_US) for value in values),
-        Point("memory/odd", 1.0, "step", 2**63 - 1, BEGUN_US),
-        Point("memory/odd", 1.0, "step", -1, 0),
-    ]
-
-
-def _alert(step: int) -> Alert:
-    return Alert(BEGUN_US + step * 1500, step, "warning", "host.rss > 1 GiB", f"at {step}", "text")
-
-
-def _rows(points: Sequence[Point]) -> list[Row]:
-    return [(point.name, point.index, point.value) for point in points]

@@ -85,11 +85,24 @@ class ArtifactStoreContract:
     def test_out_of_reach_it_says_so_and_goes_on_later(self, tmp_path: Path) -> None:
         """The error says that trying again can help; then it does, and nothing half is left."""
         run, store = self.run_with(FILES), self.open_store()
-        artifact = store.list_artifacts(run)[0]
+        artifacts = store.list_artifacts(run)
+        folder = tmp_path / "fetched"
+        folder.mkdir()
         with self.down():
-            assert isinstance(_error(store, run, artifact, tmp_path), TrackerUnavailableError)
-        assert not (tmp_path / artifact.name).exists()
-        assert store.fetch(run, artifact, tmp_path, lambda _: None).exists()
+            assert isinstance(_error(store, run, artifacts[0], folder), TrackerUnavailableError)
+            for asked in (store, self.open_store()):  # with and without a connection from before
+                assert _told(asked, run) in (None, artifacts)
+        assert list(folder.iterdir()) == []
+        assert store.list_artifacts(run) == artifacts
+        assert store.fetch(run, artifacts[0], folder, lambda _: None).exists()
+
+
+def _told(store: ArtifactStore, run: str) -> list[StoredArtifact] | None:
+    """The files of a run, where the store can know them; ``None``: it says that it can't reach them."""
+    try:
+        return store.list_artifacts(run)
+    except TrackerUnavailableError:
+        return None
 
 
 def _error(

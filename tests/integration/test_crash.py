@@ -6,17 +6,28 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import quantiles
 
 import pytest
 from support import child
 from support.child import kill_helper
-from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
+from support.kills import (
+    Killed,
+    Nursery,
+    lines_of_the_newest_segment,
+    rows_by_run,
+    steps_in,
+    sync_all,
+)
+from support.mlflow_server import running_mlflow_server, sqlite_store
+from support.outages import wait_for_state
+from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 from memlog.analysis import summarize
 from memlog.delivery.state import CourierState
-from memlog.events import Batch
 from memlog.journal import RunDirectory, find_run
 
 pytestmark = [
@@ -56,40 +67,76 @@ def kill_after_first_step(process: "subprocess.Popen[str]", seconds: float) -> i
     return int(whole[-1])
 
 
-def steps_in(run: RunDirectory) -> list[int]:
-    return [
-        entry.event.step
-        for file in run.files()
-        for entry in file.read()
-        if isinstance(entry.event, Batch)
-    ]
-
-
 @pytest.mark.slow
 def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -> None:
-    """At a hundred random moments; a sample of them then goes to MLflow, where it is the plan's points."""
+    """At a hundred random moments, many of them on a change of segment or of the user's run.
+
+    What the journals give, MLflow then has, each point once, in memlog's own runs and the user's: a third
+    of the runs is synced.
+    """
+    from mlflow import MlflowClient
+
+    uri = sqlite_store(tmp_path)
+    client = MlflowClient(uri)
+    users = [client.create_run("0").info.run_id for _ in range(4)]
     chance = random.Random(20)  # noqa: S311 - moments, not secrets
-    survived = []
-    for attempt in range(100):
-        directory = tmp_path / str(attempt)
-        directory.mkdir()
-        process = child.start(PUBLISHER, directory, "local")
-        last = kill_after_first_step(process, chance.uniform(0, 0.4))
-        run = find_run(directory / "runs", "latest")
-        steps = steps_in(run)
-        assert steps[: last + 1] == list(range(last + 1))
-        assert len(steps) - last in (1, 2)  # the one that it was at may be there, too
-        assert summarize(run).status == "killed"
-        survived.append(last + 1)
-    tenths = [f"{part:,.0f}" for part in quantiles(survived, n=10)]
-    print(f"events that survived, tenths of 100 kills: {', '.join(tenths)}; all {sum(survived):,}")
-    assert len(set(survived)) > 50
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    for attempt in chance.sample(range(100), 4):
-        runs = tmp_path / str(attempt) / "runs"
-        command = ("sync", "latest", "--to", "mlflow", "--dir", str(runs))
-        child.memlog(*command, directory=tmp_path, MLFLOW_TRACKING_URI=uri)
-        expect_the_plan(find_run(runs, "latest"), uri)
+    nursery = Nursery(tmp_path, uri, users)
+    try:
+        changing = [
+            nursery.kill_one(
+                tmp_path / f"segments-{at}", "segments", 10 ** chance.uniform(-3, -0.5)
+            )
+            for at in range(60)
+        ]
+        binding = [
+            nursery.kill_one(tmp_path / f"bindings-{at}", "bindings", 10 ** chance.uniform(-3, -1))
+            for at in range(40)
+        ]
+    finally:
+        nursery.close()
+    for killed in changing + binding:
+        expect_what_was_told(killed)
+    on_change = [tell_of("changes of segment", changing), tell_of("bindings", binding)]
+    assert min(on_change) >= 3
+    short = [killed for killed in changing if killed.last < 2000]  # or it would take minutes
+    to_sync = [*chance.sample(short, 16), *chance.sample(binding, 16)]
+    sync_all([killed.directory for killed in to_sync], tmp_path, uri)
+    expect_all_once([killed.run for killed in to_sync], uri)
+
+
+def expect_what_was_told(killed: Killed) -> None:
+    """All steps whose call had returned are there, in order, and at most the one that it was at."""
+    steps = steps_in(killed.run)
+    assert steps[: killed.last + 1] == list(range(killed.last + 1))
+    assert len(steps) - killed.last in (1, 2)
+    assert summarize(killed.run).status == "killed"
+
+
+def tell_of(what: str, killed: list[Killed]) -> int:
+    """Prints the spread of kills, and returns how many fell on the beginning of a segment."""
+    survived = sorted(one.last + 1 for one in killed)
+    tenths = ", ".join(f"{part:,.0f}" for part in quantiles(survived, n=10))
+    at_begin = sum(lines_of_the_newest_segment(one.run) <= 1 for one in killed)
+    print(
+        f"{what}: events that survived, tenths of {len(killed)} kills: {tenths}; all {sum(survived):,}; "
+        f"{at_begin} kills fell on the first line of a segment, or before"
+    )
+    assert len(set(survived)) > len(killed) / 2
+    return at_begin
+
+
+def expect_all_once(runs: list[RunDirectory], uri: str) -> None:
+    """MLflow has what the journals give, each point once and in the run that it belongs to."""
+    expected: dict[str, Counter[Row]] = {}
+    for run in runs:
+        own = CourierState.load(run, "mlflow").own_run
+        for target, rows in rows_by_run(run, own and own.run_id).items():
+            expected.setdefault(target, Counter()).update(rows)
+    points = 0
+    for target, rows in expected.items():
+        assert rows_in_mlflow(uri, target) == rows
+        points += rows.total()
+    print(f"{len(runs)} runs synced to {len(expected)} of MLflow's: {points:,} points, each once")
 
 
 def expect_the_plan(run: RunDirectory, uri: str) -> None:
@@ -100,42 +147,67 @@ def expect_the_plan(run: RunDirectory, uri: str) -> None:
 
 
 PACED = """
-    import sys
     import time
 
     import memlog
 
-    session = memlog.init("mlflow", dir="runs", config={"memlog": {"bind_grace": 0}})
+    config = {"memlog": {"bind_grace": 0, "segment_bytes": 8192, "linger": 20}}
+    session = memlog.init("mlflow", dir="runs", config=config)
     print(session._live._helper.pid, flush=True)
-    until = time.monotonic() + float(sys.argv[1]) + 0.5
-    while time.monotonic() < until:
+    while True:
         session.step()
         time.sleep(0.0005)
-    session.finish(timeout=0)
 """
 
 
 @pytest.mark.slow
 def test_a_helper_killed_at_random_moments_doubles_nothing(tmp_path: Path) -> None:
-    """Before, while and after it hands its first points over; then the rest is synced."""
+    """Before, while and after it hands its first points over, before its trainer or after it."""
+    kill_helpers(tmp_path / "runs", sqlite_store(tmp_path), 10)
+
+
+@pytest.mark.slow
+def test_nor_does_one_that_delivers_to_a_server(tmp_path: Path) -> None:
+    """A server goes on with what a client that is gone had asked for."""
+    sqlite_store(tmp_path)  # its tables take seconds
+    with running_mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db") as server:
+        kill_helpers(tmp_path / "runs", server.url, 5)
+
+
+def kill_helpers(root: Path, uri: str, count: int) -> None:
+    """Kills so many helpers and their trainers, three at a time, and has the rest synced."""
+    root.mkdir()
     chance = random.Random(7)  # noqa: S311 - moments, not secrets
-    had = []
-    for attempt in range(5):
-        directory = tmp_path / str(attempt)
-        directory.mkdir()
-        moment = chance.uniform(2, 7)
-        process = child.start(PACED, directory, str(moment))
-        assert process.stdout is not None
-        helper = int(process.stdout.readline())
-        time.sleep(moment)
-        os.kill(helper, signal.SIGKILL)
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-        run = find_run(directory / "runs", "latest")
-        had.append(CourierState.load(run, "mlflow").delivered)
-        child.memlog("sync", "latest", "--dir", "runs", directory=directory)
-        expect_the_plan(run, f"sqlite:///{directory}/mlflow.db")
-    print(f"points that MLflow had when the helper died: {had}")
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [
+            pool.submit(kill_both, root / str(at), uri, random.Random(chance.random()), at)  # noqa: S311 - likewise
+            for at in range(count)
+        ]
+    had = sorted(job.result() for job in jobs)
+    print(f"points that MLflow had when {count} helpers died: {had}")
+    assert had[-1] > 0
+    directories = [root / str(at) for at in range(count)]
+    sync_all(directories, root, uri)
+    for directory in directories:
+        expect_the_plan(find_run(directory / "runs", "latest"), uri)
+
+
+def kill_both(directory: Path, uri: str, chance: random.Random, number: int) -> int:
+    """Kills a helper and its trainer; returns how many points it had remembered as delivered."""
+    directory.mkdir()
+    trainer = child.start(PACED, directory, MLFLOW_TRACKING_URI=uri)
+    assert trainer.stdout is not None
+    helper = int(trainer.stdout.readline())
+    if number % 5:  # of five, one at any moment, and four once it delivers
+        wait_for_state(directory, "mlflow", lambda state: state.own_run is not None)
+        time.sleep(chance.uniform(0, 1))
+    else:
+        time.sleep(chance.uniform(0, 4))
+    for pid in chance.sample([helper, trainer.pid], 2):
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(chance.uniform(0, 0.3))
+    trainer.communicate(timeout=60)
+    return CourierState.load(find_run(directory / "runs", "latest"), "mlflow").delivered
 
 
 def test_a_killed_run_reaches_mlflow_whole_and_once(tmp_path: Path) -> None:

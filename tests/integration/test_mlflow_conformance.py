@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from support.mlflow_server import environment_without_mlflow, sqlite_store
 
 from memlog.events import Artifact, Status
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
-from memlog.testing import ArtifactStoreContract, Row, SinkContract
+from memlog.testing import ArtifactStoreContract, Row, SinkContract, Time
 from memlog_mlflow import backend
 
 pytestmark = [
@@ -23,6 +25,8 @@ pytestmark = [
 ]
 
 STATUSES: dict[str, Status] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "killed"}
+
+ALERTS = "memlog/alerts.json"
 
 
 @contextmanager
@@ -60,6 +64,37 @@ class TestMlflow(SinkContract):
             for key in self.client.get_run(run_id).data.metrics
             for metric in self.client.get_metric_history(run_id, key)
         ]
+
+    def times(self, run_id: str) -> Sequence[Time]:
+        return [
+            (key, metric.step, metric.timestamp)
+            for key in self.client.get_run(run_id).data.metrics
+            for metric in self.client.get_metric_history(run_id, key)
+        ]
+
+    def parameters(self, run_id: str) -> Mapping[str, str]:
+        held = self.client.get_run(run_id).data.params
+        return {key.removeprefix("memlog/"): value for key, value in held.items()}
+
+    def alerts(self, run_id: str) -> Sequence[str]:
+        if not any(info.path == ALERTS for info in self.client.list_artifacts(run_id, "memlog")):
+            return []
+        return [row["title"] for row in json.loads(self._content(run_id, ALERTS))["alerts"]]
+
+    def files(self, run_id: str) -> Mapping[tuple[str, str], bytes]:
+        return {
+            (Path(kind.path).name, Path(file.path).name): self._content(run_id, file.path)
+            for kind in self.client.list_artifacts(run_id, "memlog/artifacts")
+            for file in self.client.list_artifacts(run_id, kind.path)
+        }
+
+    def _content(self, run_id: str, path: str) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            return Path(self.client.download_artifacts(run_id, path, folder)).read_bytes()
+
+    def ended_ms(self, run_id: str) -> int | None:
+        ended: int | None = self.client.get_run(run_id).info.end_time
+        return ended
 
     def status(self, run_id: str) -> Status | None:
         return STATUSES.get(self.client.get_run(run_id).info.status)

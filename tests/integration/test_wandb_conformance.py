@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import pytest
 import wandb
@@ -12,7 +14,7 @@ from support.wandb_server import WandbServer
 
 from memlog.events import Artifact, Status
 from memlog.sink import ArtifactStore, Connection, Ride, Sink, Target, TrackerRun
-from memlog.testing import ArtifactStoreContract, Row, SinkContract
+from memlog.testing import ArtifactStoreContract, Row, Shown, SinkContract, Time
 from memlog_wandb import WandbBackend
 from memlog_wandb.sink import WandbSink, _OpenRun
 
@@ -20,6 +22,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 STATUSES: dict[int | None, Status] = {0: "finished", 1: "failed", 255: "killed"}
 USERS = "users"
+AXES = ("memlog/step", "memlog/evaluation", "memlog/epoch")
+
+
+def axis_of(name: str) -> str:
+    """The axis that a metric of memlog's lies on."""
+    part = {"eval": "evaluation", "epoch": "epoch"}
+    return f"memlog/{part.get(name.split('/')[1] if '/' in name else '', 'step')}"
 
 
 @pytest.fixture
@@ -49,6 +58,9 @@ def stopped(server: WandbServer) -> Iterator[None]:
 
 class TestWandb(SinkContract):
     rides = True
+    cannot_show: ClassVar[Mapping[Shown, str]] = {
+        "ends": "W&B knows no other end of a run than the moment at which it is told",
+    }
 
     @pytest.fixture(autouse=True)
     def _server(self, server: WandbServer) -> None:
@@ -84,11 +96,38 @@ class TestWandb(SinkContract):
 
     def rows(self, run_id: str) -> Sequence[Row]:
         return [
-            (name, int(row["memlog/step"]), float(value))
-            for row in self.server.runs[run_id].rows
-            for name, value in row.items()
-            if name.startswith("memory/") or name == "memlog/alert"
+            (name, int(row[axis_of(name)]), float(value))
+            for name, value, row in self._values(run_id)
         ]
+
+    def times(self, run_id: str) -> Sequence[Time]:
+        return [
+            (name, int(row[axis_of(name)]), int(row["_timestamp"] * 1e6 + 0.5) // 1000)
+            for name, _, row in self._values(run_id)
+        ]
+
+    def _values(self, run_id: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
+        """What of a run's rows is memlog's."""
+        for row in self.server.runs[run_id].rows:
+            for name, value in row.items():
+                if not name.startswith("_") and name not in {USERS, *AXES}:
+                    yield name, value, row
+
+    def parameters(self, run_id: str) -> Mapping[str, str]:
+        held = self.server.runs[run_id].config
+        return {key.removeprefix("memlog/"): value for key, value in held.items()}
+
+    def alerts(self, run_id: str) -> Sequence[str]:
+        return [alert["title"] for alert in self.server.alerts if alert["runName"] == run_id]
+
+    def files(self, run_id: str) -> Mapping[tuple[str, str], bytes]:
+        found = {}
+        for held in self.server.artifacts:  # a later version comes later
+            if held.run == run_id and held.state == "COMMITTED":
+                told = json.loads(held.metadata or "{}")
+                content = self.server.blobs[held.files[told["memlog_name"]]]
+                found[told["memlog_kind"], told["memlog_name"]] = content
+        return found
 
     def status(self, run_id: str) -> Status | None:
         held = self.server.runs[run_id]

@@ -1,4 +1,4 @@
-"""Long runs, as far as a test has time for; docs/limits.md has them whole."""
+"""Long runs, with the bounds that docs/limits.md tells the figures of."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from benchmarks import limits
 pytestmark = pytest.mark.slow
 
 
-def test_memory_is_flat_and_an_event_small(tmp_path: Path) -> None:
-    figures = limits.steady(tmp_path, 200_000)
+def test_memory_is_flat_and_an_event_small_over_a_million_of_them(tmp_path: Path) -> None:
+    figures = limits.steady(tmp_path, 1_000_000)
     print(figures)
     assert figures["trainer_mib"] <= 5
     assert figures["helper_mib"] <= 5
@@ -31,8 +31,12 @@ def test_show_and_sync_stream(tmp_path: Path) -> None:
 
 
 def test_delivery_keeps_up_with_a_thousand_events_a_second(tmp_path: Path) -> None:
-    told = limits.keeping_up(tmp_path, 1_000, 15)
+    """What piled up while the client was imported is made good while steps go on coming."""
+    told = limits.keeping_up(tmp_path, 1_000, 30)
     print(told)
     assert told["stage"] == "done"
-    # The client is imported meanwhile; then what is left is a few seconds' worth, not all of it.
-    assert told["points_before"] > told["points"] / 3
+    assert told["steps"] >= 29_000
+    # Slower than the steps come, it would be as far behind as it was at the start, or further.
+    assert told["behind_lowest"] <= 1_500
+    # What is open of the last bucket, and no more, waits for the end of the run.
+    assert told["behind_settled"] <= 20

@@ -461,7 +461,8 @@ def _resumable(run: HeldRun) -> Data:
         "eventsLineCount": 0,
         "historyTail": json.dumps([json.dumps(row) for row in run.rows[-1:]]),
         "eventsTail": "[]",
-        "config": "{}",
+        # With it the client goes on where the run has been: what it leaves out would be gone.
+        "config": json.dumps({key: {"value": value} for key, value in run.config.items()}),
         "tags": [],
         "notes": None,
         "wandbConfig": json.dumps({"t": 1}),

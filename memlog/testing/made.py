@@ -1,0 +1,138 @@
+"""What the contract of sinks hands over: points, alerts, files, and a whole run of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memlog.events import (
+    Alert,
+    Artifact,
+    Batch,
+    End,
+    Epoch,
+    Evaluation,
+    Event,
+    Loss,
+    Parameters,
+    Run,
+)
+from memlog.health import Health
+from memlog.journal import JournalWriter, RunDirectory, new_run
+from memlog.journal.kept import keep
+from memlog.metrics import Plan
+from memlog.sink import Axis, Point
+
+BEGUN_US = 1_795_000_000_000_000
+ENDED_US = BEGUN_US + 10**9
+FACTS = {"torch": "2.9", "device": "cuda0"}
+CONTENT = b"content\x00\xff\n"
+_STEPS = 30
+_INDICES = (0, 1, 2, 999, 1_000, 1_001, 65_536, 10_000_000, 2**31)
+_METRICS: dict[Axis, str] = {
+    "step": "memory/host/rss_mib",
+    "evaluation": "memory/eval/host/rss_mib",
+    "epoch": "memory/epoch/host/rss_mib",
+}
+
+
+def points(count: int, first: int = 0) -> list[Point]:
+    """One metric at ``count`` steps from ``first`` on, 1.5 ms apart."""
+    return [_point("step", step, after=step) for step in range(first, first + count)]
+
+
+def points_everywhere() -> list[Point]:
+    """A metric of each axis, at the first places and at distant ones, in their order."""
+    return [
+        _point(axis, index, after=rank) for axis in _METRICS for rank, index in enumerate(_INDICES)
+    ]
+
+
+def _point(axis: Axis, index: int, after: int) -> Point:
+    return Point(_METRICS[axis], 100.5 + after, axis, index, BEGUN_US + after * 1500)
+
+
+def odd_points() -> list[Point]:
+    """What some tracker or other can't take, each at a place of its own."""
+    names = (
+        "",
+        " ",
+        "a" * 1000,
+        "ü/ß",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a\nb\0c",
+        "%s$(x)`;'\"",
+    )
+    values = (float("inf"), float("-inf"), float("nan"), 1e308, -0.0)
+    return [
+        *(Point(name, 1.0, "step", 0, BEGUN_US) for name in names),
+        *(
+            Point("memory/odd", value, "step", at, BEGUN_US + at * 1500)
+            for at, value in enumerate(values)
+        ),
+        Point("memory/odd", 1.0, "step", 2**63 - 1, BEGUN_US),
+        Point("memory/odd", 1.0, "step", -1, 0),
+    ]
+
+
+def alert(step: int) -> Alert:
+    """An alert with a title of its own."""
+    time_us = BEGUN_US + step * 1500
+    return Alert(time_us, step, "warning", "host.rss > 1 GiB", f"at {step}", "text")
+
+
+def file_in(folder: Path, content: bytes = CONTENT) -> tuple[Artifact, Path]:
+    """A file, and what the journal says of it."""
+    path = folder / "graph.svg"
+    path.write_bytes(content)
+    artifact = Artifact(BEGUN_US, path.name, "flamegraph", f"artifacts/{path.name}", len(content))
+    return artifact, path
+
+
+def recorded(root: Path, foreign: bytes = b"") -> RunDirectory:
+    """A run of everything that a tracker can get, which has failed.
+
+    Args:
+        root: Where it is made.
+        foreign: What a newer memlog has written at the end of its journal.
+    """
+    run = new_run(root)
+    journal = JournalWriter(
+        run.path, run=run.id, role="trainer", begun_us=BEGUN_US, health=Health()
+    )
+    (root / "source").write_bytes(CONTENT)
+    artifact = keep(run, root / "source", "source", "file")
+    for event in (*_events(), artifact, alert(3), End(ENDED_US, "failed")):
+        journal.append(event)
+    journal.close()
+    if foreign:
+        path = next(run.path.glob("*.jsonl"))
+        path.write_bytes(path.read_bytes() + foreign)
+    return run
+
+
+def _events() -> Sequence[Event]:
+    made: list[Event] = [Run(BEGUN_US, None, None, (), {}), Parameters(BEGUN_US, FACTS)]
+    for step in range(_STEPS):
+        at = BEGUN_US + step * 1500
+        made += [
+            Batch(at, step, 2**30 + step * 2**20, 2**31, "watermark"),
+            Loss(at + 10**5, step, 1 / (step + 1)),
+        ]
+    made += [Evaluation(BEGUN_US + call * 1500, call, 0.5, 2**30) for call in range(3)]
+    made += [
+        Epoch(BEGUN_US + epoch * 1500, epoch, None, 2**30, 2**31, "exact") for epoch in range(3)
+    ]
+    return made
+
+
+def plan_of(run: RunDirectory) -> list[Point]:
+    """The points that a run's journal gives."""
+    made: list[Point] = []
+    for file in run.files():
+        plan: Plan[int] = Plan("full")
+        for at, entry in enumerate(file.read()):
+            made += plan.feed(entry.event, at)
+        made += plan.flush()
+    return made

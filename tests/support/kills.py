@@ -1,0 +1,181 @@
+"""Trainers that are killed at any moment, and what became of their runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from memlog.events import Batch
+from memlog.journal import Header, RunDirectory, find_run
+from memlog.journal.format import segment_name
+from memlog.metrics import Plan
+from memlog.sink import Point
+from support import child
+from support.truth import Row, rows_of
+
+NURSERY = """
+    import os
+    import signal
+    import sys
+
+    import mlflow
+    from mlflow.tracking.fluent import _active_run_stack
+
+    import memlog
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)   # a child that is killed is gone at once
+    mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+
+    def train(kind):
+        options = {"memlog": {"segment_bytes": 4096, "bind_grace": 1000}}
+        backend = "local" if kind == "segments" else "mlflow"
+        for user in users if kind == "bindings" else ():
+            mlflow.start_run(run_id=user, nested=True)
+        session = memlog.init(backend, dir="runs", config=options)
+        told = os.open("told", os.O_WRONLY)
+        os.write(told, b"%d\\n" % session._live._helper.pid)
+        step = 0
+        while True:
+            if kind == "bindings" and step % 8 == 0:
+                opened = _active_run_stack.get()   # MLflow's own way would wait for the database
+                opened.insert(0, opened.pop())
+            session.step()
+            os.write(told, b"%d\\n" % step)   # only after the call has returned
+            step += 1
+
+    users = sys.argv[1].split(",")
+    for line in open("wanted"):
+        directory, kind = line.split()
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.chdir(directory)
+            train(kind)
+        print(pid, flush=True)
+"""
+"""Has the imports ready, and makes a trainer of each line that it is given."""
+
+
+class Killed(NamedTuple):
+    """A run whose trainer was killed."""
+
+    directory: Path
+    run: RunDirectory
+    last: int
+    """The last step whose call had returned."""
+
+
+class Nursery:
+    """Starts trainers in milliseconds, so that there is time to kill many.
+
+    Args:
+        directory: For its own files.
+        uri: Of the MLflow in which the users' runs are.
+        users: Their ids, which the trainers open one after the other.
+    """
+
+    def __init__(self, directory: Path, uri: str, users: list[str]) -> None:
+        os.mkfifo(directory / "wanted")
+        self._process = child.start(NURSERY, directory, ",".join(users), MLFLOW_TRACKING_URI=uri)
+        self._wanted = (directory / "wanted").open("w")  # waits until it is ready
+
+    def kill_one(self, directory: Path, kind: str, seconds: float) -> Killed:
+        """Starts a trainer, and ends it with SIGKILL that long after its first step; its helper too."""
+        directory.mkdir()
+        os.mkfifo(directory / "told")
+        assert self._process.stdout is not None
+        self._wanted.write(f"{directory} {kind}\n")
+        self._wanted.flush()
+        trainer = int(self._process.stdout.readline())
+        with (directory / "told").open() as pipe:
+            helper, first = int(pipe.readline()), pipe.readline()
+            threading.Timer(seconds, os.kill, (trainer, signal.SIGKILL)).start()
+            lines = [first, *pipe.readlines()]  # until it is dead
+        os.kill(helper, signal.SIGKILL)
+        run = find_run(directory / "runs", "latest")
+        deadline = time.monotonic() + 30
+        while run.is_alive():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        whole = [line for line in lines if line.endswith("\n")]
+        return Killed(directory, run, int(whole[-1]))
+
+    def close(self) -> None:
+        """Ends it."""
+        self._wanted.close()
+        self._process.kill()
+        self._process.communicate()
+
+
+def steps_in(run: RunDirectory) -> list[int]:
+    """The steps that the journal has, in its order."""
+    return [
+        entry.event.step
+        for file in run.files()
+        for entry in file.read()
+        if isinstance(entry.event, Batch)
+    ]
+
+
+def lines_of_the_newest_segment(run: RunDirectory) -> int:
+    """Without its header, and with a torn one."""
+    [trainer] = [file for file in run.files() if file.process.startswith("trainer")]
+    path = run.path / segment_name(trainer.process, max(trainer.segments))
+    return max(path.read_bytes().count(b"\n") - 1, 0)
+
+
+SYNC = """
+    import sys
+
+    from memlog.cli.main import main
+
+    for directory in sys.argv[1:]:
+        sys.argv = ["memlog", "sync", "latest", "--to", "mlflow", "--dir", f"{directory}/runs"]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, directory
+"""
+
+
+def sync_all(directories: list[Path], directory: Path, uri: str) -> None:
+    """``memlog sync`` of the run in each folder, by one process that imports the client once."""
+    child.run(SYNC, directory, *map(str, directories), MLFLOW_TRACKING_URI=uri)
+
+
+def rows_by_run(run: RunDirectory, own: str | None) -> dict[str, Counter[Row]]:
+    """The plan's points for a run that is over, by the run of MLflow's that they belong to.
+
+    Args:
+        run: The run.
+        own: The run of memlog's own, for what no run of the user's claims.
+    """
+    points: dict[str, list[Point]] = {}
+    first = next(
+        (found for file in run.files() for h in file.headers() if (found := _bound(h))), own
+    )
+    for file in run.files():
+        plan: Plan[int] = Plan("bucketed")
+        target = None
+        claims = next((found for h in file.headers() if (found := _bound(h))), first)
+        for at, entry in enumerate(file.read()):
+            belongs = _bound(entry.header) or claims
+            if belongs != target and target is not None:
+                points.setdefault(target, []).extend(plan.flush())
+                plan = Plan("bucketed")
+            target = belongs
+            assert target is not None
+            points.setdefault(target, []).extend(plan.feed(entry.event, at))
+        if target is not None:
+            points[target] += plan.flush()
+    return {target: rows_of(found) for target, found in points.items() if found}
+
+
+def _bound(header: Header) -> str | None:
+    binding = header.bindings.get("mlflow")
+    return None if binding is None else binding.run_id

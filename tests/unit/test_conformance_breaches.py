@@ -1,0 +1,314 @@
+"""Each way in which a sink or store can break its promises is found by a test of the contract."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from support.in_memory import IdempotentSink, InMemory, ListStore, StoreInMemory
+from support.sinks import ListTracker
+
+from memlog.errors import DeliveryError, TrackerRejectedError
+from memlog.events import Alert, Artifact, Status
+from memlog.sink import Point, StoredArtifact, Target, TrackerRun
+from memlog.testing import Shown
+
+
+class LosesTheLast(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        super().log_points(points[:-1])
+
+
+class LosesLargeIndices(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        super().log_points([point for point in points if point.index < 1000])
+
+
+class LosesOtherAxes(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        super().log_points([point for point in points if point.axis == "step"])
+
+
+class LosesPeaks(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        super().log_points([point for point in points if point.fold != "max"])
+
+
+class Reverses(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        super().log_points(points[::-1])
+
+
+class StampsItsOwnTime(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        now = [Point(p.name, p.value, p.axis, p.index, 1, p.fold) for p in points]
+        super().log_points(now)
+
+
+class DoublesReplays(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        self._tracker.points.setdefault(self._run, []).extend(points)
+
+
+class DoublesAlways(IdempotentSink):
+    """And says that what it has is not safe at once."""
+
+    def __init__(self, tracker: ListTracker, target: Target) -> None:
+        super().__init__(tracker, target)
+        self.durable = False
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        self.probe()
+        self._tracker.points.setdefault(self._run, []).extend([*points, *points])
+
+
+class BuffersInSecret(IdempotentSink):
+    """Says that what it has is safe, which it is only once it is closed."""
+
+    def __init__(self, tracker: ListTracker, target: Target) -> None:
+        super().__init__(tracker, target)
+        self._buffered: list[Point] = []
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        self._buffered += points
+
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        for begin in range(0, len(self._buffered), self.max_points):
+            super().log_points(self._buffered[begin : begin + self.max_points])
+        super().close(status, ended_us)
+
+
+class CountsDropsThatNeverWere(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        super().log_points(points)
+        self.dropped = {"not_finite": self.dropped.get("not_finite", 0) + 1}
+
+
+class LosesOddOnesInSilence(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        super().log_points([point for point in points if point.index != 2**63 - 1])
+
+
+class LosesAlerts(IdempotentSink):
+    def log_alerts(self, *_: object) -> None:
+        self.probe()
+
+
+class DoublesAlerts(IdempotentSink):
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        super().log_alerts([*alerts, *alerts], first_new)
+
+
+class ShowsTheNewestAlertsAlone(IdempotentSink):
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        super().log_alerts(alerts[first_new:], 0)
+
+
+class LosesFiles(IdempotentSink):
+    def log_artifact(self, *_: object) -> None:
+        self.probe()
+
+
+class StoresEmptyFiles(IdempotentSink):
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:
+        super().log_artifact(artifact, file)
+        self._tracker.files[self._run][artifact.kind, artifact.name] = b""
+
+
+class KeepsTheFirstFile(IdempotentSink):
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:
+        if (artifact.kind, artifact.name) not in self._tracker.files.get(self._run, {}):
+            super().log_artifact(artifact, file)
+
+
+class RefusesFiles(IdempotentSink):
+    def log_artifact(self, *_: object) -> None:
+        raise TrackerRejectedError("no files: a test says so")
+
+
+class LosesParameters(IdempotentSink):
+    def log_parameters(self, *_: object) -> None:
+        self.probe()
+
+
+class RefusesParameters(IdempotentSink):
+    """All of them, unless there is one without a name."""
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        if "" not in parameters:
+            raise TrackerRejectedError("no parameters: a test says so")
+        super().log_parameters(parameters)
+
+
+class LosesParametersBesideOddOnes(IdempotentSink):
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        self.probe()
+        if "" not in parameters:
+            return
+        super().log_parameters({})
+
+
+class KnowsOneEndAlone(IdempotentSink):
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        if status == "failed":
+            super().close(status, ended_us)
+
+
+class EndsWhatShallGoOn(IdempotentSink):
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        super().close(status or "finished", ended_us)
+
+
+class EndsNow(IdempotentSink):
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        super().close(status, None if ended_us is None else ended_us + 10**6)
+
+
+class EndsTheUsersRun(IdempotentSink):
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        super().close(status, ended_us)
+        self._tracker.ended[self._run] = status
+
+
+class OpensAnotherRunEachTime(IdempotentSink):
+    def __init__(self, tracker: ListTracker, target: Target) -> None:
+        super().__init__(tracker, target)
+        self._run += "" if target.joined else str(len(tracker.points))
+
+
+class HasOneRunForAll(IdempotentSink):
+    def __init__(self, tracker: ListTracker, target: Target) -> None:
+        super().__init__(tracker, target)
+        self._run = target.joined.run_id if target.joined else "own-and-only"
+
+
+class SwallowsWhatItCannotSend(IdempotentSink):
+    def log_points(self, points: Sequence[Point]) -> None:
+        if not self._tracker.down:
+            super().log_points(points)
+
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        if not self._tracker.down:
+            super().log_alerts(alerts, first_new)
+
+
+class OpensWhatIsNotThere(IdempotentSink):
+    def probe(self) -> None:
+        pass
+
+    def open(self) -> TrackerRun:
+        return TrackerRun(self._run)
+
+
+SINKS = [
+    kind
+    for kind in list(globals().values())
+    if inspect.isclass(kind) and issubclass(kind, IdempotentSink) and kind is not IdempotentSink
+]
+
+
+class TellsOfNoFilesInAnOutage(ListStore):
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        return [] if self.tracker.down else super().list_artifacts(run_id)
+
+
+class LeavesHalfAFile(ListStore):
+    def fetch(
+        self,
+        run_id: str,
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        (directory / f"{artifact.name}.part").write_bytes(b"half")
+        path = super().fetch(run_id, artifact, directory, progress)
+        (directory / f"{artifact.name}.part").unlink()
+        return path
+
+
+class BringsEmptyFiles(ListStore):
+    def fetch(
+        self,
+        run_id: str,
+        artifact: StoredArtifact,
+        directory: Path,
+        progress: Callable[[int], object],
+    ) -> Path:
+        path = super().fetch(run_id, artifact, directory, progress)
+        path.write_bytes(b"")
+        return path
+
+
+class TellsWrongSizes(ListStore):
+    def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
+        told = super().list_artifacts(run_id)
+        return [StoredArtifact(one.name, one.kind, 1) for one in told]
+
+
+STORES = [TellsOfNoFilesInAnOutage, LeavesHalfAFile, BringsEmptyFiles, TellsWrongSizes]
+
+
+def broken(
+    contract: type[InMemory | StoreInMemory], folder: Path, *, at_most: int = 100
+) -> dict[str, str]:
+    """The contract's tests that fail, each against a tracker of its own, and why."""
+    found: dict[str, str] = {}
+    # In their own order, in which those come last that take longest.
+    for name in dict.fromkeys(name for base in contract.__mro__[::-1] for name in vars(base)):
+        if name.startswith("test_") and len(found) < at_most:
+            test = getattr(contract, name)
+            (folder / name).mkdir()
+            made = contract()
+            made.tracker = ListTracker()
+            needs_folder = "tmp_path" in inspect.signature(test).parameters
+            try:
+                test(made, *([folder / name] if needs_folder else []))
+            except (AssertionError, DeliveryError, NotImplementedError) as error:
+                found[name] = repr(error)
+    return found
+
+
+def test_what_keeps_its_promises_breaks_nothing(tmp_path: Path) -> None:
+    for contract in (InMemory, StoreInMemory):
+        (tmp_path / contract.__name__).mkdir()
+        assert broken(contract, tmp_path / contract.__name__) == {}
+
+
+@pytest.mark.parametrize("kind", SINKS, ids=lambda kind: kind.__name__)
+def test_a_broken_sink_is_found(kind: type[IdempotentSink], tmp_path: Path) -> None:
+    class Contract(InMemory):
+        sink = kind
+
+    assert broken(Contract, tmp_path, at_most=1) != {}
+
+
+@pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.__name__)
+def test_a_broken_store_is_found(kind: type[ListStore], tmp_path: Path) -> None:
+    class Contract(StoreInMemory):
+        store = kind
+
+    assert broken(Contract, tmp_path, at_most=1) != {}
+
+
+def test_what_nobody_reads_back_has_to_be_said(tmp_path: Path) -> None:
+    class Silent(InMemory):
+        def alerts(self, run_id: str) -> Sequence[str]:
+            return super(InMemory, self).alerts(run_id)
+
+    class Unreasoned(Silent):
+        cannot_show: ClassVar[Mapping[Shown, str]] = {"alerts": "no"}
+
+    class Reasoned(Silent):
+        cannot_show: ClassVar[Mapping[Shown, str]] = {"alerts": "they are mailed, and not kept"}
+
+    for contract in (Silent, Unreasoned, Reasoned):
+        (tmp_path / contract.__name__).mkdir()
+    silent = broken(Silent, tmp_path / "Silent")
+    assert "cannot_show['alerts']" in silent["test_facts_alerts_and_files_arrive"]
+    assert list(broken(Unreasoned, tmp_path / "Unreasoned")) == [
+        "test_what_cannot_be_shown_has_a_reason"
+    ]
+    assert broken(Reasoned, tmp_path / "Reasoned") == {}
