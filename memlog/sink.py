@@ -21,6 +21,7 @@ import msgspec
 
 from memlog.errors import MissingExtraError, UnknownBackendError
 from memlog.events import Alert, Artifact, Status
+from memlog.trust import Home, secret_names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -257,6 +258,18 @@ class RidingBackend(Backend, Protocol):
 def is_ridden(backend: Backend) -> bool:
     """Whether a run of the user's is written from the trainer's process; one that does not say is not."""
     return bool(getattr(backend, "rides", False))
+
+
+def home_of(backend: Backend) -> Home:
+    """Where the environment's credentials belong, and which there are.
+
+    A backend that knows better than the names of variables has a method ``home`` that returns it.
+    """
+    if (own := getattr(backend, "home", None)) is not None:
+        home: Home = own()
+        return home
+    connection = backend.connection()
+    return Home(connection.uri, secret_names(connection.environment))
 
 
 def find_backends() -> dict[str, Backend]:

@@ -81,6 +81,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "backend": ["--backend"],
             "kind": ["--kind"],
             "output": ["-o", "--output"],
+            "trusted": ["--trust-address"],
             "force": ["--force"],
             "directory": ["--dir"],
         },
@@ -101,6 +102,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "run": ["run"],
             "backend": ["--to"],
             "timeout": ["--timeout"],
+            "trusted": ["--trust-address"],
             "directory": ["--dir"],
         },
     }
