@@ -130,7 +130,9 @@ class Sink(Protocol):
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         """Stores a file under ``artifact.name`` and ``artifact.kind``.
 
-        A later one of the same name takes its place.
+        A later one of the same name takes its place. The file is a copy that goes when the call has returned;
+        where the client reads it after that, the sink has an attribute ``keeps_files`` that is true, and
+        gets the run's own.
         """
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
