@@ -30,7 +30,7 @@ class SummaryCache:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._sizes = {path.name: path.stat().st_size for path in run.path.glob("*.jsonl")}
+        self._sizes = {path.name: path.lstat().st_size for path in run.path.glob("*.jsonl")}
 
     def load(self, *, alive: bool) -> Summary | None:
         """The summary; ``None`` where none is kept that still holds."""

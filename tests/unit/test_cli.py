@@ -306,14 +306,6 @@ def test_numbers_beyond_all_reason_are_shown_all_the_same(tmp_path: Path) -> Non
     json.loads(said("show", "latest", "--json"))
 
 
-def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
-    run = finished_run(tmp_path)
-    segment = min(run.path.glob("trainer-*.jsonl"))
-    segment.unlink()
-    segment.mkdir()
-    assert complaint("show", "latest", code=1) == f"{segment}: Is a directory"
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
