@@ -18,7 +18,8 @@
     ├── LaunchError                       a command that `memlog run` can't start
     ├── DeliveryError                     what a sink raises
     │   ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
-    │   └── TrackerRejectedError            the tracker understood and said no: trying again is no use
+    │   ├── TrackerRejectedError            the tracker understood and said no: trying again is no use
+    │   └── UntrustedAddressError           a run's folder names an address that is not the environment's
     └── SnapshotError                     a file is no snapshot of an allocator
         └── UnsafeSnapshotError             it holds what no snapshot holds, and nothing of it was run
 
@@ -104,6 +105,10 @@ class TrackerUnavailableError(DeliveryError):
 
 class TrackerRejectedError(DeliveryError):
     """The tracker refused this content; the courier isolates it, counts it and goes on."""
+
+
+class UntrustedAddressError(DeliveryError):
+    """A run's folder names an address that must not be sent the environment's credentials."""
 
 
 class SnapshotError(MemlogError):

@@ -21,6 +21,7 @@ import msgspec
 
 from memlog.errors import MissingExtraError, UnknownBackendError
 from memlog.events import Alert, Artifact, Status
+from memlog.trust import Home, secret_names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -129,7 +130,9 @@ class Sink(Protocol):
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         """Stores a file under ``artifact.name`` and ``artifact.kind``.
 
-        A later one of the same name takes its place.
+        A later one of the same name takes its place. The file is a copy that goes when the call has returned;
+        where the client reads it after that, the sink has an attribute ``keeps_files`` that is true, and
+        gets the run's own.
         """
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
@@ -257,6 +260,18 @@ class RidingBackend(Backend, Protocol):
 def is_ridden(backend: Backend) -> bool:
     """Whether a run of the user's is written from the trainer's process; one that does not say is not."""
     return bool(getattr(backend, "rides", False))
+
+
+def home_of(backend: Backend) -> Home:
+    """Where the environment's credentials belong, and which there are.
+
+    A backend that knows better than the names of variables has a method ``home`` that returns it.
+    """
+    if (own := getattr(backend, "home", None)) is not None:
+        home: Home = own()
+        return home
+    connection = backend.connection()
+    return Home(connection.uri, secret_names(connection.environment))
 
 
 def find_backends() -> dict[str, Backend]:

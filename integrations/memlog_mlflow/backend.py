@@ -8,6 +8,7 @@ import threading
 from types import ModuleType
 
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog.trust import Home
 from memlog_mlflow import environment
 from memlog_mlflow.uris import absolute_uri
 
@@ -53,6 +54,14 @@ class MlflowBackend:
         if mlflow is None:
             return Connection(uri=found.get(environment.TRACKING_URI), environment=found)
         return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
+
+    def home(self) -> Home:
+        """Where the environment says that MLflow is, and the credentials that go with every request."""
+        return Home(
+            environment.gathered().get(environment.TRACKING_URI),
+            environment.credentials(),
+            own_schemes=frozenset({"databricks", "databricks-uc", "uc"}),
+        )
 
     def prepare(self) -> None:
         """Imports mlflow, which takes seconds; see `open_sink` for what else that means."""

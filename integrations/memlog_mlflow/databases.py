@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
+from memlog.files import beside
 from memlog_mlflow.uris import sqlite_file
 
 
@@ -27,16 +28,14 @@ def make_if_missing(uri: str) -> None:
     path = sqlite_file(uri)
     if path is None or path.exists():
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with tempfile.TemporaryDirectory(prefix="memlog-") as folder:
         made = Path(folder) / "mlflow.db"
         # Asking for anything makes the tables, and the experiment that is there from the beginning.
         MlflowClient(f"sqlite:///{made}").search_experiments(max_results=1)
-        try:
-            shutil.copyfile(made, temporary)
+        with made.open("rb") as whole, beside(path) as (copy, temporary):
+            shutil.copyfileobj(whole, copy)
+            copy.flush()
             # Somebody else, such as the user's client, was first; or there are no links in that file system,
             # and MLflow's client makes it as it always does.
             with suppress(OSError):
                 os.link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)

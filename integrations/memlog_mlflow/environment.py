@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 from memlog.sink import Connection
+from memlog.trust import secret_names
 from memlog_mlflow.uris import absolute_uri
 
 TRACKING_URI = "MLFLOW_TRACKING_URI"
@@ -16,6 +18,11 @@ RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 _PREFIXES = ("MLFLOW_", "AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
 _NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"})
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+
+_OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
+"""Variables whose credentials go to, or are good for, their own cloud alone, whatever the tracker."""
+_OF_DATABASES = ("PGPASSWORD", "MYSQL_PWD")
+_CREDENTIALS = "~/.mlflow/credentials"
 
 _NEVER = (
     "MLFLOW_RUN_ID",  # a process that has it marks that run as finished when it exits
@@ -51,6 +58,15 @@ def gathered() -> dict[str, str]:
     if sys.argv and sys.argv[0]:
         found[RUN_CONTEXT] = _with_source(found.get(RUN_CONTEXT), sys.argv[0])
     return found
+
+
+def credentials() -> tuple[str, ...]:
+    """Variables and files from which MLflow's client takes credentials, whatever the address."""
+    found = {name: text for name, text in gathered().items() if not name.startswith(_OF_CLOUDS)}
+    named = [*secret_names(found), *(name for name in _OF_DATABASES if os.environ.get(name))]
+    if Path(_CREDENTIALS).expanduser().exists():
+        named.append(_CREDENTIALS)
+    return tuple(named)
 
 
 def apply(connection: Connection) -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from memlog.sink import ArtifactStore, Connection, Ride, Sink, Target, TrackerRun
+from memlog.trust import Home
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of
 from memlog_wandb.ride import WandbRide
@@ -68,6 +69,10 @@ class WandbBackend:
         run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         found = environment.gathered(None if run is None else _settings(run))
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
+
+    def home(self) -> Home:
+        """The server that the environment and wandb's own files name, and whose credentials they hold."""
+        return environment.home()
 
     def prepare(self) -> None:
         """Imports wandb, which takes a second; see `open_sink` for what else that means."""

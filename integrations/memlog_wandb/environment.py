@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from memlog.sink import Connection
+from memlog.trust import Home, secret_names
 from memlog_wandb.addresses import server_of
 
 BASE_URL = "WANDB_BASE_URL"
 API_KEY = "WANDB_API_KEY"
 DIR = "WANDB_DIR"
 PROGRAM = "WANDB_PROGRAM"
+
+CONFIG_DIR = "WANDB_CONFIG_DIR"
+DEFAULT_SERVER = "https://api.wandb.ai"
 
 _PREFIX = "WANDB_"
 _NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NETRC"})
@@ -53,6 +59,34 @@ def gathered(settings: Any = None) -> dict[str, str]:
     if sys.argv and sys.argv[0]:
         found.setdefault(PROGRAM, sys.argv[0])  # in the helper, it would be memlog
     return found
+
+
+def home() -> Home:
+    """The server that the environment or wandb's settings files name, and what holds its API key."""
+    found = {name: text for name, text in gathered().items() if name.startswith(_PREFIX)}
+    server, credentials = DEFAULT_SERVER, list(secret_names(found))
+    for file in _settings_files(found):
+        written = _written(file)
+        server = written.get("base_url", server)
+        if any(name in written for name in ("api_key", "identity_token_file")):
+            credentials.append(str(file))
+    return Home(found.get(BASE_URL, server), tuple(credentials))
+
+
+def _settings_files(found: Mapping[str, str]) -> list[Path]:
+    """The files that wandb reads its settings from: a later one goes before."""
+    everywhere = Path(found.get(CONFIG_DIR, "~/.config/wandb")).expanduser()
+    here = Path(found[DIR]).expanduser()
+    return [everywhere / "settings", *(here / name / "settings" for name in ("wandb", ".wandb"))]
+
+
+def _written(file: Path) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(file, encoding="utf-8")
+        return dict(parser["default"])
+    except (OSError, UnicodeDecodeError, configparser.Error, KeyError):
+        return {}
 
 
 def apply(connection: Connection) -> None:

@@ -63,6 +63,11 @@ class WandbSink:
         """Points left out so far, by reason."""
         return self.health.dropped
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether ``wandb sync`` is to upload files, from where they are."""
+        return self._settings.mode not in ("online", "shared")
+
     def probe(self) -> None:
         """Asks, for about two seconds, whether the server is there. Offline there is nothing to ask.
 

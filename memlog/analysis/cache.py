@@ -8,10 +8,12 @@ import msgspec
 
 from memlog._version import __version__
 from memlog.analysis.document import Summary
+from memlog.files import read_plain, replacing
 from memlog.journal import RunDirectory
 from memlog.journal.format import UNDECODABLE
 
 _FILE = "summary.json"
+_MAX_BYTES = 64 * 1024**2
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,13 +30,12 @@ class SummaryCache:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._path = run.path / _FILE
-        self._sizes = {path.name: path.stat().st_size for path in run.path.glob("*.jsonl")}
+        self._sizes = {path.name: path.lstat().st_size for path in run.path.glob("*.jsonl")}
 
     def load(self, *, alive: bool) -> Summary | None:
         """The summary; ``None`` where none is kept that still holds."""
         try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+            kept = msgspec.json.decode(read_plain(self._run.path, _FILE, _MAX_BYTES), type=_Kept)
         except (OSError, *UNDECODABLE):
             return None
         if kept.version != __version__ or kept.sizes != self._sizes:
@@ -47,7 +48,5 @@ class SummaryCache:
     def save(self, summary: Summary) -> None:
         """Keeps the summary of a run that is over; a folder that can't be written does without."""
         kept = _Kept(version=__version__, sizes=self._sizes, summary=summary)
-        temporary = self._path.with_suffix(".tmp")
-        with suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(kept))
-            temporary.replace(self._path)
+        with suppress(OSError), replacing(self._run.path, _FILE) as file:
+            file.write(msgspec.json.encode(kept))

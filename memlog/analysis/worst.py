@@ -10,6 +10,7 @@ from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace as TraceEvent
+from memlog.files import read_plain
 from memlog.journal import RunDirectory
 
 MAX_BYTES = 256 * 1024**2
@@ -31,16 +32,14 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
     Raises:
         TraceNotFoundError: None was traced, or what is kept of it can't be read.
     """
-    path = run.worst_step
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise _unreadable(run, "it is too large")
-        event, trace = msgspec.msgpack.decode(path.read_bytes(), type=tuple[TraceEvent, Trace])
+        kept = read_plain(run.path, run.worst_step.name, MAX_BYTES)
+        event, trace = msgspec.msgpack.decode(kept, type=tuple[TraceEvent, Trace])
     except FileNotFoundError:
         raise TraceNotFoundError(
             f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True)"
         ) from None
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise _unreadable(run, str(error)) from error
     if not _is_sound(trace):
         raise _unreadable(run, "its events are damaged")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from memlog.errors import ArtifactError, TrackerUnavailableError, UnknownRunError
 from memlog.events import Artifact
+from memlog.files import open_plain
 from memlog.journal import RunDirectory
 from memlog.sink import StoredArtifact
 
@@ -59,13 +57,14 @@ class JournalStore:
         event = next((event for event in events if (event.name, event.kind) == wanted), None)
         if event is None:
             raise ArtifactError(f"run {self._run.id} has kept no file {artifact.name!r}")
-        source = locate(self._run, event)
-        if source is None:
+        try:
+            source = open_plain(self._run.path, event.path)
+        except (OSError, ValueError):
             raise ArtifactError(
                 f"{event.name!r} is no longer in {self._run.path}: name a tracker that has it with --backend"
-            )
+            ) from None
         target = directory / event.name
-        with _opened(source) as file, target.open("xb") as copy:
+        with source as file, target.open("xb") as copy:
             while chunk := file.read(_CHUNK):
                 copy.write(chunk)
                 progress(len(chunk))
@@ -98,15 +97,8 @@ def locate(run: RunDirectory, event: Artifact) -> Path | None:
 
     A journal is anybody's file: it may name a path that leads elsewhere, or a link.
     """
-    path = run.path / event.path
     try:
-        folder = path.parent.resolve(strict=True)
-        is_file = stat.S_ISREG(path.lstat().st_mode)
+        open_plain(run.path, event.path).close()
     except (OSError, ValueError):
         return None
-    return path if is_file and folder.is_relative_to(run.path.resolve()) else None
-
-
-def _opened(path: Path) -> BinaryIO:
-    # It was no link when it was looked at; nor shall it be one now.
-    return os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb")
+    return run.path / event.path

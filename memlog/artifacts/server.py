@@ -9,17 +9,17 @@ header must name this machine, so a web page elsewhere can't have its own name p
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from urllib.parse import urlsplit
 
 from memlog.artifacts.openers import Page
 
 LOOPBACK = "127.0.0.1"
 
-_HOSTS = frozenset({LOOPBACK, "localhost"})
+_HOST = re.compile(rf"(?:{re.escape(LOOPBACK)}|localhost)(?::[0-9]{{1,5}})?", re.IGNORECASE)
 """With any port: a port that ssh forwards may have another number at the other end."""
 _PATIENCE = 30.0
 """Seconds that a connection may stay silent."""
@@ -107,13 +107,15 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _is_asked_here(self) -> bool:
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1:
-            return False
-        try:
-            parts = urlsplit(f"//{hosts[0]}")
-        except ValueError:
-            return False
-        return parts.hostname in _HOSTS and parts.username is None and not parts.path
+        return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - http.server's names
+        """Answers what http.server itself refuses with a status alone: its page would tell what runs here."""
+        self.close_connection = True
+        self.send_response_only(code)
+        self.send_header("Content-Length", "0")
+        self.send_header("Connection", "close")
+        self.end_headers()
 
     def _refuse(self, status: HTTPStatus) -> None:
         self.close_connection = True

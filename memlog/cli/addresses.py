@@ -2,10 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
+from memlog.errors import UntrustedAddressError
 from memlog.redact import without_credentials
-from memlog.sink import DISABLED, OFFLINE, Connection
+from memlog.sink import DISABLED, OFFLINE, Backend, Connection, Sink, Target, home_of
+from memlog.trust import withheld
+
+trust_option = click.option(
+    "--trust-address",
+    "trusted",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Send your environment's credentials to this tracker, too, where the run names it.",
+)
+
+
+class Guard:
+    """Keeps the environment's credentials from an address that a run's folder alone names.
+
+    Args:
+        backend: The tracker's.
+        trusted: Addresses that the user has named.
+    """
+
+    def __init__(self, backend: Backend, trusted: Sequence[str] = ()) -> None:
+        self._backend = backend
+        self._home = home_of(backend)
+        self._trusted = tuple(trusted)
+
+    def require(self, address: str | None) -> None:
+        """Returns where ``address`` may be asked.
+
+        Raises:
+            UntrustedAddressError: it would get credentials that are another's.
+        """
+        held = withheld(address, self._home, self._trusted)
+        if not held:
+            return
+        home = self._home.address
+        known = "names none" if home is None else f"names {without_credentials(home)}"
+        shown = without_credentials(str(address))
+        raise UntrustedAddressError(
+            f"{self._backend.name}: the run names {shown} as its tracker, your environment {known}: nothing "
+            f"was sent, since your credentials ({', '.join(held)}) would go there; where you know that "
+            f"address, pass --trust-address {shown}"
+        )
+
+    def open_sink(self, target: Target) -> Sink:
+        """The backend's, for a target whose every address may be asked."""
+        runs = (target.joined, target.opened, target.beside)
+        for address in (target.connection.uri, *(run.uri for run in runs if run is not None)):
+            self.require(address)
+        return self._backend.open_sink(target)
 
 
 def known_address(known: str | None, connection: Connection) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from memlog.analysis import summarize
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.openers import is_openable
 from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
-from memlog.cli.addresses import known_address
+from memlog.cli.addresses import Guard, known_address, trust_option
 from memlog.cli.meter import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line, page, plain, table
@@ -59,6 +60,7 @@ class Source(msgspec.Struct, frozen=True):
     help="The folder to put them in.",
 )
 @click.option("--force", is_flag=True, help="Replace files that are there and differ.")
+@trust_option
 @dir_option
 def pull(
     run: str,
@@ -66,6 +68,7 @@ def pull(
     kind: str | None,
     output: Path,
     force: bool,
+    trusted: tuple[str, ...],
     directory: Path | None,
 ) -> None:
     """Brings a run's files back.
@@ -78,7 +81,7 @@ def pull(
     """
     pulled: list[Pulled] = []
     failures: list[str] = []
-    sources = _sources(run, backend, directory)
+    sources = _sources(run, backend, directory, trusted)
     try:
         for source in sources:
             choice = _choice(source, kind)
@@ -97,7 +100,9 @@ def pull(
         raise ArtifactError(_nothing(sources, kind))
 
 
-def _sources(name: str, backend_name: str | None, directory: Path | None) -> list[Source]:
+def _sources(
+    name: str, backend_name: str | None, directory: Path | None, trusted: Sequence[str]
+) -> list[Source]:
     """Where the run's files are."""
     root = runs_directory(directory)
     if backend_name in {None, LOCAL}:
@@ -118,23 +123,21 @@ def _sources(name: str, backend_name: str | None, directory: Path | None) -> lis
         if name == LATEST:
             raise
         return [Source(backend_name, name, backend.open_store(backend.connection()))]
-    return _delivered(found, backend, backend_name)
+    return _delivered(found, backend, backend_name, trusted)
 
 
-def _delivered(run: RunDirectory, backend: Backend, name: str) -> list[Source]:
+def _delivered(
+    run: RunDirectory, backend: Backend, name: str, trusted: Sequence[str]
+) -> list[Source]:
     """The tracker's runs that a run known here was delivered to."""
     delivery = summarize(run, all_states(run), remember=True).health.delivered.get(name)
-    connection = backend.connection()
-    sources = [
-        Source(
-            name,
-            tracked.id,
-            backend.open_store(
-                msgspec.structs.replace(connection, uri=known_address(tracked.uri, connection))
-            ),
-        )
-        for tracked in (delivery.runs if delivery else ())
-    ]
+    guard, connection = Guard(backend, trusted), backend.connection()
+    sources = []
+    for tracked in delivery.runs if delivery else ():
+        uri = known_address(tracked.uri, connection)
+        guard.require(uri)
+        store = backend.open_store(msgspec.structs.replace(connection, uri=uri))
+        sources.append(Source(name, tracked.id, store))
     if not sources:
         raise ConfigurationError(
             f"run {run.id} was not delivered to {name}: leave --backend out to have its files from here, "

@@ -15,7 +15,16 @@ from memlog.analysis import Summary, summarize
 from memlog.analysis.document import SCHEMA, Delivery, RunStatus
 from memlog.analysis.folds import ALLOCATED, HOST
 from memlog.cli.options import SETTINGS, dir_option, json_option
-from memlog.cli.output import STATUS_STYLES, local_time, page, plain, print_json, sign, table
+from memlog.cli.output import (
+    STATUS_STYLES,
+    local_time,
+    one_line,
+    page,
+    plain,
+    print_json,
+    sign,
+    table,
+)
 from memlog.delivery.rides import all_states
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
@@ -56,16 +65,28 @@ def runs(directory: Path | None, as_json: bool) -> None:
     root = runs_directory(directory)
     found = list_runs(root)
     if as_json:
-        listed = RunList(runs=[_line(run) for run in found])
+        listed = RunList(runs=list(_lines(found)))
         print_json(msgspec.json.format(msgspec.json.encode(listed, order="sorted"), indent=2))
         return
     if not found:
         find_run(root, LATEST)  # raises, with the remedy
-    lines = [_line(run) for run in found]
+    lines = list(_lines(found))
     with page() as console:
         console.print(_table(console, lines))
         for problem in _problems(lines):
             console.print(plain(problem))
+
+
+def _lines(found: Iterable[RunDirectory]) -> Iterator[RunLine]:
+    """One run that can't be read, for whatever reason, is said, and the others are listed."""
+    for run in found:
+        try:
+            line = _line(run)
+        except Exception as error:  # noqa: BLE001 - a folder may hold anything
+            told = one_line(f"memlog: {run.path} is left out, since it can't be read: {error}")
+            click.echo(told, err=True)
+            continue
+        yield line
 
 
 def _problems(lines: Iterable[RunLine]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ import msgspec
 
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import Delivery
-from memlog.cli.addresses import known_address, told_place
+from memlog.cli.addresses import Guard, known_address, told_place, trust_option
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
@@ -45,16 +46,24 @@ _RETRY = 1.0
     show_default=True,
     help="Seconds to go on trying a tracker that can't be reached.",
 )
+@trust_option
 @dir_option
-def sync(run: str, backend: str | None, timeout: float, directory: Path | None) -> None:
+def sync(
+    run: str,
+    backend: str | None,
+    timeout: float,
+    trusted: tuple[str, ...],
+    directory: Path | None,
+) -> None:
     """Delivers what a run's trackers don't have yet.
 
     RUN is a run's id, the unique beginning of one, or "latest". Its points go to the trackers that it was
     recorded for. Nothing is lost where that fails, and nothing doubled where it is done again.
 
     It goes on where the training script sent it, whatever address your environment names; a user and
-    password for that very address are taken from there. With --to, a run that this tracker does not have
-    yet is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
+    password for that very address are taken from there. Where it is another and your environment holds
+    credentials, nothing is sent until you name it with --trust-address. With --to, a run that this
+    tracker does not have yet is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
     """
     found = find_run(runs_directory(directory), run)
     explain_afterwards(found)
@@ -62,9 +71,10 @@ def sync(run: str, backend: str | None, timeout: float, directory: Path | None) 
     failures = []
     for name in _backends(summary, backend):
         try:
-            click.echo(
-                one_line(_sync(found, summary, name, timeout, elsewhere=backend is not None))
+            told = _sync(
+                found, summary, name, timeout, trusted=trusted, elsewhere=backend is not None
             )
+            click.echo(one_line(told))
         except MemlogError as error:  # noqa: PERF203 - one tracker's trouble is not the others'
             failures.append(error)
     if failures:
@@ -99,7 +109,13 @@ def _joined(failures: list[MemlogError]) -> MemlogError:
 
 
 def _sync(
-    run: RunDirectory, summary: Summary, name: str, timeout: float, *, elsewhere: bool
+    run: RunDirectory,
+    summary: Summary,
+    name: str,
+    timeout: float,
+    *,
+    trusted: Sequence[str],
+    elsewhere: bool,
 ) -> str:
     """Delivers to one backend, and returns what is to be said of it."""
     complete = summary.status != "running"
@@ -109,8 +125,9 @@ def _sync(
         told = f"nothing is left to deliver, it has {state.delivered:,} points"
         return f"{name}: {told}{_where(state, delivery)}"
     backend = load_backend(name)
+    guard = Guard(backend, trusted)
     with CourierLock(run, name):
-        courier = _courier(run, summary, backend, name, elsewhere=elsewhere)
+        courier = _courier(run, summary, backend, guard, elsewhere=elsewhere)
         before = copy.deepcopy(courier.state)
         with Meter(courier):
             _deliver(courier, timeout, complete=complete)
@@ -121,13 +138,13 @@ def _sync(
 
 
 def _courier(
-    run: RunDirectory, summary: Summary, backend: Backend, name: str, *, elsewhere: bool
+    run: RunDirectory, summary: Summary, backend: Backend, guard: Guard, *, elsewhere: bool
 ) -> Courier:
-    header = run.trainer()
+    header, name = run.trainer(), backend.name
     courier = Courier(
         run,
         name,
-        backend.open_sink,
+        guard.open_sink,
         project=summary.run.project,
         name=summary.run.name,
         begun_us=header.begun_us if header else None,

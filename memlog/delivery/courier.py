@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from memlog.delivery import outbox
+from memlog.delivery.copies import Copies
 from memlog.delivery.reading import Reading
 from memlog.delivery.rides import Claim, ClaimOf
 from memlog.delivery.state import CourierState, Progress
@@ -76,6 +77,7 @@ class Courier:
         self._sinks: dict[str | None, Sink] = {}
         self._readings: dict[str, Reading] = {}
         self._failures = 0
+        self._copies = Copies(run)
         self.state.provisional = 0  # of a courier that did not come to close its sink: sent again
         self._clean = self._kept()
 
@@ -306,7 +308,7 @@ class Courier:
             self._count(lost)
             self._save()
 
-        outbox.send(self.state.outbox, self.run, self._sink, crossed_off)
+        outbox.send(self.state.outbox, self._copies, self._sink, crossed_off)
 
     def _send_pending(self, sink: Sink, reading: Reading) -> Counter[str]:
         sink.probe()

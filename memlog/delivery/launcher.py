@@ -15,6 +15,7 @@ import msgspec
 from memlog import launched
 from memlog.delivery import messages
 from memlog.delivery.backchannel import AlertListener
+from memlog.files import open_to_append
 from memlog.health import Health
 
 _POLL = 0.02
@@ -149,7 +150,7 @@ class HelperProcess:
 
 
 def _start(log: Path, shared: Sequence[int]) -> subprocess.Popen[bytes]:
-    with log.open("ab") as output:
+    with open_to_append(log.parent, log.name) as output:
         return subprocess.Popen(
             [sys.executable, "-m", "memlog.delivery"],
             stdin=subprocess.PIPE,

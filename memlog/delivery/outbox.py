@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from memlog.delivery.copies import Copies
 from memlog.delivery.state import MAX_ALERTS, AlertsTold, Outbox, Outgoing
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact
-from memlog.journal import RunDirectory
 from memlog.sink import Sink
 
 OpenedSink = Callable[[str | None], Sink]
@@ -41,13 +40,16 @@ def take_over(
 
 
 def send(
-    outbox: Outbox, run: RunDirectory, sink: OpenedSink, crossed_off: Callable[[Counter[str]], None]
+    outbox: Outbox,
+    copies: Copies,
+    sink: OpenedSink,
+    crossed_off: Callable[[Counter[str]], None],
 ) -> None:
     """Sends what the outbox holds.
 
     Args:
         outbox: What is to be sent; loses what was.
-        run: Where the files are.
+        copies: Hands over the files.
         sink: The open sink of a target.
         crossed_off: Called after each thing, with what was lost of it, by reason.
 
@@ -58,7 +60,7 @@ def send(
         if told.told < len(told.alerts):
             crossed_off(_show_alerts(sink(target or None), told))
     while outbox.artifacts:
-        lost = _store(sink, outbox.artifacts[0], run)
+        lost = _store(sink, outbox.artifacts[0], copies)
         del outbox.artifacts[0]
         crossed_off(lost)
 
@@ -73,22 +75,17 @@ def _show_alerts(sink: Sink, told: AlertsTold) -> Counter[str]:
     return lost
 
 
-def _store(sink: OpenedSink, outgoing: Outgoing, run: RunDirectory) -> Counter[str]:
-    file = file_of(outgoing.artifact, run)
+def _store(sink: OpenedSink, outgoing: Outgoing, copies: Copies) -> Counter[str]:
+    artifact, lost = outgoing.artifact, Counter[str]()
+    if not copies.have(artifact):
+        return Counter({"artifact_missing": 1})
+    opened = sink(outgoing.target)
+    file = copies.of(artifact, in_place=getattr(opened, "keeps_files", False))
     if file is None:
         return Counter({"artifact_missing": 1})
     try:
-        sink(outgoing.target).log_artifact(outgoing.artifact, file)
+        opened.log_artifact(artifact, file)
     except TrackerRejectedError:
-        return Counter({"artifact_rejected": 1})
-    return Counter()
-
-
-def file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
-    """The file, where it is a plain one in the run's own folder: a journal may come from anywhere."""
-    path = run.path / artifact.path
-    try:
-        inside = path.resolve().is_relative_to(run.artifacts.resolve())
-        return path if inside and path.is_file() else None
-    except (OSError, ValueError):
-        return None
+        lost["artifact_rejected"] = 1
+    copies.drop()
+    return lost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog.delivery.outbox import file_of
+from memlog.delivery.copies import file_of
 from memlog.delivery.row import Row
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent

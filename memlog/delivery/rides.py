@@ -13,8 +13,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog.delivery.state import CourierState, Stage, read_states
+from memlog.delivery.state import MAX_STATE, CourierState, Stage, read_states
+from memlog.files import read_plain, replacing
 from memlog.journal import RunDirectory
+from memlog.journal.format import UNDECODABLE
 
 Claim: TypeAlias = Literal["riding", "whole", "missing"]
 """Of a run of the user's: it is, or may still be, ridden; it has everything; it has not."""
@@ -45,10 +47,8 @@ class RideState(msgspec.Struct, kw_only=True):
 
     def save(self, run: RunDirectory) -> None:
         """Replaces what was kept before."""
-        path = run.delivery / f"{self.backend}{_SUFFIX}"
-        temporary = path.with_suffix(".ride-tmp")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        temporary.replace(path)
+        with replacing(run.path, f"{run.delivery.name}/{self.backend}{_SUFFIX}") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     @staticmethod
     def load(run: RunDirectory, backend: str) -> RideState | None:
@@ -57,9 +57,9 @@ class RideState(msgspec.Struct, kw_only=True):
         Of a trainer that is gone before the ride came to its end, that what the tracker has is not certain.
         """
         try:
-            kept = (run.delivery / f"{backend}{_SUFFIX}").read_bytes()
+            kept = read_plain(run.path, f"{run.delivery.name}/{backend}{_SUFFIX}", MAX_STATE)
             state = msgspec.json.decode(kept, type=RideState)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, *UNDECODABLE):
             return None
         if state.stage == "delivering" and not run.is_alive():
             state.stage = "waiting"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable
 from typing import Any
 
 from memlog.events import Artifact, now_us
+from memlog.files import replacing
 from memlog.journal import Header, RunDirectory
 from memlog.journal.kept import safe_name
 from memlog.metrics import Plan
@@ -25,9 +27,9 @@ def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]
         OSError: it can't be written.
     """
     safe = safe_name(name)
-    run.artifacts.mkdir(exist_ok=True)
-    path = run.artifacts / safe
-    with path.open("w", newline="", encoding="utf-8") as file:
+    path = f"{run.artifacts.name}/{safe}"
+    with replacing(run.path, path) as target:
+        file = io.TextIOWrapper(target, encoding="utf-8", newline="", write_through=True)
         rows = csv.writer(file)
         rows.writerow(_COLUMNS)
         for journal in run.files():
@@ -42,8 +44,10 @@ def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]
                 if chosen:
                     _write(rows, plan.feed(entry.event, entry.start))
             _write(rows, plan.flush())
-    size = path.stat().st_size
-    return Artifact(now_us(), safe, SERIES_KIND, f"{run.artifacts.name}/{safe}", size)
+        file.flush()
+        file.detach()
+        size = target.tell()
+    return Artifact(now_us(), safe, SERIES_KIND, path, size)
 
 
 def _write(rows: Any, points: list[Point]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import IO, Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
 
 from memlog.errors import DeliveryError
 from memlog.events import Alert, Artifact
+from memlog.files import open_to_append, read_plain, replacing
 from memlog.journal import Binding, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
@@ -19,6 +19,9 @@ if sys.platform != "win32":
 
 MAX_ALERTS = 1000
 """Alerts of one run that a tracker shows at most."""
+
+MAX_STATE = 64 * 1024**2
+"""Bytes of what a courier or a ride remembers; a larger file is not memlog's."""
 
 Stage: TypeAlias = Literal["waiting", "delivering", "unreachable", "done"]
 
@@ -88,17 +91,16 @@ class CourierState(msgspec.Struct, kw_only=True):
 
     def save(self, run: RunDirectory) -> None:
         """Replaces what was kept before; a crash leaves the one or the other, never half of one."""
-        path = _state_path(run, self.backend)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        temporary.replace(path)
+        with replacing(run.path, _state_name(run, self.backend)) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     @staticmethod
     def load(run: RunDirectory, backend: str) -> CourierState:
         """What was kept; a fresh state where there is nothing that can be read."""
         try:
-            return msgspec.json.decode(_state_path(run, backend).read_bytes(), type=CourierState)
-        except (OSError, *UNDECODABLE):
+            kept = read_plain(run.path, _state_name(run, backend), MAX_STATE)
+            return msgspec.json.decode(kept, type=CourierState)
+        except (OSError, ValueError, *UNDECODABLE):
             return CourierState(backend=backend)
 
 
@@ -108,8 +110,8 @@ def read_states(run: RunDirectory) -> list[CourierState]:
     return [CourierState.load(run, backend) for backend in backends]
 
 
-def _state_path(run: RunDirectory, backend: str) -> Path:
-    return run.delivery / f"{backend}.json"
+def _state_name(run: RunDirectory, backend: str) -> str:
+    return f"{run.delivery.name}/{backend}.json"
 
 
 class CourierLock:
@@ -122,12 +124,13 @@ class CourierLock:
     def __init__(self, run: RunDirectory, backend: str) -> None:
         self._run = run
         self._backend = backend
-        self._file: IO[str] | None = None
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> None:
         """Takes the lock."""
-        self._run.delivery.mkdir(exist_ok=True)
-        self._file = (self._run.delivery / f"{self._backend}.lock").open("w")
+        self._file = open_to_append(
+            self._run.path, f"{self._run.delivery.name}/{self._backend}.lock"
+        )
         if sys.platform == "win32":
             return  # couriers are kept apart by their users alone
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 from collections.abc import Callable
 from os import PathLike
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from memlog.errors import ConfigurationError
+from memlog.files import replacing
 
 _PICKLE_PROTOCOL = 4
 """The newest that PyTorch's memory page reads."""
@@ -63,17 +63,11 @@ def _write(output_path: str | PathLike[str], fill: Callable[[BinaryIO], object])
         raise ConfigurationError(f"{path}: there is no folder {path.parent}; create it first")
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder; name a file in it")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            if path.suffix == ".gz":
-                # Without name and time, so that equal traces make equal files.
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed:
-                    fill(compressed)  # type: ignore[arg-type] # it has the write() that both ways of filling need
-            else:
-                fill(file)
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with replacing(path.parent, path.name) as file:
+        if path.suffix == ".gz":
+            # Without name and time, so that equal traces make equal files.
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed:
+                fill(compressed)  # type: ignore[arg-type] # it has the write() that both ways of filling need
+        else:
+            fill(file)
     return path

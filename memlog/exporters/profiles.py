@@ -18,6 +18,10 @@ _SAMPLES_AT_MOST = 100_000
 """Of one profile: half a million in a file take the page five seconds and more to load."""
 
 
+_FRAMES_AT_MOST = 10_000_000
+"""Of all samples of one profile together."""
+
+
 class Frames:
     """Numbers for names, each name once."""
 
@@ -37,19 +41,20 @@ def sampled(
 ) -> dict[str, Any] | None:
     """A profile of bytes by stack, outermost frame first; ``None`` where there are none.
 
-    What is past ``at_most`` samples stands in one more, so that the sum is right.
+    What is past ``at_most`` samples, or ten million frames, stands in one more, so that the sum is right.
     """
     samples: list[list[int]] = []
     weights: list[int] = []
     previous: Stack | None = None
-    rest = 0
+    rest = depth = 0
     for stack, weight in weighted:
         if stack == previous:
             weights[-1] += weight
-        elif len(samples) >= at_most:
+        elif len(samples) >= at_most or depth + len(stack) > _FRAMES_AT_MOST:
             rest += weight
         else:
             previous = stack
+            depth += len(stack)
             samples.append([frames.number(frame) for frame in stack])
             weights.append(weight)
     if rest:

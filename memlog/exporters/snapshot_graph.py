@@ -7,7 +7,7 @@ it is refused, and work and text are bounded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memlog.errors import SnapshotError
@@ -118,6 +118,8 @@ def _devices(snapshot: dict[str, Any]) -> dict[int, _Device]:
     """By number; those alone that have blocks or a history."""
     devices: dict[int, _Device] = {}
     room = _ENTRIES_AT_MOST
+    _require_own([segment["blocks"] for segment in snapshot["segments"] if segment["blocks"]])
+    _require_own([history for history in snapshot["device_traces"] if history])
     for segment in snapshot["segments"]:
         number = _whole(segment.get("device", 0), "a device's number")
         device = devices.setdefault(number, _Device())
@@ -162,6 +164,12 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> _Block:
         state=state,
         source=block,
     )
+
+
+def _require_own(lists: Sequence[Any]) -> None:
+    """A small file in which many share one long list would come to any number of entries."""
+    if len({id(entries) for entries in lists}) < len(lists):
+        raise ValueError("several of its parts are one list, which torch does not write")
 
 
 def _pool(identity: Any) -> str:

@@ -16,6 +16,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 
 from memlog.events import SCHEMA_VERSION, Event
+from memlog.files import open_plain, replacing
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 WHOLE_SEGMENT = 10**9
@@ -32,7 +33,7 @@ _GAP = msgspec.json.Decoder(Gap)
 def compacted_window(path: Path) -> int | None:
     """The window that a segment was compacted with; 0: not yet. ``None``: it can't be."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path.parent, path.name) as file:
             header = _HEADER.decode(file.readline(MAX_LINE_BYTES))
     except (OSError, *UNDECODABLE):
         return None
@@ -58,25 +59,20 @@ def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
         ValueError: it holds a line of a length that memlog does not write; likewise.
     """
     kept = _Kept(window, levels)
-    with path.open("rb") as file:
-        first_line = file.readline(MAX_LINE_BYTES)
-        for index, line in enumerate(_lines(file)):
+    with open_plain(path.parent, path.name) as source:
+        first_line = source.readline(MAX_LINE_BYTES)
+        for index, line in enumerate(_lines(source)):
             kept.take(index, line)
-    kept.finish()
-    temporary = path.with_suffix(".tmp")
-    try:
-        with path.open("rb") as source, temporary.open("wb") as target:
+        kept.finish()
+        with replacing(path.parent, path.name) as target:
             target.write(_header_line(first_line, window))
             source.seek(len(first_line))
             gone = _copy(source, target, kept.indices, delivered=delivered)
             target.flush()
             os.fsync(target.fileno())
-        status = path.stat()
-        # When a run last wrote says whether it lives, and when it died.
-        os.utime(temporary, ns=(status.st_atime_ns, status.st_mtime_ns))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            status = os.fstat(source.fileno())
+            # When a run last wrote says whether it lives, and when it died.
+            os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     return gone
 
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog.events import SCHEMA_VERSION, Event, field_names
+from memlog.events import SCHEMA_VERSION, Event, Int, field_names
 
 MAX_LINE_BYTES = 1024**2
 """A longer line is not ours."""
@@ -18,15 +18,18 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 Role: TypeAlias = Literal["trainer", "helper"]
 
-_SEGMENT_NAME = re.compile(r"(?P<process>(?:trainer|helper)-\d+)-(?P<segment>\d{4,})\.jsonl")
+_SEGMENT_NAME = re.compile(
+    r"(?P<process>(?:trainer|helper)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
+)
+"""As `segment_name` makes them and no others: the number alone must lead back to the file."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A place between two lines of one process's segments."""
 
-    segment: int
+    segment: Int
     """From 1."""
-    offset: int
+    offset: Int
     """Bytes from the segment's beginning."""
 
 
@@ -36,7 +39,7 @@ START = Position(1, 0)
 class ProcessIdentity(msgspec.Struct, frozen=True):
     """Which process wrote a segment; its start time tells it from a later one with the same number."""
 
-    pid: int
+    pid: Int
     started: float
     """Unix time in seconds, as the operating system has it."""
     host: str
@@ -61,9 +64,9 @@ class Binding(msgspec.Struct, frozen=True):
 class Compaction(msgspec.Struct, frozen=True):
     """What was done to a segment to make it smaller."""
 
-    window: int
+    window: Int
     """Of so many events of one kind in a row, the peaks and the last were kept."""
-    begins: int
+    begins: Int
     """Where the first record stood, in bytes from the beginning, before."""
 
 
@@ -73,10 +76,10 @@ class Gap(msgspec.Struct, frozen=True):
     Positions go on as if they still stood there, so that whoever had read so far goes on rightly.
     """
 
-    events: int
-    delivered: int
+    events: Int
+    delivered: Int
     """How many of these every sink had had."""
-    bytes: int
+    bytes: Int
     """Length of the lines that are gone."""
 
 
@@ -85,12 +88,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA_VERSION
     run: str
-    begun_us: int
+    begun_us: Int
     """When the run began, Unix time in microseconds."""
     role: Role
     process: ProcessIdentity
-    segment: int
-    initial_step: int = 0
+    segment: Int
+    initial_step: Int = 0
     bindings: dict[str, Binding] = {}
     """By backend; a backend that is missing has no run of the user's."""
     fields: dict[str, tuple[str, ...]] = msgspec.field(default_factory=field_names)
@@ -101,7 +104,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """A line of a segment."""
 
-    seq: int
+    seq: Int
     """Number of the event among those of its process, from 0."""
     event: Event
 

@@ -6,12 +6,12 @@ A name stands for one file of the run, here and in every tracker: a later one ta
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from pathlib import Path
 
 from memlog.events import Artifact, now_us
+from memlog.files import replacing
 from memlog.journal.runs import RunDirectory
 
 MAX_NAME = 128
@@ -20,6 +20,7 @@ MAX_NAME = 128
 _OWN = (("postmortem.md", "postmortem"), ("worst-step.speedscope.json.gz", "flamegraph"))
 """Name and kind of the files that memlog itself makes, in the helper process: no user's takes their place."""
 _MAX_REMEMBERED = 10_000
+_CHUNK = 1024**2
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -49,16 +50,11 @@ def keep(
     safe, safe_kind = (
         (safe_name(wanted), safe_name(kind)) if names is None else names.give(wanted, kind)
     )
-    run.artifacts.mkdir(exist_ok=True)
-    target = run.artifacts / safe
-    temporary = run.artifacts / f".{safe[-64:]}.{os.getpid()}.tmp"
-    try:
-        shutil.copyfile(source, temporary)
-        size = temporary.stat().st_size
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return Artifact(now_us(), safe, safe_kind, f"{run.artifacts.name}/{safe}", size)
+    path = f"{run.artifacts.name}/{safe}"
+    with source.open("rb") as original, replacing(run.path, path) as copy:
+        shutil.copyfileobj(original, copy, _CHUNK)
+        size = copy.tell()
+    return Artifact(now_us(), safe, safe_kind, path, size)
 
 
 class Names:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from memlog.events import EVENT_TYPES, SCHEMA_VERSION, Event
+from memlog.files import open_plain
 from memlog.journal.format import (
     MAX_LINE_BYTES,
     START,
@@ -68,10 +69,16 @@ class JournalFile:
         # Every ride asks: a glob takes three times as long.
         try:
             with os.scandir(self._directory) as entries:
-                named = [parse_segment_name(entry.name) for entry in entries]
+                # What is no plain file is no segment; of a name that is one alone, the system is asked.
+                named = [
+                    found
+                    for entry in entries
+                    if (found := parse_segment_name(entry.name)) and found[0] == self.process
+                    if entry.is_file(follow_symlinks=False)
+                ]
         except OSError:
             return []
-        return sorted(found[1] for found in named if found and found[0] == self.process)
+        return sorted(segment for _, segment in named)
 
     @property
     def size(self) -> int:
@@ -87,7 +94,7 @@ class JournalFile:
     def headers(self) -> Iterator[Header]:
         """The headers of the segments, in order; those that can't be read are passed over."""
         for segment in self.segments:
-            with self.path(segment).open("rb") as file:
+            with self._open(segment) as file:
                 header = self._read_header(file)
             if header is not None:
                 yield header
@@ -113,8 +120,11 @@ class JournalFile:
         """The file of a segment."""
         return self._directory / segment_name(self.process, segment)
 
+    def _open(self, segment: int) -> BinaryIO:
+        return open_plain(self._directory, segment_name(self.process, segment))
+
     def _read_segment(self, number: int, offset: int, *, complete: bool) -> Iterator[Entry]:
-        with self.path(number).open("rb") as file:
+        with self._open(number) as file:
             header = self._read_header(file)
             if header is None:
                 return

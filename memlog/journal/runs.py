@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.journal.format import Header, ProcessIdentity, parse_segment_name
 from memlog.journal.reader import JournalFile
+
+logger = logging.getLogger("memlog")
 
 LATEST = "latest"
 _ALPHABET = (
@@ -51,8 +55,7 @@ class RunDirectory:
 
     def files(self) -> list[JournalFile]:
         """One reader for each process that wrote here, the trainer's first."""
-        named = (parse_segment_name(path.name) for path in self.path.iterdir())
-        processes = {found[0] for found in named if found}
+        processes = {process for process, _ in _segments(self.path)}
         ordered = sorted(
             processes, key=lambda process: (not process.startswith("trainer"), process)
         )
@@ -68,14 +71,11 @@ class RunDirectory:
     def begun(self) -> float:
         """Unix time in seconds at which the run began."""
         header = self.trainer()
-        try:
-            return header.begun_us / 1e6 if header else self.last_write()
-        except OverflowError:  # a damaged journal's number beyond all reason
-            return self.last_write()
+        return header.begun_us / 1e6 if header else self.last_write()
 
     def last_write(self) -> float:
         """Unix time in seconds of the newest change to the journal."""
-        times = [path.stat().st_mtime for path in self.path.glob("*.jsonl")]
+        times = [path.lstat().st_mtime for path in self.path.glob("*.jsonl")]
         return max(times, default=self.path.stat().st_mtime)
 
     def is_alive(self) -> bool:
@@ -99,7 +99,7 @@ def _lives(process: ProcessIdentity) -> bool:
         found = psutil.Process(process.pid)
         same = abs(found.create_time() - process.started) < _CLOCK_TOLERANCE
         return same and found.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # the last two: no process has such a number
         return False
 
 
@@ -126,16 +126,28 @@ def new_run(root: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
-def _holds_a_journal(path: Path) -> bool:
-    return any(parse_segment_name(file.name) for file in path.glob("*.jsonl"))
+def _segments(path: Path) -> Iterator[tuple[str, int]]:
+    """Process and number of each segment in a folder; what is no plain file is none."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            found = parse_segment_name(entry.name)
+            if found is not None and entry.is_file(follow_symlinks=False):
+                yield found
 
 
 def list_runs(root: Path) -> list[RunDirectory]:
-    """The runs below ``root``, oldest first."""
+    """The runs below ``root``, oldest first; one that can't be read is said, and costs itself alone."""
     if not root.is_dir():
         return []
-    runs = [RunDirectory(path) for path in root.iterdir() if _holds_a_journal(path)]
-    return sorted(runs, key=lambda run: (run.begun(), run.id))
+    runs = []
+    for path in root.iterdir():
+        run = RunDirectory(path)
+        try:
+            if path.is_dir() and any(_segments(path)):
+                runs.append((run.begun(), run.id, run))
+        except Exception as error:  # noqa: BLE001 - whatever stands there, the other runs are listed
+            logger.warning("memlog: %s is left out, since it can't be read: %s", path, error)
+    return [run for _, _, run in sorted(runs, key=lambda known: known[:2])]
 
 
 def find_run(root: Path, name: str) -> RunDirectory:

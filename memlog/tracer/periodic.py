@@ -22,6 +22,7 @@ import msgspec
 
 from memlog.events import Event
 from memlog.events import Trace as TraceEvent
+from memlog.files import replacing
 from memlog.health import Health
 from memlog.tracer.budget import DEFAULT_SHARE, Budget
 from memlog.tracer.event import trace_event
@@ -362,9 +363,8 @@ class PeriodicTracer:
 
     def _keep(self, trace: Trace, event: TraceEvent) -> None:
         """Leaves the events to the helper process: making a graph of them takes longer than a step."""
-        temporary = self._worst_file.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.msgpack.encode((event, trace)))
-        temporary.replace(self._worst_file)
+        with replacing(self._worst_file.parent, self._worst_file.name) as file:
+            file.write(msgspec.msgpack.encode((event, trace)))
 
     def _skip(self, why: str) -> None:
         self._skipped += 1

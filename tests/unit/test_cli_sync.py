@@ -257,3 +257,49 @@ def test_a_run_that_no_tracker_has_yet_is_opened_where_the_environment_says(
     connection = the_target(backend).connection
     assert connection.uri is None
     assert connection.environment == {"LIST_URI": "http://other:5000"}
+
+
+def strangers(run: RunDirectory, how: str) -> None:
+    """Has the run's folder name a tracker of its choosing."""
+    match how:
+        case "address":
+            CourierState(backend="list", address="http://evil").save(run)
+        case "own run":
+            CourierState(backend="list", own_run=Binding("own", "http://evil")).save(run)
+        case "binding":
+            segment = min(run.path.glob("trainer-*.jsonl"))
+            text = segment.read_text()
+            bound = '"bindings":{"list":{"run_id":"users","uri":"http://evil"}}'
+            assert '"bindings":{}' in text
+            segment.write_text(text.replace('"bindings":{}', bound, 1))
+
+
+@pytest.mark.parametrize("how", ["address", "own run", "binding"])
+def test_an_address_of_the_runs_alone_gets_no_credentials(
+    run: RunDirectory, backend: ListBackend, how: str
+) -> None:
+    strangers(run, how)
+    backend.environment = {"LIST_TOKEN": "secret"}
+    line = complaint(code=1)
+    assert line.startswith(
+        "list: the run names http://evil as its tracker, your environment names "
+    )
+    assert "credentials (LIST_TOKEN)" in line
+    assert line.endswith("--trust-address http://evil")
+    assert backend.tracker.opened == []
+    said("--trust-address", "http://evil")
+    assert backend.tracker.opened
+
+
+@pytest.mark.parametrize("how", ["address", "own run", "binding"])
+def test_nor_does_it_get_them_with_its_files(
+    run: RunDirectory, backend: ListBackend, tmp_path: Path, how: str
+) -> None:
+    strangers(run, how)
+    backend.environment = {"LIST_TOKEN": "secret"}
+    arguments = ["pull", run.id, "--backend", "list", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(cli, arguments, prog_name="memlog")
+    assert result.exit_code != 0
+    if how != "address":  # which is where nothing was delivered yet
+        assert "the run names http://evil" in result.stderr
+    assert backend.connected == []

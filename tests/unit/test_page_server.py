@@ -77,12 +77,42 @@ def test_a_forwarded_port_may_have_another_number(server: PageServer, host: str)
         "[::",
         "",
         "10.0.0.1",
+        "localhost?.evil.example",
+        "localhost#.evil.example",
+        "localhost:.evil.example",
+        "localhost:",
+        "localhost:80:80",
+        "localhost\\.evil.example",
+        "localhost/",
     ],
 )
 def test_another_host_is_refused(server: PageServer, host: str) -> None:
     status, body, _ = ask(server, host=host)
     assert status == 403
     assert b"hello" not in body
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"TRACE / HTTP/1.1\r\nHost: evil.example\r\n",
+        b"GET  HTTP/1.1 x\r\n",
+        b"\xff\xfe\r\n",
+        b"GET / HTTP/9.9\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n",
+    ],
+)
+def test_what_is_no_question_gets_a_status_and_no_word(
+    server: PageServer, request_line: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(request_line + b"\r\n")
+        answer = connection.makefile("rb").read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.") or not answer
+    assert body == b""
+    assert b"memlog" not in answer
+    assert b"evil" not in answer
 
 
 def test_two_host_headers_are_refused(server: PageServer) -> None:

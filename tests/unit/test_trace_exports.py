@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,7 @@ def test_files_appear_whole_or_not_at_all(
 
     old = tmp_path / "flame.json"
     old.write_text("old")
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         tracer.export_flame_graph(old)
     with pytest.raises(TypeError):

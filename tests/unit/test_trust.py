@@ -1,0 +1,112 @@
+"""The environment's credentials go to the environment's own tracker, whatever a run's folder names."""
+
+from pathlib import Path
+
+import pytest
+
+from memlog.trust import Home, is_same_place, secret_names, withheld
+from memlog_mlflow import backend as mlflow_backend
+from memlog_wandb import backend as wandb_backend
+
+HOME = Home(
+    "https://me:pw@tracking.corp/base", ("MLFLOW_TRACKING_TOKEN",), frozenset({"databricks"})
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("NETRC", "WANDB_BASE_URL", "WANDB_API_KEY", "WANDB_CONFIG_DIR", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        None,
+        "",
+        "https://tracking.corp",
+        "https://TRACKING.corp:443/other/",
+        "sqlite:////home/me/m.db",
+        "/home/me/mlruns",
+        "file:///home/me/mlruns",
+        "databricks",
+        "databricks://profile",
+        "offline:/home/me/wandb/offline-run-1#runs/1",
+        "disabled:",
+    ],
+)
+def test_what_is_the_environments_own_or_here_may_be_asked(address: str | None) -> None:
+    assert withheld(address, HOME) == ()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://tracking.corp",
+        "https://tracking.corp:8443",
+        "https://tracking.corp.evil.com",
+        "https://tracking.corp@evil.com",
+        "https://evil.com\\@tracking.corp",
+        "https://evil.com#@tracking.corp",
+        "https:evil.com",
+        "HTTPS://evil.com",
+        "postgresql://tracking.corp/db?host=evil.com",
+        "mssql+pyodbc:///?odbc_connect=SERVER%3Devil.com",
+        "wasbs://evil.com/x",
+    ],
+)
+def test_any_other_is_not_sent_what_the_environment_holds(address: str) -> None:
+    assert withheld(address, HOME) == ("MLFLOW_TRACKING_TOKEN",)
+    assert withheld(address, Home(HOME.address)) == ()
+
+
+def test_what_the_user_names_is_trusted() -> None:
+    assert withheld("http://other:5000/x", HOME, ["http://other:5000"]) == ()
+    assert withheld("http://other:5001", HOME, ["http://other:5000"])
+
+
+def test_an_address_is_compared_without_its_password() -> None:
+    assert is_same_place("postgresql://host/db", "postgresql://me:pw@host/db")
+    assert not is_same_place("postgresql://host/db", "postgresql://me:pw@host/other")
+
+
+def test_a_netrc_file_gives_a_host_its_password_and_any_host_a_default(tmp_path: Path) -> None:
+    nothing = Home("https://tracking.corp")
+    file = tmp_path / ".netrc"
+    file.write_text("machine lab login me password pw\n")
+    assert withheld("http://lab:5000", nothing) == ("~/.netrc",)
+    assert withheld("http://other:5000", nothing) == ()
+    file.write_text("default login me password pw\n")
+    assert withheld("http://other:5000", nothing) == ("~/.netrc",)
+
+
+def test_variables_that_hold_credentials_are_known_by_their_names() -> None:
+    environment = {"A_TOKEN": "x", "MY_PASSWORD": "x", "B_KEY": "x", "A_URI": "x", "C_TOKEN": ""}
+    assert secret_names(environment) == ("A_TOKEN", "B_KEY", "MY_PASSWORD")
+
+
+def test_mlflows_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab:5000")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
+    # Good for Amazon alone: they are no reason to refuse a tracker.
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    (tmp_path / ".mlflow").mkdir()
+    (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\n")
+    home = mlflow_backend.home()
+    assert home.address == "http://lab:5000"
+    assert home.credentials == ("MLFLOW_TRACKING_PASSWORD", "~/.mlflow/credentials")
+
+
+def test_wandbs_home_is_what_the_environment_or_its_settings_files_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wandb_backend.home() == Home("https://api.wandb.ai")
+    settings = tmp_path / ".config" / "wandb" / "settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[default]\nbase_url = https://wandb.corp\napi_key = x\n")
+    assert wandb_backend.home() == Home("https://wandb.corp", (str(settings),))
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.lab")
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    assert wandb_backend.home() == Home("https://wandb.lab", ("WANDB_API_KEY", str(settings)))
