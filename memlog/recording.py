@@ -30,9 +30,9 @@ from memlog.events import (
     Status,
     now_us,
 )
+from memlog.farewell import Waiting, say_never_judged, say_what_is_left, say_what_was_lost
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
-from memlog.lines import say
 from memlog.outofmemory.errors import describe, failed_allocation
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
@@ -54,10 +54,6 @@ _RESERVE = 4 * 1024**2
 no others."""
 MAX_LABELS = 50
 """Labels of blocks and points that get metrics of their own."""
-_SHOWN = 5
-"""Rules that a line names."""
-_SAY_WAITING_AFTER = 1.0
-"""Seconds of waiting in ``finish`` after which a line says for what."""
 
 
 class Recording:
@@ -269,23 +265,24 @@ class Recording:
         self._binder.connect()
         self._journal.close()
         self.batches.close()
-        self._say_what_was_lost()
+        say_what_was_lost(self.run, self._health)
         begun = time.monotonic()
         dropped, faults = dict(self._health.dropped), dict(self._health.faults)
         health = msgspec.structs.replace(health, dropped=dropped, faults=faults)
         try:
             outcome = self._deliver(Finish(end, health), timeout)
         except BaseException:  # Ctrl-C, or what another signal's handler raised
-            self._say_what_is_left("at work", max(time.monotonic() - begun, 0.1))
+            waited = max(time.monotonic() - begun, 0.1)
+            say_what_is_left(self.run, "at work", waited, self._health)
             raise
-        self._say_what_is_left(outcome, timeout)
+        say_what_is_left(self.run, outcome, timeout, self._health)
 
     def _deliver(self, last_words: Finish, timeout: float) -> Outcome:
         """Waits until trackers have everything, for so long at most; says what has become of it."""
         deadline = time.monotonic() + timeout
         threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
         try:
-            outcome = self._helper.finish(last_words, timeout, _Waiting(timeout))
+            outcome = self._helper.finish(last_words, timeout, Waiting(timeout))
         finally:
             for thread in threads:
                 thread.complete()
@@ -309,43 +306,8 @@ class Recording:
         rules: dict[str, str] = {}
         with self._health.contained("looking for rules that were never judged"):
             rules = {} if self._engine is None else self._engine.never_judged()
-            if rules:
-                shown = "; ".join(f"{rule!r} ({why})" for rule, why in list(rules.items())[:_SHOWN])
-                more = f"; and {len(rules) - _SHOWN} more" if len(rules) > _SHOWN else ""
-                say(f"never judged in this run: {shown}{more}")
+            say_never_judged(rules)
         return rules
-
-    def _say_what_was_lost(self) -> None:
-        """A journal that was cut short can't tell: its last words found no room either."""
-        lost = sum(n for reason, n in self._health.dropped.items() if reason.startswith("journal_"))
-        if lost:
-            say(f"{lost} events of run {self.run.id} could not be written and are lost")
-
-    def _say_what_is_left(self, outcome: Outcome, timeout: float) -> None:
-        report = self.run.artifacts / "postmortem.md"
-        if report.exists():
-            say(f"how the run ended is explained in {report}")
-        # Where the run's folder is gone there is nothing to bring.
-        if outcome == "dead" and self.run.path.exists():
-            say(
-                "the helper process ended before everything was delivered: "
-                f"`memlog sync {self.run.id}` brings what is left"
-            )
-        elif outcome == "at work" and timeout:
-            say(
-                f"not everything is delivered after {timeout:.3g} s{self._problems()}; it goes on in the "
-                f"background: `memlog show {self.run.id}` says how far it is, `memlog sync {self.run.id}` "
-                "brings what is left"
-            )
-
-    def _problems(self) -> str:
-        """Why delivery takes its time, as far as the helper has written that down."""
-        from memlog.delivery.state import read_states  # noqa: PLC0415 - for a message alone
-
-        problems: list[str] = []
-        with self._health.contained("reading how far delivery is"):
-            problems = [f"{s.backend}: {s.problem}" for s in read_states(self.run) if s.problem]
-        return f" ({'; '.join(problems)})" if problems else ""
 
     def _start_helper(
         self, settings: Settings, begun_us: int, listener: AlertListener | None
@@ -365,19 +327,6 @@ class Recording:
         thread = CourierThread(Courier(self.run, name, lambda _: sink, may_open_own=True))
         thread.start()
         return thread
-
-
-class _Waiting:
-    """Says once that ``finish`` is waiting."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._said = False
-
-    def __call__(self, waited: float) -> None:
-        if waited >= _SAY_WAITING_AFTER and not self._said:
-            self._said = True
-            say(f"delivering the last points (at most {self._timeout:g} s)")
 
 
 def _not_kept(path: object, error: Exception) -> str:

@@ -1,0 +1,91 @@
+"""What is said to the user as a run ends: what was lost, what is left, and where its end is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from memlog.health import Health
+from memlog.journal import RunDirectory
+from memlog.lines import say
+
+if TYPE_CHECKING:
+    from memlog.delivery.launcher import Outcome
+
+_SHOWN = 5
+"""Rules that a line names."""
+_SAY_WAITING_AFTER = 1.0
+"""Seconds of waiting in ``finish`` after which a line says for what."""
+
+
+class Waiting:
+    """Says once that ``finish`` is waiting.
+
+    Args:
+        timeout: Seconds that it waits at most.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._said = False
+
+    def __call__(self, waited: float) -> None:
+        """So many seconds were waited by now."""
+        if waited >= _SAY_WAITING_AFTER and not self._said:
+            self._said = True
+            say(f"delivering the last points (at most {self._timeout:g} s)")
+
+
+def say_never_judged(rules: Mapping[str, str]) -> None:
+    """Names alert rules that nothing could be said of: silence would pass for all being well.
+
+    Args:
+        rules: Why, by the rule.
+    """
+    if rules:
+        shown = "; ".join(f"{rule!r} ({why})" for rule, why in list(rules.items())[:_SHOWN])
+        more = f"; and {len(rules) - _SHOWN} more" if len(rules) > _SHOWN else ""
+        say(f"never judged in this run: {shown}{more}")
+
+
+def say_what_was_lost(run: RunDirectory, health: Health) -> None:
+    """A journal that was cut short can't tell: its last words found no room either."""
+    lost = sum(n for reason, n in health.dropped.items() if reason.startswith("journal_"))
+    if lost:
+        say(f"{lost} events of run {run.id} could not be written and are lost")
+
+
+def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health: Health) -> None:
+    """What the trackers lack, and how they get it.
+
+    Args:
+        run: The run.
+        outcome: What has become of delivery.
+        waited: Seconds that were waited for it; with 0 nobody wants to know.
+        health: Counts what goes wrong meanwhile.
+    """
+    report = run.artifacts / "postmortem.md"
+    if report.exists():
+        say(f"how the run ended is explained in {report}")
+    # Where the run's folder is gone there is nothing to bring.
+    if outcome == "dead" and run.path.exists():
+        say(
+            "the helper process ended before everything was delivered: "
+            f"`memlog sync {run.id}` brings what is left"
+        )
+    elif outcome == "at work" and waited:
+        say(
+            f"not everything is delivered after {waited:.3g} s{_problems(run, health)}; it goes on in the "
+            f"background: `memlog show {run.id}` says how far it is, `memlog sync {run.id}` brings what is "
+            "left"
+        )
+
+
+def _problems(run: RunDirectory, health: Health) -> str:
+    """Why delivery takes its time, as far as the helper has written that down."""
+    from memlog.delivery.state import read_states  # noqa: PLC0415 - for a message alone
+
+    problems: list[str] = []
+    with health.contained("reading how far delivery is"):
+        problems = [f"{s.backend}: {s.problem}" for s in read_states(run) if s.problem]
+    return f" ({'; '.join(problems)})" if problems else ""
