@@ -120,8 +120,8 @@ class Pause:
         """From here on torch has no hook of memlog's."""
         self._since = time.perf_counter()
         self._recording._autolog.remove()
-        self._waited = self._tracer._waiting is not None
-        self._tracer._stop_waiting()
+        self._waited = self._tracer._calls is not None
+        self._tracer._stop_listening()
         if self._tracer._held is not None:
             self._tracer._held.remove()
             self._tracer._held = None  # taken again as the next window opens

@@ -211,12 +211,6 @@ class PeriodicTracer:
             parameter.requires_grad for parameter in itertools.islice(parameters, _MOST_PARAMETERS)
         )
 
-    def _is_about_to_compile(self, module: Any) -> bool:
-        """What is compiled while there are hooks is compiled again without: its first step is left alone."""
-        from memlog.tracer.choose import are_compiled  # noqa: PLC0415 - as in `_open`
-
-        return self._budget is None and are_compiled([module, *self._known()])
-
     def _known(self) -> list[Any]:
         """The modules at the top, as far as they are known: always in one order, so that names stay."""
         known = [self._model, *(top() for top in self._tops)]
