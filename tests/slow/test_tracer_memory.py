@@ -45,7 +45,7 @@ def test_a_hundred_thousand_events_of_training_take_under_12_mb() -> None:
 
 
 def test_what_is_live_takes_some_hundred_bytes_a_storage() -> None:
-    count = 20_000
+    count = 10_000  # below what is followed however small
     tracer = MemoryTracer()
     torch.ones(1)
     tensors = [None] * count
