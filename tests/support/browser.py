@@ -4,6 +4,7 @@ python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/m
 """
 
 import contextlib
+import gc
 import os
 import shutil
 import subprocess
@@ -65,12 +66,23 @@ def chromium(*flags: str) -> Iterator[Page]:
     """A page in Debian's Chromium."""
     path = shutil.which("chromium") or shutil.which("google-chrome")
     assert path, "this needs Chromium: apt-get install chromium"
+    others = _running()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*CHROMIUM_FLAGS, *flags])
         page = browser.new_page(viewport={"width": 1440, "height": 820})
         page.set_default_timeout(PAGE_TIMEOUT_MS)
         yield page
         browser.close()
+    # Playwright's event loop may not live to see that its driver has ended: Python would warn of that.
+    for driver in _running():
+        if driver not in others:
+            driver.wait(timeout=60)
+
+
+def _running() -> list["subprocess.Popen[bytes]"]:
+    """This process's children whose end was not seen yet."""
+    found = (one for one in gc.get_objects() if type(one) is subprocess.Popen)
+    return [process for process in found if process.returncode is None]
 
 
 # The page opens with its assistant and in the view for language models, which a person puts away once.
