@@ -94,11 +94,6 @@ class Window:
             module for module in (top.module() for top in self._names.tops) if module is not None
         ]
 
-    @property
-    def event_bytes(self) -> int:
-        """Bytes of memory that the events take now."""
-        return self._log.size
-
     def start(self) -> None:
         """Opens the window, on this thread."""
         self._log.begin()

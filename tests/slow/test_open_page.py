@@ -52,9 +52,9 @@ def test_a_snapshot_is_shown_as_a_flame_graph(tmp_path: Path) -> None:
     with opened(path, tmp_path / "cache") as url, chromium(*SOFTWARE_GL) as page:
         page.goto(url)
         page.get_by_text(f"{path.name} (1/4)").wait_for()
-        rows = shown_rows(page, "head (/work/head.py:2)")
+        rows = shown_rows(page, "head (/src/head.py:2)")
         page.screenshot(path=tmp_path / "snapshot.png")
-    assert "8.00 MB" in rows["model (/work/model.py:2)"]
+    assert "8.00 MB" in rows["model (/src/model.py:2)"]
     assert "1.00 MB" in rows["[freed, waiting for another stream]"]
 
 

@@ -9,7 +9,7 @@ BASE = 0x7F00_0000_0000
 def frames(*functions: str) -> list[dict[str, Any]]:
     """A stack, given outermost first; torch has the innermost first."""
     return [
-        {"name": name, "filename": f"/work/{name}.py", "line": number}
+        {"name": name, "filename": f"/src/{name}.py", "line": number}
         for number, name in enumerate(functions, 1)
     ][::-1]
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.layer_models import Block
+
 
 def mlp(width: int = 64, depth: int = 3) -> nn.Module:
     """Linear layers with in-place activations between them."""
@@ -17,29 +19,6 @@ def mlp(width: int = 64, depth: int = 3) -> nn.Module:
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, nn.Linear(width, 8))
-
-
-class Block(nn.Module):
-    """A transformer's layer."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        heads = self.query_key_value(self.norm(x)).view(batch, length, 3 * self.heads, -1)
-        query, key, value = heads.transpose(1, 2).chunk(3, dim=1)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.mlp_norm(x))
 
 
 class GPT(nn.Module):

@@ -11,9 +11,9 @@ from support.device_snapshots import BASE, MIB
 from memlog import MemoryTracer, SnapshotError, exporters
 from memlog.exporters import snapshot_graph
 
-MODEL = ("main (/work/main.py:1)", "model (/work/model.py:2)")
-FORWARD = ("main (/work/main.py:1)", "forward (/work/forward.py:2)")
-HEAD = ("main (/work/main.py:1)", "head (/work/head.py:2)")
+MODEL = ("main (/src/main.py:1)", "model (/src/model.py:2)")
+FORWARD = ("main (/src/main.py:1)", "forward (/src/forward.py:2)")
+HEAD = ("main (/src/main.py:1)", "head (/src/head.py:2)")
 
 
 def profiles(snapshot: dict[str, Any]) -> dict[str, dict[tuple[str, ...], int]]:
