@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,9 @@ from memlog.events import SCHEMA_VERSION, Event, Int, field_names
 
 MAX_LINE_BYTES = 1024**2
 """A longer line is not ours."""
+
+MAX_OFFSET = 2**62
+"""Where positions in a segment end: a damaged compacted one may claim to have been longer."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises where it is given what memlog did not write."""
@@ -66,8 +69,8 @@ class Compaction(msgspec.Struct, frozen=True):
 
     window: Int
     """Of so many events of one kind in a row, the peaks and the last were kept."""
-    begins: Int
-    """Where the first record stood, in bytes from the beginning, before."""
+    begins: Annotated[int, msgspec.Meta(ge=0, le=MAX_LINE_BYTES)]
+    """Where the first record stood, in bytes from the beginning, before: after the header, one line."""
 
 
 class Gap(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from memlog.events import EVENT_TYPES, SCHEMA_VERSION, Event
 from memlog.files import open_plain
 from memlog.journal.format import (
     MAX_LINE_BYTES,
+    MAX_OFFSET,
     START,
     UNDECODABLE,
     Gap,
@@ -165,7 +166,7 @@ class JournalFile:
                     self.skipped["torn"] += 1
                 return
             if compaction is not None and (gap := _gap(line)):
-                position = begun + gap.bytes
+                position = min(begun + gap.bytes, MAX_OFFSET)
                 self.thinned += gap.events
                 self.thinned_undelivered += gap.events - gap.delivered
                 continue

@@ -23,17 +23,19 @@ SNAPSHOT = {
 pytestmark = pytest.mark.slow
 
 
-def test_six_hundred_damaged_runs_break_nothing(tmp_path: Path) -> None:
-    for seed in range(1_000, 1_600):
+@pytest.mark.parametrize("hundred", range(10, 16))
+def test_six_hundred_damaged_runs_break_nothing(tmp_path: Path, hundred: int) -> None:
+    for seed in range(hundred * 100, (hundred + 1) * 100):
         meet(tmp_path / str(seed), seed)
 
 
 def test_twenty_thousand_pickles_import_nothing() -> None:
     plain = [pickle.dumps(SNAPSHOT, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    spoilt = [
+        (malicious, damaged)[seed % 2](plain[seed % len(plain)], seed) for seed in range(20_000)
+    ]
     with imported() as names:
-        for seed in range(20_000):
-            honest = plain[seed % len(plain)]
-            content = (malicious, damaged)[seed % 2](honest, seed)
+        for content in spoilt:
             with contextlib.suppress(SnapshotError):
                 parse_snapshot(content)
     assert names == []

@@ -1,9 +1,11 @@
 """Journals as nobody wrote them, from a seed: the same seed gives the same journal."""
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from click.testing import CliRunner
 
@@ -13,10 +15,11 @@ from memlog.delivery.courier import Courier
 from memlog.delivery.retention import Retention
 from memlog.delivery.state import CourierState
 from memlog.errors import TrackerUnavailableError
-from memlog.journal import RunDirectory
+from memlog.journal import ProcessIdentity, RunDirectory
 from support.journals import full_run
 from support.sinks import ListTracker
 
+_NOBODY = ProcessIdentity(4242, 0.0, "trainer")
 _SOURCES: dict[str, bytes] = {}
 _VALUES: list[object] = [
     *(None, True, "", "x" * 5000, "\x1b[2J", "../../etc/passwd", [], {}, [[]]),
@@ -37,6 +40,7 @@ def fuzzed_run(root: Path, seed: int) -> RunDirectory:
             damaged = chance.choice(_DAMAGES)(damaged, chance)
         if chance.random() < 0.95:
             (run.path / name).write_bytes(damaged)
+            os.utime(run.path / name, (0, 0))  # written on another machine, long ago
     state = json.dumps(_state(chance)).encode()
     (run.delivery / "list.json").write_bytes(chance.choice(_DAMAGES)(state, chance))
     return run
@@ -71,8 +75,11 @@ def meet(root: Path, seed: int) -> None:
 
 def _source(root: Path) -> dict[str, bytes]:
     if not _SOURCES:
-        run = full_run(root / "source").closed()
-        _SOURCES.update({path.name: path.read_bytes() for path in run.path.glob("*.jsonl")})
+        # A machine's own names and numbers have other lengths, so damage would hit other places.
+        with patch.object(ProcessIdentity, "own", return_value=_NOBODY):
+            run = full_run(root / "source").closed()
+        segments = sorted(run.path.glob("*.jsonl"))
+        _SOURCES.update({path.name: path.read_bytes() for path in segments})
     return _SOURCES
 
 
@@ -122,7 +129,8 @@ def _line(data: bytes, chance: random.Random) -> bytes:
 
 def _compaction(data: bytes, chance: random.Random) -> bytes:
     """As if somebody had compacted it, badly."""
-    begins, gap = chance.choice((-5, 0, 10**9)), chance.choice((-1, 0, 10**18, "x"))
+    begins = chance.choice((-5, 0, 10**9, 2**63 - 1))
+    gap = chance.choice((-1, 0, 10**18, 2**63 - 1, "x"))
     head, _, rest = data.partition(b"\n")
     head = (
         head[:-1] + b',"compaction":' + json.dumps([{"window": 1, "begins": begins}])[1:-1].encode()

@@ -15,6 +15,7 @@ from support.sinks import ListTracker
 from memlog.analysis import Summary, summarize
 from memlog.delivery.courier import Courier
 from memlog.delivery.retention import Retention
+from memlog.delivery.state import CourierState
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.health import Health
@@ -207,6 +208,21 @@ def test_a_gap_that_somebody_made_up_leads_nowhere(tmp_path: Path) -> None:
     file_reader = trainer(run)
     assert list(file_reader.read())
     assert file_reader.skipped == {"garbage": 2}
+
+
+def test_a_segment_that_claims_to_have_been_endless_is_delivered(tmp_path: Path) -> None:
+    run = filled(tmp_path, 200).directory
+    path = trainer(run).path(1)
+    compact(path, 10, lambda _: {}, delivered=False)
+    endless = b'{"events":1,"delivered":0,"bytes":%d}\n' % (2**63 - 1)
+    header, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(header + b"\n" + endless * 3 + rest + endless)
+    tracker = ListTracker()
+    carrier = courier(run, tracker)
+    carrier.deliver(complete=True)
+    carrier.close()
+    assert tracker.all_points()
+    assert CourierState.load(run, "list").stage == "done"
 
 
 def test_a_tracker_that_was_away_gets_exactly_what_the_journal_holds(tmp_path: Path) -> None:
