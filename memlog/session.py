@@ -14,19 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from memlog import current, forks
+from memlog.arguments import BackendArgument, folder, passed, split_backends
 from memlog.errors import ConfigurationError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
 from memlog.settings import LONGEST_WAIT, Settings, resolve
-from memlog.sink import LOCAL, Sink
+from memlog.sink import Sink
 
 if TYPE_CHECKING:
     from memlog.recording import AlertCallback, Recording
-
-BackendArgument = str | Sink | Sequence[str | Sink] | None
 
 _SETTLE_AT_MOST = 2.0
 """Seconds that losses on their way from a device get at the end of a run."""
@@ -275,7 +272,7 @@ def init(
         UnwritableDirectoryError: the folder for runs can't be written.
     """
     global _current  # noqa: PLW0603 - the session that memlog.finish() ends
-    names, sinks = _split_backends(backend)
+    names, sinks = split_backends(backend)
     if on_alert is not None and not callable(on_alert):
         raise ConfigurationError(f"on_alert={on_alert!r}: pass a function that takes an alert")
     arguments = {
@@ -284,14 +281,14 @@ def init(
         "name": name,
         "every": every,
         "alerts": tuple(alerts) if isinstance(alerts, list) else alerts,
-        "directory": _directory(dir),
+        "directory": folder(dir),
         "enabled": enabled,
         "initial_step": initial_step,
         "layers": layers,
         "budget": budget,
         "finish_timeout": finish_timeout,
     }
-    settings = resolve(_passed(arguments), config)
+    settings = resolve(passed(arguments), config)
     with _current_lock:
         if settings.alerts:
             from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
@@ -322,37 +319,6 @@ def snapshot() -> None:
     session = _current
     if session is not None:
         session.snapshot()
-
-
-def _split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink]]:
-    several = isinstance(backend, (list, tuple))
-    given: list[Any] = list(backend) if several else [] if backend is None else [backend]  # type: ignore[arg-type]
-    names = tuple(item for item in given if isinstance(item, str))
-    sinks = [item for item in given if isinstance(item, Sink)]
-    for item in given:
-        if not isinstance(item, (str, Sink)):
-            raise ConfigurationError(
-                f"backend {item!r} is a {type(item).__name__}: pass a name such as 'mlflow', a Sink, or "
-                "a list of them"
-            )
-    return names or ((LOCAL,) if sinks else ()), sinks
-
-
-def _directory(given: str | os.PathLike[str] | None) -> str | None:
-    try:
-        return None if given is None else os.fspath(given)
-    except TypeError as error:
-        raise ConfigurationError(f"dir={given!r}: pass the path of a folder") from error
-
-
-def _passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that differ from their defaults: the others leave room for ``config``."""
-    fields = {field.name: field.default for field in msgspec.structs.fields(Settings)}
-    return {
-        name: value
-        for name, value in arguments.items()
-        if (value is not None if name == "directory" else value != fields[name])
-    }
 
 
 def _before_fork() -> None:
