@@ -285,6 +285,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     trainer's own."""
     raised_as: str | None = None
     """The error that left the program, where it is another one that came of this."""
+    signal: str | None = None
+    """The signal that ended ``worker``, such as ``"Killed"``: that memory was the cause is then a guess."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.predict import Advice
+from memlog.analysis.suspicion import FULL_SHARED_MEMORY
 from memlog.analysis.trace import stream
 from memlog.events import OutOfMemory, Trace
 from memlog.health import Health
@@ -43,7 +44,7 @@ def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -
     """
     failure = moments.failure
     if failure is not None and failure.worker is not None:
-        return list(_worker())
+        return list(_worker(failure))
     parts: list[Callable[[], Iterable[str]]] = [
         lambda: _leak(moments),
         lambda: _fragmentation(failure),
@@ -173,7 +174,13 @@ def _by_category(trace: Trace | None) -> Iterator[str]:
         yield "Parameters and gradients hold most: bfloat16 weights halve them, sharding (FSDP) divides them."
 
 
-def _worker() -> Iterator[str]:
+def _worker(failure: OutOfMemory) -> Iterator[str]:
+    if failure.signal == FULL_SHARED_MEMORY:
+        yield (
+            "More shared memory: `docker run --shm-size=8g` (or `--ipc=host`), a larger `emptyDir` of medium "
+            "`Memory` at `/dev/shm` in Kubernetes; or "
+            '`torch.multiprocessing.set_sharing_strategy("file_system")`.'
+        )
     yield (
         "`DataLoader(num_workers=0)` loads in the training process: a debugger, and this report, then show "
         "what asks for so much."
@@ -181,6 +188,10 @@ def _worker() -> Iterator[str]:
     yield (
         "Each worker makes whole batches of its own: smaller samples, a smaller batch, fewer workers or a "
         "smaller `prefetch_factor` leave more for each."
+    )
+    yield (
+        "A worker copies what it touches: a data set of many Python objects, such as a list of paths, "
+        "ends up in every worker; one array or tensor stays shared."
     )
     yield "A limit such as `ulimit -v` holds for each worker by itself; the machine's memory they share."
 

@@ -79,6 +79,9 @@ def _part(heading: str, write: Callable[[], Iterable[str]], health: Health) -> l
 def _title(moments: LastMoments, suspicion: Suspicion) -> str:
     failure, step = moments.failure, moments.last_step
     after = "before the first step was over" if step is None else f"after step {step}"
+    if failure is not None and failure.signal is not None:
+        likely = " for want of memory" if suspicion.level == "likely" else ""
+        return f"{failure.worker} was killed{likely} {after}"
     if failure is not None:
         wanted = (
             "" if failure.requested is None else f", {format_bytes(failure.requested)} asked for"
@@ -102,6 +105,8 @@ def _cause(moments: LastMoments, witness: Witness, suspicion: Suspicion) -> Iter
         yield suspicion.why
     else:
         yield from _failure(moments.failure)
+        if suspicion.why:
+            yield suspicion.why
     if moments.survived:
         times = "Once" if moments.survived == 1 else f"{moments.survived} times"
         yield f"{times} before, memory had run out and training went on."

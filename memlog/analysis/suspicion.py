@@ -17,6 +17,8 @@ Level: TypeAlias = Literal["certain", "likely", "possible", "none"]
 
 _NEAR = 0.9
 """Share of a limit from which little is left under it."""
+FULL_SHARED_MEMORY = "Bus error"
+"""The signal by which a worker ends that finds no room to pass a batch on."""
 _SPARE = 0.05
 """Share of what the machine had for the run, below which little is left."""
 
@@ -43,8 +45,15 @@ class Suspicion(NamedTuple):
 
 def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
     """Judges an end by what the journal and the witness say."""
-    if moments.failure is not None:
+    failure = moments.failure
+    if failure is not None and failure.signal is None:
         return Suspicion("certain")
+    if failure is not None and failure.signal == FULL_SHARED_MEMORY:
+        return Suspicion(
+            "likely",
+            "Workers hand batches over through shared memory (`/dev/shm`), and the kernel ends with this "
+            "signal who writes there when it is full: that is the likely cause.",
+        )
     if witness.oom_kills:
         processes = "a process" if witness.oom_kills == 1 else f"{witness.oom_kills} processes"
         return Suspicion(
@@ -55,6 +64,12 @@ def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
     short = None if moments.last_sample is None else _short(moments.last_sample)
     if short is not None:
         return Suspicion("possible", f"{short} So memory may be the cause. {_kernel(witness)}")
+    if failure is not None:
+        return Suspicion(
+            "possible",
+            "The kernel ends a process with this signal where memory runs out; so may anybody else. "
+            f"{_kernel(witness)}",
+        )
     return Suspicion("none", " ".join(_nothing(moments, witness)))
 
 

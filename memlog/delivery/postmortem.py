@@ -22,6 +22,7 @@ from memlog.journal.kept import keep
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
 WITHOUT_A_WORD = "ended without a word"
+WORKER_KILLED = "worker killed"
 """The alerts' rules."""
 
 
@@ -52,7 +53,6 @@ def _publish(
     run: RunDirectory, bus: EventBus, moments: LastMoments, witness: Witness, health: Health
 ) -> None:
     written = report(moments, witness, _predicted(run, health), health)
-    memory = suspect(moments, witness).level in {"certain", "likely"}
     with TemporaryDirectory() as folder:
         source = Path(folder) / FILE
         source.write_text(written.text, encoding="utf-8")
@@ -62,11 +62,17 @@ def _publish(
             time_us=now_us(),
             step=moments.last_step,
             level="error",
-            rule=OUT_OF_MEMORY if memory else WITHOUT_A_WORD,
+            rule=_rule(moments, witness),
             title=written.title,
             text=f"{FILE} explains it",
         )
     )
+
+
+def _rule(moments: LastMoments, witness: Witness) -> str:
+    if suspect(moments, witness).level in {"certain", "likely"}:
+        return OUT_OF_MEMORY
+    return WITHOUT_A_WORD if moments.failure is None else WORKER_KILLED
 
 
 def explain_afterwards(run: RunDirectory) -> None:

@@ -34,11 +34,19 @@ _DEVICE = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)\b(?: device)? ?(?P<index>\d+
 _PASSED_ON = re.compile(r"\ACaught (?P<kind>\w+) in (?P<where>[^\n]+)\.\n")
 """How torch passes on what was raised in a worker process or in another thread."""
 _WORKER = re.compile(r"DataLoader worker process \d+")
+_ENDED_WORKER = re.compile(
+    r"(?P<worker>DataLoader worker \(pid \d+\)) is killed by signal: (?P<signal>Killed|Bus error)\."
+)
+"""What torch raises in the trainer for a worker that the kernel ended: the one signal is that of its
+out-of-memory killer, the other one of a full ``/dev/shm``, through which batches pass."""
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error`` itself says that an allocation failed, on the host or on a device."""
+    """Whether ``error`` itself says that an allocation failed, on the host or on a device.
+
+    A worker that was ended by a signal, as the kernel does where memory runs out, counts.
+    """
     if isinstance(error, MemoryError) or is_of_a_device(error):
         return True
     if not isinstance(error, RuntimeError):
@@ -47,7 +55,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     passed_on = _PASSED_ON.search(message)
     if passed_on is not None and passed_on["kind"].endswith(_MEMORY_ERRORS):
         return True  # a class that torch could not make again in this process
-    return _CPU_ALLOCATOR.search(message) is not None
+    return any(pattern.search(message) for pattern in (_CPU_ALLOCATOR, _ENDED_WORKER))
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
@@ -91,8 +99,8 @@ def describe(
         raised: What left the program, where it is another one that came of ``error``.
     """
     message = _telling_line(error)
-    passed_on = _PASSED_ON.search(str(error))
-    worker = None if passed_on is None else _WORKER.search(passed_on["where"])
+    ended = _ENDED_WORKER.search(message)
+    worker = _worker(error, ended)
     layer, phase = (None, None) if worker else where(error)
     device = _device(message) if is_of_a_device(error) else "host"
     # A worker's limit is not this process's, and it is gone.
@@ -111,9 +119,18 @@ def describe(
         phase=phase,
         message=_shown(message),
         free_after=room.free_after,
-        worker=worker[0] if worker else None,
+        worker=worker,
         raised_as=None if raised is None or raised is error else _shown(_named(raised)),
+        signal=None if ended is None else ended["signal"],
     )
+
+
+def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:
+    if ended is not None:
+        return ended["worker"]
+    passed_on = _PASSED_ON.search(str(error))
+    found = None if passed_on is None else _WORKER.search(passed_on["where"])
+    return None if found is None else found[0]
 
 
 def is_of_a_device(error: BaseException | None) -> bool:

@@ -1,6 +1,7 @@
 """The last thing that a run does is explain itself: children that run out of memory, or are killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -188,6 +189,37 @@ def test_a_worker_is_named_and_the_trainers_room_is_not(tmp_path: Path) -> None:
     assert "num_workers=0" in text
     (failure,) = [e for e in events(only_run(tmp_path)) if isinstance(e, OutOfMemory)]
     assert (failure.free, failure.limited_by) == (None, None)
+
+
+KILLED_WORKER = """
+    import os
+    import signal
+    import torch
+    import memlog
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.{signal})
+
+    memlog.init("local", finish_timeout=60)
+    for batch in torch.utils.data.DataLoader(Data(), num_workers=1):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("signal", "title"), [("SIGKILL", "was killed"), ("SIGBUS", "was killed for want of memory")]
+)
+def test_a_worker_that_is_killed_is_told(tmp_path: Path, signal: str, title: str) -> None:
+    assert "killed by signal" in ended(tmp_path, KILLED_WORKER.replace("{signal}", signal))
+    text = wait_for_report(only_run(tmp_path))
+    assert re.match(
+        rf"# DataLoader worker \(pid \d+\) {title} before the first step was over", text
+    )
+    assert "num_workers=0" in text
 
 
 IN_A_THREAD = """

@@ -133,6 +133,24 @@ def test_a_workers_error_is_told_as_a_workers(kind: str, line: str, requested: i
     assert (event.free, event.limit, event.limited_by, event.allocated) == (None,) * 4
 
 
+@pytest.mark.parametrize("signal", ["Killed", "Bus error"])
+def test_a_worker_that_the_kernel_ended_is_told_with_its_signal(signal: str) -> None:
+    killed = RuntimeError(f"DataLoader worker (pid 4242) is killed by signal: {signal}. ")
+    raised_from = RuntimeError("DataLoader worker (pid(s) 4242) exited unexpectedly")
+    raised_from.__cause__ = killed
+    assert failed_allocation(raised_from) is killed
+    event = describe(killed, 3, raised_from)
+    assert (event.worker, event.signal) == ("DataLoader worker (pid 4242)", signal)
+    assert event.raised_as == "RuntimeError: DataLoader worker (pid(s) 4242) exited unexpectedly"
+    assert (event.requested, event.free, event.layer) == (None, None, None)
+
+
+@pytest.mark.parametrize("signal", ["Segmentation fault", "Aborted", "Terminated"])
+def test_a_worker_that_died_of_something_else_is_not_told(signal: str) -> None:
+    message = f"DataLoader worker (pid 4242) is killed by signal: {signal}. "
+    assert failed_allocation(RuntimeError(message)) is None
+
+
 @pytest.fixture
 def room_for_a_gib() -> object:
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -15,7 +15,9 @@ from memlog.analysis.last_moments import LastMoments, last_moments
 from memlog.analysis.postmortem import Report, report
 from memlog.analysis.suspicion import Witness
 from memlog.analysis.trace.stream import CATEGORIES
-from memlog.delivery.postmortem import explain_afterwards
+from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
+from memlog.delivery.postmortem import WORKER_KILLED as POSSIBLE
+from memlog.delivery.postmortem import _rule, explain_afterwards
 from memlog.events import Artifact, Event, OutOfMemory, Sample, Trace, TracedLayer
 from memlog.health import Health
 
@@ -145,6 +147,45 @@ def test_a_worker_is_named_and_nothing_of_the_trainers_is_blamed(tmp_path: Path)
     assert "num_workers=0" in found.text
     assert "Who held what" not in found.text
     assert not any(line in found.text for line in MODEL_ADVICE)
+
+
+KILLED_WORKER = {
+    **dict.fromkeys(
+        ("requested", "free", "limit", "limited_by", "allocated", "layer", "phase", "free_after")
+    ),
+    "worker": "DataLoader worker (pid 4242)",
+    "message": "DataLoader worker (pid 4242) is killed by signal: Killed.",
+    "signal": "Killed",
+}
+
+
+@pytest.mark.parametrize(
+    ("signal", "kills", "title", "why", "rule"),
+    [
+        (
+            "Killed",
+            0,
+            "was killed after",
+            "so may anybody else. The kernel killed no process",
+            POSSIBLE,
+        ),
+        ("Killed", None, "was killed after", "so may anybody else. Whether the kernel", POSSIBLE),
+        ("Killed", 1, "was killed for want of memory after", "the kernel killed a process", LIKELY),
+        ("Bus error", 0, "was killed for want of memory after", "`/dev/shm`", LIKELY),
+    ],
+)
+def test_a_killed_worker_is_blamed_on_memory_as_far_as_is_known(
+    tmp_path: Path, signal: str, kills: int | None, title: str, why: str, rule: str
+) -> None:
+    moments = ended(tmp_path, trace(), SAMPLE, changed(**KILLED_WORKER | {"signal": signal}))
+    witness = Witness("helper", oom_kills=kills)
+    found = told(moments, witness)
+    assert found.title == f"DataLoader worker (pid 4242) {title} step 29"
+    assert why in found.text
+    assert _rule(moments, witness) == rule
+    assert "num_workers=0" in found.text
+    assert ("--shm-size" in found.text) == (signal == "Bus error")
+    assert "Who held what" not in found.text
 
 
 def test_what_left_the_program_is_told(tmp_path: Path) -> None:
