@@ -26,13 +26,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         pid: The process that was launched. Comes first: see ``launch/site/sitecustomize.py``.
-        begun: When, Unix time in seconds.
         directory: The folder that holds the runs' folders, absolute: scripts change theirs.
+        changed: When it was last changed before that, in nanoseconds as the file system counts them;
+            ``None``: there was no such folder. It changes as a run begins.
     """
 
     pid: int
-    begun: float
     directory: str
+    changed: int | None = None
     backends: tuple[str, ...] = ()
     alerts: tuple[str, ...] = ()
     project: str | None = None

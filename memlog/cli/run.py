@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -96,8 +95,8 @@ def _split(backends: Iterable[str]) -> tuple[str, ...]:
 def _launch(settings: Settings) -> Launch:
     return Launch(
         pid=os.getpid(),
-        begun=time.time(),
         directory=settings.directory,
+        changed=_changed(settings.directory),
         backends=settings.backends,
         alerts=settings.alerts,
         project=settings.project,
@@ -106,6 +105,13 @@ def _launch(settings: Settings) -> Launch:
         layers=settings.layers,
         budget=settings.budget,
     )
+
+
+def _changed(directory: str) -> int | None:
+    try:
+        return Path(directory).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _check(settings: Settings) -> None:

@@ -232,6 +232,8 @@ def test_a_process_that_only_publishes_is_recorded_and_one_that_does_neither_is_
     assert done.err.startswith("memlog: nothing was recorded: ")
     assert not (tmp_path / "memlog_runs").exists()
     assert launch(tmp_path, PYTHON, "publishes.py").out.endswith("9.0\n")
+    # It is said also where an earlier run stands, however new.
+    assert launch(tmp_path, PYTHON, "neither.py").err == done.err
     [run] = recorded(tmp_path / "memlog_runs")
     kinds = [type(event).__name__ for event in run.events]
     assert kinds.count("Scope") == 1

@@ -22,7 +22,7 @@ from memlog.launched import VARIABLE, Launch, launch
 from memlog.settings import resolve
 
 LAUNCH = Launch(
-    pid=7, begun=1.5, directory="/runs", backends=("mlflow",), alerts=("host.rss > 80%",)
+    pid=7, directory="/runs", changed=15, backends=("mlflow",), alerts=("host.rss > 80%",)
 )
 
 

@@ -47,15 +47,15 @@ def _say_if_nothing_was_recorded(told: str, pid: int) -> None:
 
 
 def _recorded_below(told: str) -> bool:
-    """Whether any process below has made a run's folder, as far as the time of their folder tells."""
+    """Whether any process below has made a run's folder: then the folder around it has changed."""
     import json
 
     launch = json.loads(told)
     try:
-        changed = os.stat(launch["directory"]).st_mtime
+        changed = os.stat(launch["directory"]).st_mtime_ns
     except OSError:
         return False
-    return changed > float(launch["begun"]) - 2  # as exact as file systems' clocks are
+    return bool(changed != launch.get("changed"))
 
 
 def _named(error: Exception) -> str:
