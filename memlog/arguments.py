@@ -34,6 +34,20 @@ def split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink
     return names or ((LOCAL,) if sinks else ()), sinks
 
 
+def require_model(given: Any) -> None:
+    """Refuses what is no model.
+
+    Raises:
+        ConfigurationError: it has no parameters, or is a class.
+    """
+    parameters = getattr(given, "parameters", None)
+    if given is not None and (isinstance(given, type) or not callable(parameters)):
+        what = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise ConfigurationError(
+            f"model={what}: pass the torch.nn.Module that you train, or leave it out"
+        )
+
+
 def folder(given: str | os.PathLike[str] | None) -> str | None:
     """The path of a folder as text.
 

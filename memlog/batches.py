@@ -157,7 +157,7 @@ class BatchRecorder:
         if last is None or last.step != step or self._journal.newest_step is not last:
             self._health.drop(
                 "interrupted",
-                "an exception of a signal handler of yours came while a step was being recorded: that "
+                "an exception that a signal handler raised came while a step was being recorded: that "
                 "step's event is lost",
             )
 

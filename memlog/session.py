@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memlog import current, forks
-from memlog.arguments import BackendArgument, folder, passed, split_backends
+from memlog.arguments import BackendArgument, folder, passed, require_model, split_backends
 from memlog.errors import ConfigurationError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
@@ -275,6 +275,7 @@ def init(
     names, sinks = split_backends(backend)
     if on_alert is not None and not callable(on_alert):
         raise ConfigurationError(f"on_alert={on_alert!r}: pass a function that takes an alert")
+    require_model(model)
     arguments = {
         "backends": names,
         "project": project,

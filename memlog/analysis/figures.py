@@ -133,9 +133,9 @@ class _Fold:
         if isinstance(event, Batch):
             self.last_step = max(self.last_step, event.step)
             self._begins_with(event.step)
-            self._step_times.take(event.time_us)
+            self._step_times.take(event.time_us, event.step)
         elif isinstance(event, Evaluation):
-            self._evaluation_times.take(event.time_us)
+            self._evaluation_times.take(event.time_us, event.evaluation)
         elif isinstance(event, Trace):
             self._take_trace(event)
         elif isinstance(event, Run):
@@ -193,24 +193,25 @@ def _device_kind(kind: str) -> str:
 
 
 class _Times:
-    """Time between one event and the next; of very many every second, fourth, … is kept."""
+    """Times from one step to the next; of very many every second, fourth, … is kept."""
 
     def __init__(self) -> None:
-        self._kept: list[int] = []
+        self._kept: list[float] = []
         self._every = 1
         self._count = 0
-        self._before: int | None = None
+        self._before: tuple[int, int] | None = None
 
     def begin(self) -> None:
         """Another process begins: what came before has nothing to do with it."""
         self._before = None
 
-    def take(self, time_us: int) -> None:
-        before, self._before = self._before, time_us
-        if before is None or time_us < before:
+    def take(self, time_us: int, number: int) -> None:
+        before, self._before = self._before, (time_us, number)
+        if before is None or time_us < before[0] or number <= before[1]:
             return
         if self._count % self._every == 0:
-            self._kept.append(time_us - before)
+            # With `every`, or in a journal that was thinned, an event stands for several steps.
+            self._kept.append((time_us - before[0]) / (number - before[1]))
             if len(self._kept) >= _MOST_TIMES:
                 self._kept = self._kept[::2]
                 self._every *= 2

@@ -81,6 +81,7 @@ class Hooks:
         LISTENERS.remove(self)
         gone, self._optimizer = self._optimizer, None
         if gone is not None:
+            gone.close()
             _watch.listeners = tuple(one for one in _watch.listeners if one is not gone)
         while self._handles:
             self._handles.pop().remove()
@@ -150,14 +151,22 @@ class _OptimizerListener:
     def __init__(self, listener: Listener, health: Health) -> None:
         self._listener = listener
         self._health = health
+        self._at_work: list[Any] = []
+
+    def close(self) -> None:
+        """Ends what has begun: a session's own hook closes a window before the last step's end is heard."""
+        for optimizer in self._at_work[::-1]:
+            self.ends(optimizer)
 
     def begins(self, optimizer: Any) -> None:
+        self._at_work.append(optimizer)
         try:
             self._listener.optimizer_begins(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._health.fault("noticing an optimizer's step", error)
 
     def ends(self, optimizer: Any) -> None:
+        self._at_work = [other for other in self._at_work if other is not optimizer]
         try:
             self._listener.optimizer_ends(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on

@@ -86,6 +86,23 @@ def test_the_first_step_is_traced_and_its_flame_graph_kept() -> None:
     assert steps == list(range(5))
 
 
+def test_a_sessions_first_step_is_told_as_a_tracer_tells_it() -> None:
+    """The session closes its window in the step's own hook, when torch has not told the tracer of its end."""
+    alone, loop = Loop(), Loop()
+    tracer = memlog.MemoryTracer()
+    with tracer.trace(alone.model):
+        alone.step(batch=2)
+    session = memlog.init("local", model=loop.model, layers=True)
+    loop.step(batch=2)
+    memlog.finish()
+    (trace,) = traces(session)
+    told = tracer.result.categories
+    assert told["optimizer state"] >= 2 * sum(p.nbytes for p in loop.model.parameters())
+    assert {name: size for name, size in trace.at_peak.items() if size} == {
+        name: size for name, size in told.items() if size
+    }
+
+
 def test_nothing_is_left_in_torch() -> None:
     from torch.nn.modules import module
 

@@ -291,6 +291,11 @@ def test_one_run_alone_is_no_comparison(tmp_path: Path) -> None:
     assert result.stderr == "memlog: name two runs or more: `memlog runs` lists them\n"
 
 
+def test_the_step_time_is_that_of_one_step_whatever_every_is(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path).write(*(batch(step, GIB) for step in range(0, 90, 10)))
+    assert run_figures(run.closed()).figures["step.time"] == pytest.approx(100)
+
+
 def test_the_step_time_is_a_median_and_forgets_pauses(tmp_path: Path) -> None:
     times = [0.0, 0.1, 0.2, 60.0, 60.1, 60.2, 60.25]
     run = MadeRun(tmp_path, "aaaa2222")

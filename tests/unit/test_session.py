@@ -325,6 +325,20 @@ def test_the_helper_judges_what_it_samples() -> None:
     assert alert.rule == "host.tree > 1 MiB"
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("gpt", "model=str"),
+        ([torch.nn.Linear(1, 1)], "model=list"),
+        (torch.nn.Linear, "the class Linear"),
+    ],
+)
+def test_what_is_no_model_raises_at_init(model: object, said: str) -> None:
+    with pytest.raises(memlog.ConfigurationError, match=f"{said}: pass the torch.nn.Module"):
+        memlog.init("local", model=model)
+    assert not list(Path(os.environ["MEMLOG_DIR"]).iterdir())
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_wrong_rule_raises_at_init_and_ends_nothing(enabled: bool) -> None:
     running = memlog.init("local")
