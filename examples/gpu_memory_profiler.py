@@ -10,12 +10,16 @@ import argparse
 from typing import Any, NamedTuple
 
 import torch
-from phiml.backend.torch.nets import u_net
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from memlog.compat.gpu_memory_profiler import MemoryEstimate, estimate_memory
+
+try:
+    from phiml.backend.torch.nets import u_net
+except ImportError:
+    raise SystemExit("The network comes from phiml: pip install --group examples") from None
 
 MIB = 1024**2
 INSTRUCTIONS = """\

@@ -171,7 +171,7 @@ def print_where_to_look(backend: str) -> None:
     print(
         "\nLook at the memory of this run:\n"
         "  memlog show latest\n"
-        "  memlog open latest    (which layer holds it, in your browser)"
+        "  memlog open latest    (which layer holds how much in a training step, in your browser)"
     )
     if backend == "wandb":
         print("  wandb sync wandb/offline-run-*    (uploads it: it was recorded offline)")
@@ -184,7 +184,10 @@ def print_where_to_look(backend: str) -> None:
         print(f"  open {address.scheme}://{host}{address.path}")
     else:
         store = '"$MLFLOW_TRACKING_URI"' if address.netloc else uri  # may hold a password, too
-        print(f"  mlflow ui --backend-store-uri {store}   (then open http://127.0.0.1:5000)")
+        print(
+            f"  mlflow ui --backend-store-uri {store}   (then open http://127.0.0.1:5000:\n"
+            "                        Model training, memlog-demo, the newest run, Model metrics)"
+        )
 
 
 def parse_arguments() -> argparse.Namespace:

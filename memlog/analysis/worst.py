@@ -37,7 +37,8 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
         event, trace = msgspec.msgpack.decode(kept, type=tuple[TraceEvent, Trace])
     except FileNotFoundError:
         raise TraceNotFoundError(
-            f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True)"
+            f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True), or by "
+            "memlog run --layers"
         ) from None
     except (OSError, msgspec.MsgspecError) as error:
         raise _unreadable(run, str(error)) from error
