@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -62,6 +64,8 @@ def launch() -> Launch | None:
 def defaults() -> dict[str, Any]:
     """The launcher's options as defaults for ``init``, those alone that it was given.
 
+    A run that was given no name is called after its script; the runs of all ranks but the first name theirs.
+
     Of ranks that train together the first alone opens a tracker's run of its own. For the others no
     backend is named: they join what their script opens, and keep their journal.
     """
@@ -69,6 +73,15 @@ def defaults() -> dict[str, Any]:
     if told is None:
         return {}
     values = {field: getattr(told, field) for field in _DEFAULTS if getattr(told, field)}
+    if script := _script():
+        values.setdefault("name", script)
     if not ranks.is_first():
         values["backends"] = ()
+        values["name"] = f"{values.get('name', '')} rank {ranks.described()['rank']}".strip()
     return values
+
+
+def _script() -> str | None:
+    """The file name of the program that runs here; ``None`` for ``python -c`` and the like."""
+    name = PurePath(sys.argv[0]).name if sys.argv else ""
+    return None if name in {"", "-", "-c", "-m"} else name

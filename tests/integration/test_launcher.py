@@ -121,20 +121,21 @@ def test_under_torchrun_each_rank_has_a_run_and_the_first_alone_one_in_the_track
         "--rdzv-endpoint",
         f"127.0.0.1:{free_port()}",
         "train.py",
-        options=("--backend", "mlflow", "--name", "ranks"),
+        options=("--backend", "mlflow"),
     )
     assert "recorded" not in done.err  # by nobody, or not by one of them
     runs = recorded(tmp_path / "memlog_runs")
     assert [run.steps for run in runs] == [list(range(6))] * 2
     told = {run.parameters["rank"]: run.parameters for run in runs}
     assert sorted(told) == ["0", "1"]
+    assert {run.name for run in runs} == {"train.py", "train.py rank 1"}
     assert told["1"]["local_rank"] == "1"
     assert {values["world_size"] for values in told.values()} == {"2"}
     assert len({values["torchelastic_run_id"] for values in told.values()}) == 1
 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     [opened] = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert opened.info.run_name == "ranks"
+    assert opened.info.run_name == "train.py"
     assert opened.data.params["memlog/rank"] == "0"
 
 

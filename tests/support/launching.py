@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from memlog.events import Batch, End, Event, Parameters
+from memlog.events import Batch, End, Event, Parameters, Run
 from memlog.journal import RunDirectory, list_runs
 
 MEMLOG_RUN = (sys.executable, "-m", "memlog", "run")
@@ -97,6 +97,10 @@ class Recorded:
     def parameters(self) -> dict[str, str]:
         found = [event.values for event in self.events if isinstance(event, Parameters)]
         return found[0] if found else {}
+
+    @property
+    def name(self) -> str | None:
+        return next(event.name for event in self.events if isinstance(event, Run))
 
     @property
     def status(self) -> str | None:
