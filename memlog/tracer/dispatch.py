@@ -7,13 +7,24 @@ for what an operation allocates and frees inside itself.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from memlog.analysis.trace.stream import GRADIENT, INPUT, OPTIMIZER_STATE, OUTSIDE, PARAMETER, pack
+from memlog.analysis.trace.stream import (
+    BACKWARD,
+    BEFORE,
+    GRADIENT,
+    INPUT,
+    OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
+    pack,
+)
 from memlog.health import Health
-from memlog.tracer import mode, private, resizes
+from memlog.tracer import mode, private, scratch, taps
 from memlog.tracer.engine import Finding
 from memlog.tracer.hooks import Hooks
 from memlog.tracer.ledger import MOST_LIVE, SMALL, Ledger
@@ -27,24 +38,41 @@ from memlog.tracer.storages import (
     parameters_of,
     tensors_in,
 )
+from memlog.tracer.taps import Tap
 
 _UNSEEN = (
     "What an operation allocates and frees inside itself is measured once for every shape; for views, "
     "pointwise operations, copies and fills it is taken to be nothing.",
     "Where autograd would write into a gradient of its own (the backward pass of indexing) it copies it as "
     "long as a dispatch mode is active: that copy is part of the peak here.",
-    "The states of random number generators that checkpointing keeps (5 kB each) are not seen.",
-    "Memory that is not torch's (numpy, the interpreter, the allocator's own fragments) is not seen.",
+    "Copies of a random number generator's state (5 kB each) are seen where torch.get_rng_state makes them, "
+    "as checkpointing does; those of Generator.get_state are not.",
+    "Memory that is not torch's (numpy, what a data loader's workers share, the interpreter, the allocator's "
+    "own fragments) is not seen, but where a parameter or buffer lies on it.",
     "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
     "of the model.",
     "Tensors made on other threads than the one that began the trace are not seen.",
 )
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _NAMED = 8
 """Operations that are named, at most."""
 _SPARSE = "Pointwise operations on sparse tensors take more inside: peaks are lower bounds."
 _COMPLEX = (
     "Operations on complex tensors that are still to be conjugated copy them inside themselves, so that "
     "peaks are lower bounds."
+)
+_NESTED = "What nested tensors keep of their shapes is not seen, so that peaks are lower bounds."
+_COMPILED = (
+    "Compiled code ran (torch.compile): what it allocates, and what it leaves behind, is seen only where "
+    "operations of torch's take it up, so that peaks and what is live at the end are lower bounds."
+)
+_LATE_GRADIENTS = (
+    "There are gradients that no operation on this thread has made (a backward pass on another one?): they "
+    "count from when they were met, and nobody knows what was there while they were made."
+)
+_PRECISION = (
+    "The precision of matrix products was changed meanwhile, which decides what operations take inside "
+    "themselves, so that peaks are lower bounds."
 )
 _TRANSFORMED = (
     "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
@@ -72,14 +100,19 @@ class DispatchEngine:
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
         self._unmeasured: Counter[str] = Counter()
-        self._transformed = False
+        self._transformed = self._late_gradients = self._precision_changed = False
+        self._compiled_calls = 0
+        self._code: Sequence[Tap] = ()
 
     def start(self) -> None:
         """Begins to record on this thread."""
         self._spans.begin()
         self._seed()
+        scratch.look_at_precisions()
         self._hooks.install()
-        resizes.subscribe(self._storage_resized)
+        self._code = taps.compiled_code()
+        for tap, listener in self._taps():
+            tap.subscribe(listener)
         self._mode.begin()
 
     def stop(self) -> Finding:
@@ -87,9 +120,11 @@ class DispatchEngine:
         if not self._stopped:
             self._stopped = True
             self._hooks.remove()
-            resizes.unsubscribe(self._storage_resized)
+            for tap, listener in self._taps():
+                tap.unsubscribe(listener)
             with self._health.contained("ending a trace"):
                 self._look_at_parameters()
+                self._precision_changed = scratch.look_at_precisions()
             self._spans.close()
             self._ledger.close()
         self.leave()
@@ -98,35 +133,46 @@ class DispatchEngine:
             dropped["operations whose scratch space could not be measured"] = sum(
                 self._unmeasured.values()
             )
-        ledger = self._ledger
-        if ledger.omitted:
+        if self._compiled_calls:
+            dropped["calls of compiled code, whose allocations are not seen"] = self._compiled_calls
+        if self._ledger.omitted:
             dropped[
                 f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
             ] = self._ledger.omitted
         reason = "the CPU has no caching allocator, so nothing is reserved"
+        missed = self._missed()
         return Finding(
-            unseen=self._unseen(),
+            unseen=(*_UNSEEN, *((_TRANSFORMED,) if self._transformed else ()), *missed),
             fragmentation_reason=reason,
             dropped=dropped,
-            incomplete=bool(self._unmeasured or ledger.omitted or ledger.sparse or ledger.complex),
+            incomplete=bool(missed or self._ledger.omitted),
         )
 
-    def _unseen(self) -> tuple[str, ...]:
-        unseen = list(_UNSEEN)
-        if self._transformed:
-            unseen.append(_TRANSFORMED)
-        if self._ledger.sparse:
-            unseen.append(_SPARSE)
-        if self._ledger.complex:
-            unseen.append(_COMPLEX)
+    def _missed(self) -> tuple[str, ...]:
+        """Why peaks are lower bounds, in whole sentences."""
+        ledger = self._ledger
+        found = {
+            _SPARSE: ledger.sparse,
+            _COMPLEX: ledger.complex,
+            _NESTED: ledger.nested,
+            _LATE_GRADIENTS: self._late_gradients,
+            _PRECISION: self._precision_changed,
+            _COMPILED: self._compiled_calls or len(taps.compiled_code()) > len(self._code),
+        }
+        missed = [sentence for sentence, applies in found.items() if applies]
+        if unknown := private.foreign_compilers():
+            missed.append(
+                "Nobody knows whether code of these compilers ran, nor what it allocates, so that peaks and "
+                f"what is live at the end are lower bounds: {', '.join(unknown[:_NAMED])}."
+            )
         if self._unmeasured:
             names = ", ".join(name for name, _ in self._unmeasured.most_common(_NAMED))
             more = len(self._unmeasured) - _NAMED
-            unseen.append(
+            missed.append(
                 "Nobody knows what these operations allocate and free inside themselves, so that peaks are "
                 f"lower bounds: {names}" + (f" and {more} more." if more > 0 else ".")
             )
-        return tuple(unseen)
+        return tuple(missed)
 
     def give_up(self) -> None:
         """Records nothing more. The mode, which may be at work right now, only rests."""
@@ -161,7 +207,7 @@ class DispatchEngine:
             return
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
-                self._ledger.classify(parameter.grad, self._owners.of(parameter), GRADIENT)
+                self._look_at_gradient(parameter, parameter.grad)
         self._look_at_state(optimizer)
         self._spans.optimizer_begins(optimizer)
 
@@ -183,7 +229,7 @@ class DispatchEngine:
             self._look_at_detached(out)
             return
         layer, phase = self._spans.owner(place)
-        if result == mode.NEW:
+        if result == mode.NEW and not (func is _LIFT_FRESH and self._is_foreign(out)):
             for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
                 self._ledger.see(tensor, layer, phase, place.number)
         elif result == mode.RESIZED:
@@ -196,6 +242,10 @@ class DispatchEngine:
         if self._log.full:
             self._log.fold()
 
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies on memory that is not torch's, such as numpy's."""
+        return not (self._fakes or tensor.untyped_storage().resizable())
+
     def _look_at_resized(self, out: Any, layer: int, phase: int, place: Place) -> None:
         for tensor in tensors_in(out):
             if tensor.is_cpu:
@@ -207,9 +257,30 @@ class DispatchEngine:
             return
         parameter = getattr(private.current_node(), "variable", None)
         if parameter is not None and isinstance(out, Tensor):
-            self._ledger.classify(out, self._owners.of(parameter), GRADIENT)
+            self._look_at_gradient(parameter, out)
 
-    def _storage_resized(self, storage: Any) -> None:
+    # What the taps tell.
+
+    def _taps(self) -> Iterator[tuple[Tap, Callable[[Any, Any], None]]]:
+        yield taps.RESIZES, self._storage_resized
+        yield taps.RANDOM_STATES, self._random_state_copied
+        for tap in self._code:
+            yield tap, self._compiled_code_ran
+
+    def _compiled_code_ran(self, _result: Any, _args: Any) -> None:
+        with self._health.contained("noticing that compiled code ran"):
+            if self._spans.place() is not None:
+                self._compiled_calls += 1
+
+    def _random_state_copied(self, state: Any, _args: Any) -> None:
+        with self._health.contained("noticing a copy of a generator's state"):
+            place = self._spans.place()
+            if place is not None:
+                layer, phase = self._spans.owner(place)
+                self._ledger.see(state, layer, phase, place.number)
+
+    def _storage_resized(self, _result: Any, args: Any) -> None:
+        storage = args[0]
         with self._health.contained("noticing that a storage was resized"):
             place = self._spans.place()
             if place is not None and storage.device.type == "cpu":
@@ -227,7 +298,14 @@ class DispatchEngine:
         for parameter, layer in self._owners.parameters():
             self._ledger.classify(parameter, layer, PARAMETER)
             if parameter.grad is not None:
-                self._ledger.classify(parameter.grad, layer, GRADIENT)
+                self._look_at_gradient(parameter, parameter.grad)
+
+    def _look_at_gradient(self, parameter: Any, gradient: Tensor) -> None:
+        """One that a parameter of the model's did not have before is new, also where nobody saw it made."""
+        layer = self._owners.of(parameter)
+        phase = BEFORE if layer == OUTSIDE else BACKWARD
+        if self._ledger.classify(gradient, layer, GRADIENT, phase) and phase == BACKWARD:
+            self._late_gradients = True
 
     def _look_at_state(self, optimizer: Any) -> None:
         for parameter, tensor in optimizer_tensors(optimizer):

@@ -15,6 +15,7 @@ from memlog.analysis.trace.stream import (
     BUFFER,
     CLASSIFY,
     FREE,
+    INPUT,
     PARAMETER,
     TEMPORARY,
     UNDECIDED,
@@ -52,13 +53,14 @@ class Ledger:
         omitted: How often a small storage was seen that was not followed.
         sparse: Whether sparse tensors were seen.
         complex: Whether complex ones were.
+        nested: Whether nested ones were.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False) -> None:
         self._log = log
         self._fakes = fakes
         self.omitted = 0
-        self.sparse = self.complex = False
+        self.sparse = self.complex = self.nested = False
         self._known: dict[int, _Known] = {}
         self._serial = 0
         self._gone = self._finalizer()
@@ -79,6 +81,7 @@ class Ledger:
                 if storage._cdata not in self._known:
                     self._hold(storage, layer, phase, UNDECIDED, thread)
                     self.complex = self.complex or plain.is_complex()
+                    self.nested = self.nested or plain.is_nested
             if plain is not tensor and tensor.layout is not torch.strided:
                 self.sparse = True
 
@@ -105,23 +108,38 @@ class Ledger:
             self._log.append(pack(serial, 0, self._log.now(), 0, FREE, 0, 0, thread))
         self._hold(storage, layer, phase, category, thread)
 
-    def classify(self, tensor: Tensor, layer: int, category: int) -> None:
-        """Says what a storage is for; one that nobody has seen yet was there before.
+    def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
+        """Says what a storage is for.
 
-        What was once known as a parameter or buffer stays one.
+        What was once known as a parameter or buffer stays one. An argument of the model's may lie on memory
+        that is not torch's (numpy's, or what a data loader's workers share), and does not count then.
+
+        Args:
+            tensor: Whose storage.
+            layer: Whose it is.
+            category: What it is for.
+            phase: In which one was made that nobody has seen yet; a part of something larger (of what
+                collects gradients for several ranks) was there before.
+
+        Returns:
+            Whether one was met first.
         """
+        met = False
         for plain in held_by(tensor):
             if not plain.is_cpu:
                 continue
             storage = plain.untyped_storage()
             known = self._known.get(storage._cdata)
             if known is None:
-                if not self._is_omitted(plain):
-                    self._hold(storage, layer, BEFORE, category, 0)
+                foreign = category == INPUT and not (self._fakes or storage.resizable())
+                if not foreign and not self._is_omitted(plain):
+                    made = phase if plain.nbytes == storage.nbytes() else BEFORE
+                    met = self._hold(storage, layer, made, category, 0) or met
             elif known.category != category and known.category not in (PARAMETER, BUFFER):
                 known.category = category
                 now = self._log.now()
                 self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
+        return met
 
     def _is_omitted(self, tensor: Tensor) -> bool:
         """Asks the tensor: a storage that Python has once looked at is an object for as long as it lives."""
@@ -130,10 +148,10 @@ class Ledger:
         self.omitted += 1
         return True
 
-    def _hold(self, storage: Any, layer: int, phase: int, category: int, thread: int) -> None:
+    def _hold(self, storage: Any, layer: int, phase: int, category: int, thread: int) -> bool:
         size = storage.nbytes()
-        if not size or self._closed or not (self._fakes or storage.device.type == "cpu"):
-            return
+        if not size or self._closed or not (self._fakes or _has_bytes(storage)):
+            return False
         known = _Known(storage, self._gone)
         self._serial = serial = self._serial + 1
         known.pointer = pointer = storage._cdata
@@ -141,6 +159,7 @@ class Ledger:
         self._known[pointer] = known
         now = self._log.now()
         self._log.append(pack(serial, size, now, layer, ALLOC, phase, category, thread))
+        return True
 
     def _finalizer(self) -> Callable[[_Known], None]:
         """What runs when a storage goes, maybe in the middle of our own code: one append and no lock."""
@@ -153,3 +172,11 @@ class Ledger:
                 append(pack(known.serial, 0, now(), 0, FREE, 0, 0, 0))
 
         return gone
+
+
+def _has_bytes(storage: Any) -> bool:
+    """Whether a storage holds what its size says: that of zeros for automatic differentiation does not."""
+    try:
+        return bool(storage.data_ptr())
+    except RuntimeError:
+        return False  # torch says so of one that has a size and no memory

@@ -81,6 +81,11 @@ class ObservingMode(TorchDispatchMode):
         self._inside = True
         self._thread = threading.current_thread()
 
+    @property
+    def measures(self) -> bool:
+        """Whether it measures what operations take inside themselves."""
+        return self._observer is not None
+
     def rest(self) -> None:
         """Shows nothing any more: every operation passes, at next to no cost."""
         self._observer = None

@@ -86,6 +86,40 @@ def compiler_in_use() -> bool:
     return any(backend is not None for backend in tuple(backends.values()))
 
 
+_EAGER = "torch._dynamo.backends.debugging"
+"""torch's backends that run a graph's operations one by one."""
+
+
+def foreign_compilers() -> list[str]:
+    """The backends of ``torch.compile`` in use that are neither Inductor nor run torch's operations."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    names = set()
+    for backend in tuple((getattr(frames, "cached_backends", None) or {}).values()):
+        if type(backend).__name__ == "_TorchCompileInductorWrapper":
+            continue
+        function = getattr(backend, "compiler_fn", backend)
+        home = getattr(function, "__module__", None)
+        if home != _EAGER and function is not None:
+            names.add(str(getattr(function, "__name__", type(function).__name__)))
+    return sorted(names)
+
+
+def leave_uncompiled(function: Any) -> None:
+    """Has the compiler leave a function of ours alone, where it meets it at all."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    skip = getattr(frames, "skip_code", None)
+    if skip is not None:
+        skip(function.__code__)
+
+
+def keep_rules(ours: Any, theirs: Any) -> None:
+    """What the compiler has learned of a function of ours, while it stood there, it knows of torch's own."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    table = getattr(rules, "get_torch_obj_rule_map", None)
+    if table is not None and table.cache_info().currsize and ours in table():
+        table()[theirs] = table().pop(ours)
+
+
 def compilations() -> int:
     """How often something was compiled in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
@@ -110,6 +144,17 @@ def sequence_number(node: Any) -> int | None:
     """The number of an operation of the backward pass; ``None`` for one that no forward operation made."""
     number = int(node._sequence_nr())
     return number if 0 <= number < _NO_SEQUENCE else None
+
+
+def precisions() -> tuple[str, ...]:
+    """In what precision oneDNN may compute, which decides what it copies."""
+    getter = _find("_C._get_fp32_precision_getter")
+    try:
+        if getter is None:
+            return (torch.get_float32_matmul_precision(),)
+        return tuple(str(getter("mkldnn", kind)) for kind in ("matmul", "conv", "rnn"))
+    except RuntimeError:
+        return ()  # this torch has other names for them
 
 
 def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:

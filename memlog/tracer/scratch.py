@@ -8,6 +8,7 @@ What is known to take nothing is not measured.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -53,8 +54,28 @@ class Scratch(NamedTuple):
     """Its results."""
 
 
+class _Turn(threading.local):
+    """What a mode further down this thread's stack has measured last."""
+
+    func: Any = None
+    found: Scratch | None = None
+
+
+_turn = _Turn()
 _known: dict[Any, Scratch] = {}
+_precisions: tuple[str, ...] = ()
 _by_value: dict[Any, bool] = {}
+
+
+def look_at_precisions() -> bool:
+    """What was measured counts for the precision alone that oneDNN computes in.
+
+    Returns:
+        Whether that is another than when this was called last.
+    """
+    global _precisions
+    before, _precisions = _precisions, private.precisions()
+    return before != _precisions
 
 
 def need(func: Any) -> int:
@@ -97,7 +118,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     """What decides what an operation takes; ``None`` where that is the values of its arguments."""
     if depends_on_values(func):
         return None
-    signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled()]
+    signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]
     for value in args:
         if isinstance(value, Tensor):
             if value.layout is not torch.strided:
@@ -126,8 +147,10 @@ def depends_on_values(func: Any) -> bool:
 
 
 def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
-    begin, end = private.allocation_profiler()
-    if begin is None or end is None or not _begun(begin):
+    if any(getattr(mode, "measures", False) for mode in private.mode_stack()):
+        return _measured_below(func, args, kwargs)
+    start, end = private.allocation_profiler()
+    if start is None or end is None or not _begun(start):
         return func(*args, **kwargs), None
     records: Any = ()
     try:
@@ -139,14 +162,23 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch
         if record.kind() == "memory_alloc":
             level += record.cpu_memory_usage()
             peak = max(peak, level)
+    found = Scratch(peak, level)
     if key is not None and len(_known) < _MAX_KNOWN:
-        _known[key] = Scratch(peak, level)
-    return out, Scratch(peak, level)
+        _known[key] = found
+    _turn.func, _turn.found = func, found
+    return out, found
 
 
-def _begun(begin: Callable[[], Any]) -> bool:
+def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
+    """Another tracer's mode comes next, which sees the same operation: one profiler serves both."""
+    _turn.func = None
+    out = func(*args, **kwargs)
+    return out, _turn.found if _turn.func is func else None
+
+
+def _begun(start: Callable[[], Any]) -> bool:
     try:
-        begin()
+        start()
     except RuntimeError:
         return False  # a profiler is on already, which is not ours to end
     return True

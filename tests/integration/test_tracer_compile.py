@@ -105,3 +105,27 @@ def test_a_compiled_function_stays_compiled_under_the_dispatch_engine(graphs: Gr
     assert tracer.result.engine == "dispatch"
     assert graphs.count == 1
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_a_compiler_that_is_not_known_makes_no_exact_trace(graphs: Graphs) -> None:
+    function = torch.compile(lambda x: x.sin(), backend=graphs)
+    tracer = MemoryTracer()
+    with tracer.trace(nn.Linear(64, 64)):
+        function(BATCH)
+    assert tracer.result.exactness == "lower bound"
+    assert any("Graphs" in sentence for sentence in tracer.result.unseen)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_what_the_compiler_learns_in_mid_trace_holds_afterwards() -> None:
+    """It knows torch's functions by identity, and one that the tracer listens to is another meanwhile."""
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    rule = get_torch_obj_rule_map()[torch.get_rng_state]
+    get_torch_obj_rule_map.cache_clear()
+    own = torch.get_rng_state
+    with MemoryTracer().trace(mlp()):
+        assert torch.get_rng_state is not own
+        assert own not in get_torch_obj_rule_map()
+    assert torch.get_rng_state is own
+    assert get_torch_obj_rule_map()[own] is rule

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.allocator import AllocatorTruth
 from support.models import mlp
 from torch import nn
 from torch.nn.modules import module as torch_modules
@@ -19,6 +20,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import ConfigurationError, MemoryTracer
+from memlog.tracer import scratch
 from memlog.tracer.window import Window, may_open
 
 BATCH = torch.ones(4, 64)
@@ -47,6 +49,7 @@ def clean() -> bool:
         and _python_dispatch._get_current_dispatch_mode_stack() == []
         and not _python_dispatch._is_in_torch_dispatch_mode
         and "resize_" not in torch.UntypedStorage.__dict__
+        and torch.get_rng_state is torch.random.get_rng_state
     )
 
 
@@ -102,6 +105,31 @@ def test_nested_tracers_see_what_happens_in_their_blocks() -> None:
         for tracer in (outer, inner)
     ]
     assert calls == [3, 1]
+
+
+def test_nested_tracers_agree_on_what_the_inner_one_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1, stride=2))
+    batch = torch.ones(4, 3, 32, 32)
+
+    def step() -> None:
+        model(batch).square().mean().backward()
+        positive = batch[batch > 0]  # what it takes is measured at every call
+        del positive
+        model.zero_grad()
+
+    step()
+    with AllocatorTruth() as allocator:
+        step()
+    monkeypatch.setattr(scratch, "_known", {})
+    tracers = [MemoryTracer() for _ in range(3)]
+    with tracers[0].trace(model), tracers[1].trace(model), tracers[2].trace(model):
+        step()
+    for tracer in tracers:
+        result: Any = tracer.result
+        assert result.peak - result.before == pytest.approx(allocator.result().peak, rel=0.002)
+        assert (result.exactness, result.dropped) == ("exact", {})
 
 
 def test_one_tracer_may_be_nested_in_itself() -> None:

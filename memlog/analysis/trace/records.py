@@ -17,9 +17,9 @@ EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
 """What may be asked for; ``auto``: the best for the device."""
 
 Exactness: TypeAlias = Literal["exact", "lower bound", "sampled", "none"]
-"""``exact``: every allocation is known. ``lower bound``: every one but those inside of some operations, which
-``unseen`` names. ``sampled``: a peak between two readings is missed, so each is a lower bound. ``none``:
-nobody can tell bytes here, only calls and times."""
+"""``exact``: every allocation is known. ``lower bound``: every one but those inside of some operations or of
+compiled code, as ``unseen`` says. ``sampled``: a peak between two readings is missed, so each is a lower
+bound. ``none``: nobody can tell bytes here, only calls and times."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True):
