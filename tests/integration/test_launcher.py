@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.launching import TIMEOUT, TRAIN, environment, launch, recorded, start, write
 from support.mlflow_server import free_port
+from support.truth import wait_until_delivered
 
 from memlog.events import Artifact, Batch, Trace
 
@@ -133,6 +134,8 @@ def test_under_torchrun_each_rank_has_a_run_and_the_first_alone_one_in_the_track
     assert {values["world_size"] for values in told.values()} == {"2"}
     assert len({values["torchelastic_run_id"] for values in told.values()}) == 1
 
+    [first] = [run.directory.id for run in runs if run.parameters["rank"] == "0"]
+    wait_until_delivered(tmp_path / "memlog_runs", run_id=first)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     [opened] = client.search_runs([e.experiment_id for e in client.search_experiments()])
     assert opened.info.run_name == "train.py"
@@ -452,6 +455,7 @@ def test_a_run_that_the_script_opens_is_joined(
     script = "\n    ".join([*begin, *parts, "train(3)", "mlflow.log_metric('loss', 1.5)"])
     write(tmp_path, TRAIN + script + "\n")
     launch(tmp_path, PYTHON, "train.py", options=options)
+    wait_until_delivered(tmp_path / "memlog_runs")
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
     assert run.info.run_name == "users"

@@ -42,12 +42,14 @@ def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
     )
 
 
-def wait_until_delivered(runs: Path, backend: str = "mlflow", seconds: float = 150) -> CourierState:
-    """What the newest run's courier remembers once it is done: it outlives a trainer that is killed.
+def wait_until_delivered(
+    runs: Path, backend: str = "mlflow", seconds: float = 150, run_id: str = "latest"
+) -> CourierState:
+    """What a run's courier remembers once it is done: it outlives a trainer that is killed.
 
     Only then may a test open the tracker's database: while MLflow makes one, nobody else can.
     """
-    run = find_run(runs, "latest")
+    run = find_run(runs, run_id)
     deadline = time.monotonic() + seconds
     while (state := CourierState.load(run, backend)).stage != "done":
         assert time.monotonic() < deadline, state
