@@ -152,8 +152,8 @@ class DispatchEngine:
 
     def module_ends(self, module: Any, output: Any) -> None:
         """It has ended."""
-        del module, output
-        self._spans.module_ends()
+        del output
+        self._spans.module_ends(module)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""

@@ -89,6 +89,40 @@ def test_an_exception_inside_a_module_leaves_the_layers_in_order() -> None:
     assert figures.calls == 1
 
 
+def test_a_hook_that_raises_before_ours_leaves_the_layers_in_order() -> None:
+    class RefusedError(Exception):
+        pass
+
+    class Catching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.refused = nn.ReLU()
+
+        def forward(self, x: Any) -> Any:
+            try:
+                self.refused(x)
+            except RefusedError:
+                return x + torch.ones(1000).sum()
+
+    def refuse(module: Any, _args: Any) -> None:
+        if isinstance(module, nn.ReLU):
+            raise RefusedError
+
+    model = nn.Sequential(Catching(), nn.Linear(64, 64))
+    tracer = MemoryTracer()
+    handle = torch_modules.register_module_forward_pre_hook(refuse)
+    try:
+        with tracer.trace(model):
+            model(BATCH)
+    finally:
+        handle.remove()
+    catching: Any = tracer.get_layer_figures("0").phase("forward")
+    assert (catching.calls, catching.allocated) == (1, 4000 + 4 + BATCH.nbytes)
+    around: Any = tracer.get_layer_figures("Sequential").phase("forward")
+    assert (around.calls, around.allocated) == (1, 0)
+    assert not tracer.health.faults
+
+
 @pytest.mark.seed(177)
 def test_nested_tracers_see_what_happens_in_their_blocks() -> None:
     outer, inner, model = MemoryTracer(), MemoryTracer(), mlp()
