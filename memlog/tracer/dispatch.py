@@ -173,6 +173,12 @@ class DispatchEngine:
 
     # What the dispatch mode tells.
 
+    def changes(self, values: Any) -> None:
+        """An operation may change the storages of what it is given: they are met while they are there."""
+        if self._spans.place(join=True) is not None:
+            for tensor in tensors_in(values):
+                self._ledger.meet(tensor)
+
     def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
         """An operation has run whose result may be a storage of its own, or that takes more inside."""
         place = self._spans.place(join=True)
@@ -186,7 +192,8 @@ class DispatchEngine:
         if result == mode.NEW:
             for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
                 self._ledger.see(tensor, layer, phase, place.number)
-        elif result == mode.RESIZED:
+        elif result:
+            self._ledger.sparse = self._ledger.sparse or bool(result & mode.WRITTEN)
             self._look_at_resized(out, layer, phase, place)
         if inside is None:
             if kind > mode.RESULT and not self._fakes:
@@ -230,8 +237,8 @@ class DispatchEngine:
                 self._ledger.classify(parameter.grad, layer, GRADIENT)
 
     def _look_at_state(self, optimizer: Any) -> None:
-        for parameter, tensor in optimizer_tensors(optimizer):
-            self._ledger.classify(tensor, self._owners.of(parameter), OPTIMIZER_STATE)
+        for state in optimizer_tensors(optimizer):
+            self._ledger.classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
         self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, place.number))

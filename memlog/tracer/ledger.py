@@ -15,6 +15,10 @@ from memlog.analysis.trace.stream import (
     BUFFER,
     CLASSIFY,
     FREE,
+    GRADIENT,
+    INPUT,
+    OTHER,
+    OUTSIDE,
     PARAMETER,
     TEMPORARY,
     UNDECIDED,
@@ -82,6 +86,14 @@ class Ledger:
             if plain is not tensor and tensor.layout is not torch.strided:
                 self.sparse = True
 
+    def meet(self, tensor: Tensor) -> None:
+        """What nobody has seen yet of this tensor was there before."""
+        for plain in plain_tensors(tensor):
+            if plain.is_cpu and not self._is_omitted(plain):
+                storage = plain.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._hold(storage, OUTSIDE, BEFORE, OTHER, 0)
+
     def passing(self, size: int, layer: int, phase: int, thread: int) -> None:
         """An operation took ``size`` bytes beside its results before it returned."""
         if not self._closed:
@@ -108,7 +120,8 @@ class Ledger:
     def classify(self, tensor: Tensor, layer: int, category: int) -> None:
         """Says what a storage is for; one that nobody has seen yet was there before.
 
-        What was once known as a parameter or buffer stays one.
+        What was once known as a parameter or buffer stays one, and an input that a gradient holds, too: the
+        indices of an embedding's sparse gradient are the tokens themselves.
         """
         for plain in held_by(tensor):
             if not plain.is_cpu:
@@ -118,7 +131,7 @@ class Ledger:
             if known is None:
                 if not self._is_omitted(plain):
                     self._hold(storage, layer, BEFORE, category, 0)
-            elif known.category != category and known.category not in (PARAMETER, BUFFER):
+            elif known.category != category and not _stays(known.category, category):
                 known.category = category
                 now = self._log.now()
                 self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
@@ -153,3 +166,7 @@ class Ledger:
                 append(pack(known.serial, 0, now(), 0, FREE, 0, 0, 0))
 
         return gone
+
+
+def _stays(known: int, said: int) -> bool:
+    return known in (PARAMETER, BUFFER) or (known == INPUT and said == GRADIENT)
