@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from support import speedscope
 from support.models import mlp
 from torch import nn
 from torch.nn.modules import module as torch_modules
@@ -19,6 +23,8 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import ConfigurationError, MemoryTracer
+from memlog.events import Trace
+from memlog.tracer.event import trace_event
 from memlog.tracer.window import Window, may_open
 
 BATCH = torch.ones(4, 64)
@@ -353,6 +359,34 @@ def test_the_sampler_says_what_it_cannot_see_on_a_cpu() -> None:
     assert stats.duration_ms > 0
     backward: Any = tracer.get_layer_figures("2").phase("backward")
     assert backward.calls == 1
+
+
+def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracer, model = MemoryTracer(engine="sampler"), mlp()
+    with tracer.trace(model):
+        model(BATCH).sum().backward()
+    stats = tracer.get_layer_stats()["2"]
+    assert (stats.total_allocations, stats.total_deallocations) == (None, None)
+    layer = tracer.get_layer_figures("2")
+    assert (layer.allocated, layer.at_peak, layer.at_peak_total) == (None, None, None)
+    for phase in layer.phases:
+        assert (phase.allocations, phase.allocated, phase.frees) == (None, None, None)
+        assert (phase.peak, phase.kept) == (None, None)
+    assert tracer.result.unattributed == {}
+
+    tracer.print_summary()
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("2 "))
+    assert row.split()[1:5] == ["unknown"] * 4
+
+    document = json.loads(tracer.export_timeline(tmp_path / "timeline.json").read_bytes())
+    assert document["layer_stats"]["2"]["total_allocations"] is None
+    speedscope.check(json.loads(tracer.export_flame_graph(tmp_path / "graph.json").read_bytes()))
+
+    encoded = msgspec.json.encode(trace_event(tracer.result, 1))
+    told = msgspec.json.decode(encoded, type=Trace).layers[0]
+    assert (told.at_peak, told.peak, told.allocated, told.kept) == (None,) * 4
 
 
 def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
