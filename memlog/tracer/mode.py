@@ -36,6 +36,8 @@ UNKNOWN: Final = 32
 
 _CHANGES = RESIZED | WRITTEN
 _STRIDED = torch.strided
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+"""To look at others may run code of their own."""
 _MAX_KINDS = 10_000
 
 
@@ -141,7 +143,8 @@ class ObservingMode(TorchDispatchMode):
             kind = self._kind_of(func)
         before = None
         if kind & _CHANGES:
-            if kind == WRITTEN and args and args[0].layout is _STRIDED:
+            first: Any = args[0] if args else None
+            if kind == WRITTEN and type(first) in _TENSORS and first.layout is _STRIDED:
                 return func(*args, **kwargs) if kwargs else func(*args)
             kind, before = self._before_change(kind, args, kwargs)
         inside = None
