@@ -87,11 +87,11 @@ class Ledger:
                 self.sparse = True
 
     def meet(self, tensor: Tensor) -> None:
-        """What nobody has seen yet of this tensor was there before."""
+        """What nobody has seen yet of this tensor was there before, but for memory that is not torch's."""
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
-                if storage._cdata not in self._known:
+                if storage._cdata not in self._known and (self._fakes or storage.resizable()):
                     self._hold(storage, OUTSIDE, BEFORE, OTHER, 0)
 
     def passing(self, size: int, layer: int, phase: int, thread: int) -> None:

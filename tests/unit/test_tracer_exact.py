@@ -256,6 +256,7 @@ def test_a_sparse_tensor_from_before_is_followed_where_it_is_written_to(change: 
 
 def test_a_buffer_from_before_is_nothing_new_where_a_result_is_put_into_it() -> None:
     square, buffer, empty = torch.randn(128, 128), torch.empty(128, 128), torch.empty(0)
+    foreign = torch.from_numpy(torch.empty(128, 128).numpy())
     model = nn.Linear(8, 8)
     tracer = MemoryTracer()
     with tracer.trace(model):
@@ -263,9 +264,11 @@ def test_a_buffer_from_before_is_nothing_new_where_a_result_is_put_into_it() -> 
     with AllocatorTruth() as allocator, tracer.trace(model):
         torch.mm(square, square, out=buffer)
         torch.mm(square, square, out=empty)
+        torch.mm(square, square, out=foreign)
     truth, result = allocator.result(), tracer.result
     assert result.end is not None
     assert result.before is not None
+    assert result.before == 4 * 72 + buffer.nbytes  # numpy's memory is not torch's
     assert result.end - result.before == truth.end == empty.nbytes
     assert not tracer.health.faults
 
