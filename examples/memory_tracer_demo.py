@@ -90,7 +90,8 @@ def transformer() -> None:
     print("Kept for the backward pass:")
     for number in range(4):
         forward = tracer.get_layer_figures(f"layers.{number}").phase("forward")
-        print(f"  layers.{number}: {(forward.kept if forward else 0) / MIB:.2f} MB")
+        kept = forward.kept if forward else None
+        print(f"  layers.{number}: " + ("unknown" if kept is None else f"{kept / MIB:.2f} MB"))
 
 
 def flame() -> None:

@@ -216,17 +216,17 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
 
 
 class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
-    """One layer in one traced step, in bytes."""
+    """One layer in one traced step, in bytes; ``None`` is unknown: the sampler sees no allocations."""
 
     path: str
     """Of the module, as in ``named_modules()``; the model's own is the name of its class."""
-    at_peak: Int
+    at_peak: Int | None
     """Held by it when the whole step was at its peak."""
     peak: Int | None
     """Highest that was in use while it ran."""
-    allocated: Int
+    allocated: Int | None
     """All that it allocated by itself, without the layers inside it."""
-    kept: Int
+    kept: Int | None
     """What was still alive when its forward returned, with what its children kept: activations."""
 
 

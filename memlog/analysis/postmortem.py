@@ -225,11 +225,12 @@ def _shares(trace: Trace) -> Iterator[str]:
     held = sorted(trace.at_peak.items(), key=lambda item: -item[1])
     rows = [(name, format_bytes(size), _share(size, total)) for name, size in held if size]
     yield _table(("what", "bytes", "share"), rows)
-    if trace.layers:
-        layers = [
-            (layer.path, format_bytes(layer.at_peak), _share(layer.at_peak, total))
-            for layer in trace.layers[:_SHOWN_LAYERS]
-        ]
+    layers = [
+        (layer.path, format_bytes(layer.at_peak), _share(layer.at_peak, total))
+        for layer in trace.layers[:_SHOWN_LAYERS]
+        if layer.at_peak is not None
+    ]
+    if layers:
         yield _table(("layer", "held at the peak", "share"), layers)
 
 

@@ -41,7 +41,7 @@ def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
             path = path_stack(trace.paths[event.layer], trace.paths)
             said += event.size
             yield (stream.PHASES[event.phase], *path), event.size
-    rest = sum(layer.allocated for layer in trace.result.layers) - said
+    rest = sum(layer.allocated or 0 for layer in trace.result.layers) - said
     if rest > 0:
         yield ("(not kept one by one)",), rest
 

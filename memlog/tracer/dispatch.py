@@ -198,8 +198,8 @@ class DispatchEngine:
 
     def module_ends(self, module: Any, output: Any) -> None:
         """It has ended."""
-        del module, output
-        self._spans.module_ends()
+        del output
+        self._spans.module_ends(module)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
@@ -219,6 +219,12 @@ class DispatchEngine:
 
     # What the dispatch mode tells.
 
+    def changes(self, values: Any) -> None:
+        """An operation may change the storages of what it is given: they are met while they are there."""
+        if self._spans.place(join=True) is not None:
+            for tensor in tensors_in(values):
+                self._ledger.meet(tensor)
+
     def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
         """An operation has run whose result may be a storage of its own, or that takes more inside."""
         place = self._spans.place(join=True)
@@ -229,18 +235,24 @@ class DispatchEngine:
             self._look_at_detached(out)
             return
         layer, phase = self._spans.owner(place)
-        if result == mode.NEW and not (func is _LIFT_FRESH and self._is_foreign(out)):
-            for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-                self._ledger.see(tensor, layer, phase, place.number)
-        elif result == mode.RESIZED:
+        if result == mode.NEW:
+            if not (func is _LIFT_FRESH and self._is_foreign(out)):
+                for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
+                    self._ledger.see(tensor, layer, phase, place.number)
+        elif result:
+            self._ledger.sparse = self._ledger.sparse or bool(result & mode.WRITTEN)
             self._look_at_resized(out, layer, phase, place)
-        if inside is None:
-            if kind > mode.RESULT and not self._fakes:
-                self._unmeasured[str(func)] += 1
-        elif inside.peak > inside.kept:
-            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
+        if inside is not None:
+            if inside.peak > inside.kept:
+                self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
+        elif kind > mode.RESULT:
+            self._count_unmeasured(func)
         if self._log.full:
             self._log.fold()
+
+    def _count_unmeasured(self, func: Any) -> None:
+        if not self._fakes:
+            self._unmeasured[str(func)] += 1
 
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Whether a tensor lies on memory that is not torch's, such as numpy's."""
@@ -308,8 +320,8 @@ class DispatchEngine:
             self._late_gradients = True
 
     def _look_at_state(self, optimizer: Any) -> None:
-        for parameter, tensor in optimizer_tensors(optimizer):
-            self._ledger.classify(tensor, self._owners.of(parameter), OPTIMIZER_STATE)
+        for state in optimizer_tensors(optimizer):
+            self._ledger.classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
         self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, place.number))

@@ -18,7 +18,7 @@ def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trac
         step: Which step it was; ``None``: one that was never over.
         skipped: Windows that could not open so far.
     """
-    ranked = sorted(result.layers, key=lambda layer: (-layer.at_peak, layer.path))[:TOP]
+    ranked = sorted(result.layers, key=lambda layer: (-(layer.at_peak or 0), layer.path))[:TOP]
     held = sum(share.size for share in result.shares if share.path == OUTSIDE_PATH)
     return Trace(
         time_us=now_us(),
@@ -27,7 +27,7 @@ def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trac
         exact=result.exactness == "exact",
         peak=result.peak,
         at_peak=result.categories,
-        layers=tuple(_layer(layer) for layer in ranked),
+        layers=tuple(_layer(layer, readable=result.peak is not None) for layer in ranked),
         unattributed=held if result.shares else None,
         truncated=result.truncated,
         duration_us=round(result.duration_ms * 1000),
@@ -35,12 +35,13 @@ def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trac
     )
 
 
-def _layer(layer: LayerFigures) -> TracedLayer:
+def _layer(layer: LayerFigures, *, readable: bool) -> TracedLayer:
     forward = layer.phase("forward")
+    nothing = 0 if readable else None
     return TracedLayer(
         path=layer.path,
         at_peak=layer.at_peak,
         peak=layer.peak,
         allocated=layer.allocated,
-        kept=forward.kept if forward is not None else 0,
+        kept=forward.kept if forward is not None else nothing,
     )

@@ -49,8 +49,7 @@ class Followed:
 
     def module_ends(self, module: Any, output: Any) -> None:
         """It has ended."""
-        del module
-        layer = self._spans.module_ends()
+        layer = self._spans.module_ends(module)
         if layer is not None:
             self._backward.module_ends(output, layer)
 

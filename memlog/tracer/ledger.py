@@ -15,7 +15,10 @@ from memlog.analysis.trace.stream import (
     BUFFER,
     CLASSIFY,
     FREE,
+    GRADIENT,
     INPUT,
+    OTHER,
+    OUTSIDE,
     PARAMETER,
     TEMPORARY,
     UNDECIDED,
@@ -85,6 +88,14 @@ class Ledger:
             if plain is not tensor and tensor.layout is not torch.strided:
                 self.sparse = True
 
+    def meet(self, tensor: Tensor) -> None:
+        """What nobody has seen yet of this tensor was there before, but for memory that is not torch's."""
+        for plain in plain_tensors(tensor):
+            if plain.is_cpu and not self._is_omitted(plain):
+                storage = plain.untyped_storage()
+                if storage._cdata not in self._known and (self._fakes or storage.resizable()):
+                    self._hold(storage, OUTSIDE, BEFORE, OTHER, 0)
+
     def passing(self, size: int, layer: int, phase: int, thread: int) -> None:
         """An operation took ``size`` bytes beside its results before it returned."""
         if not self._closed:
@@ -111,8 +122,10 @@ class Ledger:
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Says what a storage is for.
 
-        What was once known as a parameter or buffer stays one. An argument of the model's may lie on memory
-        that is not torch's (numpy's, or what a data loader's workers share), and does not count then.
+        What was once known as a parameter or buffer stays one, and an input that a gradient holds, too: the
+        indices of an embedding's sparse gradient are the tokens themselves. An argument of the model's may
+        lie on memory that is not torch's (numpy's, or what a data loader's workers share), and does not
+        count then.
 
         Args:
             tensor: Whose storage.
@@ -135,7 +148,7 @@ class Ledger:
                 if not foreign and not self._is_omitted(plain):
                     made = phase if plain.nbytes == storage.nbytes() else BEFORE
                     met = self._hold(storage, layer, made, category, 0) or met
-            elif known.category != category and known.category not in (PARAMETER, BUFFER):
+            elif known.category != category and not _stays(known.category, category):
                 known.category = category
                 now = self._log.now()
                 self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
@@ -180,3 +193,7 @@ def _has_bytes(storage: Any) -> bool:
         return bool(storage.data_ptr())
     except RuntimeError:
         return False  # torch says so of one that has a size and no memory
+
+
+def _stays(known: int, said: int) -> bool:
+    return known in (PARAMETER, BUFFER) or (known == INPUT and said == GRADIENT)

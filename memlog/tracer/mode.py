@@ -16,22 +16,28 @@ from memlog import forks
 from memlog.health import Health
 from memlog.tracer import private, scratch
 from memlog.tracer.scratch import Scratch
-from memlog.tracer.storages import is_wrapper
+from memlog.tracer.storages import Storages, changed, is_sparse, is_wrapper, storages_in, tensors_in
 
 NOTHING: Final = 0
 NEW: Final = 1
 """The result has a storage of its own."""
-RESIZED: Final = 2
-"""The result is an argument, whose storage may have another size now."""
-DETACHED: Final = 3
+DETACHED: Final = 2
 """The result is a view, which in the backward pass may be a gradient that is taken over uncopied."""
-RESULT: Final = 3
+RESIZED: Final = 4
+"""The result is an argument, whose storage may have another size now."""
+WRITTEN: Final = 8
+"""The result is the first argument, a tensor, written to. A sparse one may hold other storages now."""
+RESULT: Final = 15
 """The bits that say one of these; the further ones speak of what the operation takes inside itself."""
-MEASURED: Final = 4
+MEASURED: Final = 16
 """That is measured."""
-UNKNOWN: Final = 8
+UNKNOWN: Final = 32
 """Nobody can tell."""
 
+_CHANGES = RESIZED | WRITTEN
+_STRIDED = torch.strided
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+"""To look at others may run code of their own."""
 _MAX_KINDS = 10_000
 
 
@@ -39,7 +45,14 @@ class Observer(Protocol):
     """Who is shown them."""
 
     def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
-        """``func`` has returned ``out``; ``inside`` says what it took meanwhile, where that was measured."""
+        """``func`` has returned ``out``; ``inside`` says what it took meanwhile, where that was measured.
+
+        Of arguments that it has changed ``out`` has the tensors whose storage is another one, or of another
+        size, than it was.
+        """
+
+    def changes(self, values: Any) -> None:
+        """An operation may put other storages into the tensors in ``values``, or resize those they have."""
 
 
 class ObservingMode(TorchDispatchMode):
@@ -133,6 +146,12 @@ class ObservingMode(TorchDispatchMode):
         kind = _kinds.get(func)
         if kind is None:
             kind = self._kind_of(func)
+        before = None
+        if kind & _CHANGES:
+            first: Any = args[0] if args else None
+            if kind == WRITTEN and type(first) in _TENSORS and first.layout is _STRIDED:
+                return func(*args, **kwargs) if kwargs else func(*args)
+            kind, before = self._before_change(kind, args, kwargs)
         inside = None
         if kind & MEASURED:
             out, inside = scratch.run(func, args, kwargs or {})
@@ -140,10 +159,25 @@ class ObservingMode(TorchDispatchMode):
             out = func(*args, **kwargs) if kwargs else func(*args)
         if kind:
             try:
-                observer.operation(func, kind, out, inside)
+                shown = out if before is None else changed(out, before)
+                observer.operation(func, kind, shown, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out
+
+    def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
+        """What an operation may change, as it is; what is written to where it is changes no storage."""
+        try:
+            if args and is_sparse(args[0]):
+                kind |= WRITTEN
+            elif kind & WRITTEN:
+                return kind & ~RESULT, None
+            if self._observer is not None:
+                self._observer.changes(tensors_in(kwargs) or args[:1])
+                return kind, storages_in((args, kwargs))
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._health.fault("looking at an operation's arguments", error)
+        return kind & ~RESULT, None
 
     def _kind_of(self, func: Any) -> int:
         try:
@@ -226,7 +260,14 @@ def _result_of(func: Any) -> int:
     may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
     if may_resize or any(argument.is_out for argument in schema.arguments):
         return RESIZED
-    return NOTHING
+    return WRITTEN if _is_written_tensor(schema.arguments[:1]) else NOTHING
+
+
+def _is_written_tensor(arguments: Any) -> bool:
+    return any(
+        one.alias_info is not None and one.alias_info.is_write and str(one.type) == "Tensor"
+        for one in arguments
+    )
 
 
 def refusal() -> str | None:

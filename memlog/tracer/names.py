@@ -33,9 +33,9 @@ class Top(NamedTuple):
 class ModuleNames:
     """Gives layers numbers and paths.
 
-    A path is what ``named_modules`` says; the model's own is the name of its class, and so is, in
-    parentheses, that of a module that the model does not own, such as a second network or a loss, and the
-    name of a scope.
+    A path is what ``named_modules`` says; the model's own is the name of its class, with "(model)" behind
+    where one of its children is called that, and so is, in parentheses, that of a module that the model does
+    not own, such as a second network or a loss, and the name of a scope.
 
     Args:
         model: The model; ``None``: the first module that is called is taken for it.
@@ -119,9 +119,8 @@ class ModuleNames:
         return self.number(path)
 
     def _adopt_top(self, root: Any) -> str:
-        first, path = not self.tops, _kind(root)
-        if not first:
-            path = f"({self._free_name(path)})"
+        first = not self.tops
+        path = _name_beside_children(root) if first else f"({self._free_name(_kind(root))})"
         top = Top(weakref.ref(root), path, "" if first else f"{path}.")
         if len(self.tops) < MAX_NAMES:
             self.tops.append(top)
@@ -181,6 +180,16 @@ def _has_tensors(module: Any) -> bool:
 
 def _kind(module: Any) -> str:
     return type(getattr(module, _COMPILED, module)).__name__
+
+
+def _name_beside_children(root: Any) -> str:
+    """The name of a model's class, which none of its children has."""
+    name, inside = _kind(root), root
+    while _COMPILED in inside._modules:
+        inside = inside._modules[_COMPILED]
+    while name in inside._modules:
+        name = f"{name} (model)"
+    return name
 
 
 def _plain(name: str) -> str:

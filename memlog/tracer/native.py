@@ -149,8 +149,8 @@ class NativeEngine(Followed):
                 self._classify(tensor, layer, category)
 
     def _look_at_state(self, optimizer: Any) -> None:
-        for parameter, tensor in optimizer_tensors(optimizer):
-            self._classify(tensor, self._owners.of(parameter), OPTIMIZER_STATE)
+        for state in optimizer_tensors(optimizer):
+            self._classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
 
     def _classify(self, tensor: Tensor, layer: int, category: int) -> None:
         now = self._log.now()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memlog.analysis.trace.stream import BUFFER, GRADIENT, OUTSIDE, PARAMETER
 from memlog.tracer.names import ModuleNames, Top
+from memlog.tracer.storages import StateTensor
 
 
 class Owners:
@@ -21,7 +22,7 @@ class Owners:
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         self._adopted = 0
 
     def adopt(self) -> list[tuple[Tensor, int, int]]:
@@ -39,9 +40,10 @@ class Owners:
         return found
 
     def _tensors(self, model: Any, top: Top) -> Iterator[tuple[Tensor, int, int]]:
+        itself = self._names.owner_of("", top)
         for name, parameter in model.named_parameters():
             layer = self._names.owner_of(name, top)
-            self._known[id(parameter)] = (weakref.ref(parameter), layer)
+            self._known[id(parameter)] = (weakref.ref(parameter), layer, itself)
             yield parameter, layer, PARAMETER
             if parameter.grad is not None:
                 yield parameter.grad, layer, GRADIENT
@@ -55,7 +57,7 @@ class Owners:
 
     def parameters(self) -> Iterator[tuple[Tensor, int]]:
         """Those that are still there, each with its layer."""
-        for reference, layer in list(self._known.values()):
+        for reference, layer, _ in list(self._known.values()):
             parameter = reference()
             if parameter is not None:
                 yield parameter, layer
@@ -64,3 +66,10 @@ class Owners:
         """The layer of a parameter; "outside" for one that is not the model's."""
         known = self._known.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else OUTSIDE
+
+    def of_state(self, state: StateTensor) -> int:
+        """The layer of its parameter; the module at the top, for state of all of an optimizer's."""
+        known = self._known.get(id(state.parameter))
+        if known is None or known[0]() is not state.parameter:
+            return OUTSIDE
+        return known[2] if state.shared else known[1]

@@ -30,6 +30,11 @@ class SequenceMap:
         self._starts.append(number)
         self._layers.append(layer)
 
+    def since(self, number: int, layer: int) -> None:
+        """From operation ``number`` on it was ``layer`` that made them, but for what was marked since."""
+        if self._layers and self._layers[-1] != layer:
+            self.mark(max(number, self._starts[-1]), layer)
+
     def layer_of(self, number: int) -> int | None:
         """The layer that made operation ``number``; ``None`` for one from before the first mark."""
         place = bisect_right(self._starts, number) - 1

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from memlog.analysis.trace.stream import (
     BACKWARD,
     ENTER,
@@ -29,20 +31,24 @@ class Place:
 
     Attributes:
         number: Of the thread; 0 is the one that began the window.
-        stack: The modules at work, each with the backward pass that it began in; the first entry stands for
-            "outside all modules".
+        stack: The modules at work, each as its layer, the backward pass that it began in, and its identity;
+            the first entry stands for "outside all modules".
         optimizing: The optimizer whose step runs, by identity.
         turn: Layer and phase of what happens outside ``forward``.
+        last_backward: The layer whose backward pass was looked at last.
+        made: The number that the graph's next operation had then, where that backward pass makes a graph of
+            its own.
     """
 
-    __slots__ = ("last_backward", "number", "optimizing", "stack", "turn")
+    __slots__ = ("last_backward", "made", "number", "optimizing", "stack", "turn")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.stack: list[tuple[int, int]] = [(OUTSIDE, private.NO_TASK)]
+        self.stack: list[tuple[int, int, int]] = [(OUTSIDE, private.NO_TASK, 0)]
         self.optimizing: int | None = None
         self.turn = (OUTSIDE, FORWARD)
         self.last_backward = OUTSIDE
+        self.made: int | None = None
 
 
 class Spans:
@@ -106,27 +112,31 @@ class Spans:
             return None
         task = private.backward_task()
         if task == private.NO_TASK and place.turn[1] == BACKWARD:
+            self._leave_graph(place, place.stack[-1][0])
             self.turn(place, OUTSIDE, FORWARD)
         layer = self._names.layer_of(module, place.stack[-1][0])
-        place.stack.append((layer, task))
+        place.stack.append((layer, task, id(module)))
         if place.number == 0:
             self._mark(layer)
         self._say(ENTER, layer, FORWARD if task == private.NO_TASK else RECOMPUTE, place)
         return place
 
-    def module_ends(self) -> int | None:
-        """A module's ``forward`` has ended.
+    def module_ends(self, module: Any) -> int | None:
+        """A module's ``forward`` has ended, and with it all that began in it.
+
+        torch says so even where another's hook has raised before ours heard of its beginning.
 
         Returns:
             Its layer; ``None`` where its beginning was not seen.
         """
-        place = self.place()
-        if place is None or len(place.stack) == 1:
+        place, identity, ended = self.place(), id(module), 0
+        if place is None or (place.stack[-1][2] != identity and not _is_at_work(identity, place)):
             return None
-        layer, task = place.stack.pop()
+        while ended != identity:
+            layer, task, ended = place.stack.pop()
+            self._say(EXIT, layer, FORWARD if task == private.NO_TASK else RECOMPUTE, place)
         if place.number == 0:
             self._mark(place.stack[-1][0])
-        self._say(EXIT, layer, FORWARD if task == private.NO_TASK else RECOMPUTE, place)
         return layer
 
     def optimizer_begins(self, optimizer: Any) -> None:
@@ -152,13 +162,16 @@ class Spans:
 
     def owner(self, place: Place) -> tuple[int, int]:
         """Layer and phase of what this thread does now."""
-        layer, began_in = place.stack[-1]
+        layer, began_in, _ = place.stack[-1]
         task = private.backward_task()
         if task == private.NO_TASK:
+            backward = place.turn[1] == BACKWARD
+            if backward:
+                self._leave_graph(place, layer)
             if place.optimizing is not None and len(place.stack) == 1:
                 self.turn(place, OUTSIDE, OPTIMIZER)
                 return OUTSIDE, OPTIMIZER
-            if place.turn[1] == BACKWARD:
+            if backward:
                 self.turn(place, OUTSIDE, FORWARD)
             return layer, FORWARD
         # A module that began in this very backward pass runs its forward again. (One that began
@@ -179,7 +192,26 @@ class Spans:
         if number is not None:
             layer = self._sequence.layer_of(number)
             place.last_backward = OUTSIDE if layer is None else layer
+        if torch.is_grad_enabled() and place.number == 0:
+            self._make_graph(place, place.last_backward)
         return place.last_backward
+
+    def _make_graph(self, place: Place, layer: int) -> None:
+        """The backward pass makes a graph of its own (``create_graph=True``).
+
+        Its operations belong to the layer whose backward pass they are. They are heard of once they have
+        their numbers, so the layer has all since the last that was heard of.
+        """
+        if private.next_sequence_number is not None:
+            number = int(private.next_sequence_number())
+            self._sequence.since(number - 1 if place.made is None else place.made, layer)
+            place.made = number
+
+    def _leave_graph(self, place: Place, layer: int) -> None:
+        """That backward pass is over, and ``layer`` makes what comes now."""
+        if place.made is not None:
+            self._sequence.since(place.made, layer)
+            place.made = None
 
     def _mark(self, layer: int) -> None:
         if private.next_sequence_number is not None:
@@ -189,5 +221,10 @@ class Spans:
         """Layer and phase that a thread's work belongs to until the next change."""
         if len(place.stack) == 1:
             return place.turn
-        layer, began_in = place.stack[-1]
+        layer, began_in, _ = place.stack[-1]
         return layer, FORWARD if began_in == private.NO_TASK else RECOMPUTE
+
+
+def _is_at_work(identity: int, place: Place) -> bool:
+    """Whether a module's beginning was seen."""
+    return any(entry[2] == identity for entry in place.stack)

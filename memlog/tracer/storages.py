@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch.nn.parameter import is_lazy
 from memlog.tracer import private
 
 _MAX_NESTING = 4
+
+Storages: TypeAlias = dict[int, tuple[Any, int]]
+"""By identity: storages, which live as long as this does, and their sizes in bytes."""
 
 
 def is_wrapper(kind: type) -> bool:
@@ -72,13 +75,58 @@ def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
     return found
 
 
-def optimizer_tensors(optimizer: Any) -> Iterable[tuple[Any, Tensor]]:
-    """Each tensor of an optimizer's state, with the parameter that it belongs to."""
+def is_sparse(value: Any) -> bool:
+    """Whether it is a tensor that holds others for its indices and values."""
+    return isinstance(value, Tensor) and value.layout is not torch.strided
+
+
+def storages_in(values: Any) -> Storages:
+    """The storages of the tensors in an operation's arguments."""
+    found: Storages = {}
+    for tensor in tensors_in(values):
+        for plain in plain_tensors(tensor):
+            storage = plain.untyped_storage()
+            found[storage._cdata] = storage, storage.nbytes()
+    return found
+
+
+def changed(values: Any, before: Storages) -> list[Tensor]:
+    """The plain tensors in ``values`` whose storage is none of those from before, or of another size."""
+    found = []
+    for tensor in tensors_in(values):
+        for plain in plain_tensors(tensor):
+            storage = plain.untyped_storage()
+            known = before.get(storage._cdata)
+            if known is None or known[1] != storage.nbytes():
+                found.append(plain)
+    return found
+
+
+class StateTensor(NamedTuple):
+    """A tensor of an optimizer's state.
+
+    Attributes:
+        parameter: The one that the optimizer keeps it with.
+        shared: Whether it is of all the optimizer's parameters: LBFGS keeps all its state with the first.
+        tensor: It.
+    """
+
+    parameter: Any
+    shared: bool
+    tensor: Tensor
+
+
+def optimizer_tensors(optimizer: Any) -> Iterator[StateTensor]:
+    """Each tensor of an optimizer's state."""
     # Copied: a step on another thread may change them.
-    for parameter, values in list(optimizer.state.items()):
+    states = list(optimizer.state.items())
+    alone = len(states) == 1 and sum(len(group["params"]) for group in optimizer.param_groups) > 1
+    for parameter, values in states:
         if isinstance(values, dict):
-            for value in tensors_in(list(values.values())):
-                yield parameter, value
+            tensors = tensors_in(list(values.values()))
+            shared = alone and any(tensor.numel() > parameter.numel() for tensor in tensors)
+            for tensor in tensors:
+                yield StateTensor(parameter, shared, tensor)
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:

@@ -36,7 +36,9 @@ def _categories(result: TraceResult) -> Iterator[str]:
 
 
 def _layers(result: TraceResult) -> Iterator[str]:
-    ranked = sorted(result.layers, key=lambda one: (-one.at_peak, -(one.peak or 0), one.path))
+    ranked = sorted(
+        result.layers, key=lambda one: (-(one.at_peak or 0), -(one.peak or 0), one.path)
+    )
     yield ""
     yield (
         f"{'layer':<{_PATH_WIDTH}} {'at peak':>10} {'allocated':>10} {'peak':>10} {'kept fwd':>10} {'ms':>8}"

@@ -140,7 +140,10 @@ class MemoryTracer:
         return list(replay(self.recording))
 
     def get_layer_stats(self) -> dict[str, LayerMemoryStats]:
-        """The figures of every module that did anything, by its path; the model's is its class's name."""
+        """The figures of every module that did anything, by its path; the model's is its class's name.
+
+        (Where a child is called that, the model's has "(model)" behind.)
+        """
         return layer_stats(self.result)
 
     def get_peak_memory_per_layer(self) -> dict[str, int]:

@@ -65,6 +65,17 @@ def two_runs(root: Path) -> None:
     run.write(End(at(9), "finished")).closed()
 
 
+def test_layers_of_which_nobody_knows_what_they_held_are_left_out(tmp_path: Path) -> None:
+    """The sampler sees no allocations."""
+    for run_id in ("aaaa2222", "bbbb2222"):
+        sampled = (TracedLayer("head", None, 110 * MIB, None, None),)
+        event = Trace(at(1), 3, "sampler", False, 110 * MIB, {}, sampled, None)
+        made(tmp_path, run_id).write(event, End(at(9), "finished")).closed()
+    document = json.loads(memlog("compare", "aaaa", "bbbb", "--json").stdout)
+    assert document["layers"] == {}
+    assert document["figures"]["trace.peak"]["values"] == [110 * MIB, 110 * MIB]
+
+
 def test_figures_stand_side_by_side_with_the_change(tmp_path: Path) -> None:
     two_runs(tmp_path)
     lines = memlog("compare", "aaaa", "bbbb").stdout.splitlines()

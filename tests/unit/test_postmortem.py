@@ -65,6 +65,15 @@ def told(moments: LastMoments, witness: Witness = KILLED) -> Report:
     return found
 
 
+def test_layers_of_which_nobody_knows_what_they_held_are_left_out(tmp_path: Path) -> None:
+    """The sampler sees no allocations."""
+    layers = (TracedLayer("blocks.0", None, 400 * MIB, None, None),)
+    sampled = Trace(at(1), 0, "sampler", False, 400 * MIB, {}, layers, None)
+    text = told(ended(tmp_path, sampled, FAILURE)).text
+    assert "held at the peak" not in text
+    assert "400.0 MiB" in text
+
+
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_a_report_is_written_whatever_holds_the_peak(tmp_path: Path, category: str) -> None:
     held = trace(at_peak={category: 400 * MIB})

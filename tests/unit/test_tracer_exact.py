@@ -132,12 +132,145 @@ def test_the_optimizers_state_belongs_to_the_parameters_module() -> None:
     with tracer.trace(model):
         train()
 
-    held = {
+    assert state_by_path(tracer) == {"0": 40_000, "1": 4000}
+
+
+def test_state_of_all_parameters_belongs_to_the_model() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 64))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=5)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = squares(model(torch.ones(4, 16)))
+        loss.backward()
+        return loss
+
+    tracer = MemoryTracer()
+    optimizer.step(closure)
+    with tracer.trace(model):
+        optimizer.step(closure)
+
+    held = state_by_path(tracer)
+    assert set(held) == {"Sequential"}
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    assert held["Sequential"] >= 2 * 4 * numbers  # the direction and the gradients, all in one
+
+
+def test_state_of_the_one_parameter_that_was_trained_stays_with_it() -> None:
+    model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.Linear(20, 30, bias=False))
+    optimizer = torch.optim.Adam(model.parameters())
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        model[1](torch.ones(1, 20)).sum().backward()
+        optimizer.step()
+        model(torch.ones(5000, 10))  # the peak
+
+    assert state_by_path(tracer) == {"1": 2 * 4 * 20 * 30 + 4}
+
+
+def state_by_path(tracer: MemoryTracer) -> dict[str, int]:
+    return {
         share.path: share.size
         for share in tracer.result.shares
         if share.category == "optimizer state"
     }
-    assert held == {"0": 40_000, "1": 4000}
+
+
+def held_by(sparse: Any) -> int:
+    return int(
+        sparse._indices().untyped_storage().nbytes() + sparse._values().untyped_storage().nbytes()
+    )
+
+
+def test_sparse_gradients_that_accumulate_are_the_allocators() -> None:
+    model = nn.Embedding(1000, 64, sparse=True)
+    words = torch.arange(200)
+    tracer = MemoryTracer()
+    with AllocatorTruth() as allocator, tracer.trace(model):
+        for _ in range(3):  # the second and third are added in place
+            model(words).sum().backward()
+
+    truth, result = allocator.result(), tracer.result
+    assert result.end is not None
+    assert result.before is not None
+    assert result.peak is not None
+    assert result.end - result.before == truth.end == 3 * 200 * (64 * 4 + 8)
+    assert result.peak - result.before == pytest.approx(truth.peak, rel=TOLERANCE)
+    assert result.exactness == "lower bound"
+    assert not tracer.health.faults
+
+
+def test_sparse_gradients_that_were_there_are_followed() -> None:
+    model = nn.Embedding(1000, 64, sparse=True)
+    words = torch.arange(200)
+    weight: Any = model.weight
+    for _ in range(2):
+        model(words).sum().backward()
+    before = held_by(weight.grad)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        model(words).sum().backward()
+    result = tracer.result
+    assert result.end is not None
+    assert result.before is not None
+    assert result.end - result.before == held_by(weight.grad) - before > 0
+
+
+def test_tokens_stay_inputs_though_a_sparse_gradient_holds_them() -> None:
+    model = nn.Sequential(nn.Embedding(1000, 64, sparse=True), nn.Linear(64, 64))
+    words = torch.arange(200)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        model(words).sum().backward()
+    assert tracer.result.categories["inputs"] == words.nbytes
+
+
+@pytest.mark.parametrize("change", ["add", "scale", "empty", "put"])
+def test_a_sparse_tensor_from_before_is_followed_where_it_is_written_to(change: str) -> None:
+    model = nn.Linear(8, 8)
+
+    def made() -> Tensor:
+        indices = torch.arange(500).repeat(2, 1)
+        return torch.sparse_coo_tensor(indices, torch.ones(500), check_invariants=False)
+
+    sparse, more = made(), made()
+    tracer = MemoryTracer()
+    before = held_by(sparse)
+    with tracer.trace(model):
+        if change == "add":
+            sparse.add_(more)
+        elif change == "scale":
+            sparse.mul_(2.0)
+        elif change == "empty":
+            sparse.zero_()
+        else:
+            torch.add(more, more, out=sparse)
+    result = tracer.result
+    assert result.end is not None
+    assert result.before is not None
+    assert result.before == 4 * 72 + before
+    assert result.end - result.before == held_by(sparse) - before
+    assert result.exactness == "lower bound"
+    assert not tracer.health.faults
+
+
+def test_a_buffer_from_before_is_nothing_new_where_a_result_is_put_into_it() -> None:
+    square, buffer, empty = torch.randn(128, 128), torch.empty(128, 128), torch.empty(0)
+    foreign = torch.from_numpy(torch.empty(128, 128).numpy())
+    model = nn.Linear(8, 8)
+    tracer = MemoryTracer()
+    with tracer.trace(model):
+        torch.mm(square, square, out=torch.empty(128, 128))  # measured before the truth is
+    with AllocatorTruth() as allocator, tracer.trace(model):
+        torch.mm(square, square, out=buffer)
+        torch.mm(square, square, out=empty)
+        torch.mm(square, square, out=foreign)
+    truth, result = allocator.result(), tracer.result
+    assert result.end is not None
+    assert result.before is not None
+    assert result.before == 4 * 72 + buffer.nbytes  # numpy's memory is not torch's
+    assert result.end - result.before == truth.end == empty.nbytes
+    assert not tracer.health.faults
 
 
 def test_measuring_scratch_space_leaves_the_users_profiler_alone() -> None:

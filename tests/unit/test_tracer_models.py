@@ -189,6 +189,42 @@ def test_a_backward_pass_inside_forward_is_no_recomputation() -> None:
     assert {figures.phase for figures in inner.phases} == {"forward", "backward"}
 
 
+def test_a_gradient_of_gradients_belongs_to_the_layers() -> None:
+    """As in the penalty of a WGAN's critic; what is made once it is there belongs to them no more."""
+    critic = nn.Sequential(nn.Linear(32, 512), nn.Tanh(), nn.Linear(512, 1))
+    batch = torch.randn(256, 32, requires_grad=True)
+    tracer = MemoryTracer()
+    with tracer.trace(critic):
+        (slope,) = torch.autograd.grad(critic(batch).sum(), batch, create_graph=True)
+        slope.square().sum().backward()
+    assert tracer.result.attributed is not None
+    assert tracer.result.attributed > 0.9
+    # What squares them keeps two of their size.
+    assert tracer.result.unattributed["backward"] <= 3 * slope.nbytes
+    hidden = 4 * 256 * 512
+    # Of tanh: its gradient, and of that the gradients that its own gradient and its input get.
+    assert phase(tracer, "1", "backward").allocated >= 3 * hidden
+    assert not tracer.health.faults
+
+
+def test_what_follows_a_backward_pass_that_made_a_graph_is_of_no_layer() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh())
+    batch = torch.randn(256, 32, requires_grad=True)
+
+    def backward_outside(*, first: bool) -> int:
+        tracer = MemoryTracer()
+        with tracer.trace(model):
+            out = model(batch)
+            if first:
+                torch.autograd.grad(out.sum(), batch, create_graph=True)
+            batch.sin().exp().sum().backward()
+        return tracer.result.unattributed["backward"]
+
+    alone = backward_outside(first=False)
+    assert alone >= 2 * batch.nbytes
+    assert backward_outside(first=True) >= alone
+
+
 def test_autocast_copies_belong_to_the_module_that_needs_them() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     tracer = MemoryTracer()
@@ -309,6 +345,34 @@ def test_no_model_is_needed() -> None:
         model(torch.ones(2, 4)).sum().backward()
     assert list(tracer.get_layer_stats()) == ["Sequential", "0", "1"]
     assert tracer.result.attributed is not None
+
+
+def test_a_child_that_is_called_like_the_models_class_is_another_layer() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.Attention = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.Attention(x) * torch.ones(1000, 8).sum()
+            return out
+
+    tracer = traced(Attention(), torch.randn(4, 8))
+    assert {"Attention", "Attention (model)"} <= set(tracer.get_layer_stats())
+    own, child = (
+        phase(tracer, "Attention (model)", "forward"),
+        phase(tracer, "Attention", "forward"),
+    )
+    assert (own.calls, child.calls) == (1, 1)
+    assert own.allocated is not None
+    assert child.allocated == 4 * 8 * 4
+    assert own.allocated >= 32_000
+    # The child's weight and bias are the child's.
+    held = {share.path for share in tracer.result.shares if share.category == "parameters"}
+    assert held == {"Attention"}
+    root = layer(tracer, "Attention (model)")
+    assert root.at_peak_total is not None
+    assert root.at_peak_total >= (layer(tracer, "Attention").at_peak_total or 0)
 
 
 def test_a_lazy_modules_parameters_are_parameters() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from support import speedscope
 from support.allocator import AllocatorTruth
 from support.models import mlp
 from torch import nn
@@ -20,7 +24,9 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import ConfigurationError, MemoryTracer
+from memlog.events import Trace
 from memlog.tracer import scratch
+from memlog.tracer.event import trace_event
 from memlog.tracer.window import Window, may_open
 
 BATCH = torch.ones(4, 64)
@@ -90,6 +96,40 @@ def test_an_exception_inside_a_module_leaves_the_layers_in_order() -> None:
     assert figures.calls == 2
     figures = tracer.get_layer_figures("1.0").phase("forward")
     assert figures.calls == 1
+
+
+def test_a_hook_that_raises_before_ours_leaves_the_layers_in_order() -> None:
+    class RefusedError(Exception):
+        pass
+
+    class Catching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.refused = nn.ReLU()
+
+        def forward(self, x: Any) -> Any:
+            try:
+                self.refused(x)
+            except RefusedError:
+                return x + torch.ones(1000).sum()
+
+    def refuse(module: Any, _args: Any) -> None:
+        if isinstance(module, nn.ReLU):
+            raise RefusedError
+
+    model = nn.Sequential(Catching(), nn.Linear(64, 64))
+    tracer = MemoryTracer()
+    handle = torch_modules.register_module_forward_pre_hook(refuse)
+    try:
+        with tracer.trace(model):
+            model(BATCH)
+    finally:
+        handle.remove()
+    catching: Any = tracer.get_layer_figures("0").phase("forward")
+    assert (catching.calls, catching.allocated) == (1, 4000 + 4 + BATCH.nbytes)
+    around: Any = tracer.get_layer_figures("Sequential").phase("forward")
+    assert (around.calls, around.allocated) == (1, 0)
+    assert not tracer.health.faults
 
 
 @pytest.mark.seed(177)
@@ -347,6 +387,34 @@ def test_the_sampler_says_what_it_cannot_see_on_a_cpu() -> None:
     assert stats.duration_ms > 0
     backward: Any = tracer.get_layer_figures("2").phase("backward")
     assert backward.calls == 1
+
+
+def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracer, model = MemoryTracer(engine="sampler"), mlp()
+    with tracer.trace(model):
+        model(BATCH).sum().backward()
+    stats = tracer.get_layer_stats()["2"]
+    assert (stats.total_allocations, stats.total_deallocations) == (None, None)
+    layer = tracer.get_layer_figures("2")
+    assert (layer.allocated, layer.at_peak, layer.at_peak_total) == (None, None, None)
+    for phase in layer.phases:
+        assert (phase.allocations, phase.allocated, phase.frees) == (None, None, None)
+        assert (phase.peak, phase.kept) == (None, None)
+    assert tracer.result.unattributed == {}
+
+    tracer.print_summary()
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("2 "))
+    assert row.split()[1:5] == ["unknown"] * 4
+
+    document = json.loads(tracer.export_timeline(tmp_path / "timeline.json").read_bytes())
+    assert document["layer_stats"]["2"]["total_allocations"] is None
+    speedscope.check(json.loads(tracer.export_flame_graph(tmp_path / "graph.json").read_bytes()))
+
+    encoded = msgspec.json.encode(trace_event(tracer.result, 1))
+    told = msgspec.json.decode(encoded, type=Trace).layers[0]
+    assert (told.at_peak, told.peak, told.allocated, told.kept) == (None,) * 4
 
 
 def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

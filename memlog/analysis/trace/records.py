@@ -29,15 +29,17 @@ class PhaseFigures(msgspec.Struct, frozen=True):
     """``forward``, ``backward``, ``recompute`` or ``optimizer``."""
     calls: int
     """Calls of its ``forward``; in the backward pass: stretches of operations that belong to it."""
-    allocations: int
-    allocated: int
+    allocations: int | None
+    """How many it made itself; this and what follows of them is ``None`` where the sampler ran."""
+    allocated: int | None
     """Bytes that it allocated itself, its children not counted."""
-    frees: int
+    frees: int | None
     """How many of these were freed before the trace ended."""
     peak: int | None
     """Most bytes live, the whole process's, while it or a child was active."""
-    kept: int
-    """Bytes live at its exits over those at its entries, summed over its calls; children included."""
+    kept: int | None
+    """Bytes live at its exits over those at its entries, summed over its calls; children included. ``None``
+    where nobody can tell bytes."""
     time_ms: float
     """From entry to exit, children included, and the cost of tracing too."""
 
@@ -47,13 +49,13 @@ class LayerFigures(msgspec.Struct, frozen=True):
 
     path: str
     phases: tuple[PhaseFigures, ...]
-    allocated: int
-    """Bytes that it allocated itself in all phases."""
+    allocated: int | None
+    """Bytes that it allocated itself in all phases; ``None`` where the sampler ran, which sees none."""
     peak: int | None
     """Most bytes live while it or a child was active, in any phase."""
-    at_peak: int
-    """Its own part of the bytes live at the global peak."""
-    at_peak_total: int
+    at_peak: int | None
+    """Its own part of the bytes live at the global peak; ``None`` where the sampler ran."""
+    at_peak_total: int | None
     """The same with its children's."""
     time_ms: float
     """Of all phases."""
@@ -117,7 +119,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     attributed: float | None
     """Part of the bytes of the forward and backward passes whose module is known, 0 to 1."""
     unattributed: dict[str, int]
-    """Bytes allocated in no module, by phase."""
+    """Bytes allocated in no module, by phase; empty where the sampler ran."""
     fragmentation: Fragmentation | None
     fragmentation_reason: str | None
     """Why there is none."""

@@ -55,6 +55,7 @@ def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceRe
         facts: The rest.
     """
     known = facts.exactness != "none"
+    counted = facts.engine != "sampler"
     before = books.before_bytes
     held = _shares(books.at_peak, paths)
     in_modules, nowhere = _attribution(books)
@@ -72,9 +73,9 @@ def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceRe
         end=before + books.live_bytes if known else None,
         categories=_categories(books.at_peak),
         shares=held,
-        layers=tuple(_layers(books, paths, before if known else None)),
+        layers=tuple(_layers(books, paths, before if known else None, counted=counted)),
         attributed=in_modules / made if made else None,
-        unattributed=nowhere,
+        unattributed=nowhere if counted else {},
         fragmentation=facts.fragmentation,
         fragmentation_reason=facts.fragmentation_reason,
         events=facts.events,
@@ -129,7 +130,9 @@ def _attribution(books: Accountant) -> tuple[int, dict[str, int]]:
     return in_modules, nowhere
 
 
-def _layers(books: Accountant, paths: Sequence[str], before: int | None) -> Iterator[LayerFigures]:
+def _layers(
+    books: Accountant, paths: Sequence[str], before: int | None, *, counted: bool
+) -> Iterator[LayerFigures]:
     rows: defaultdict[int, dict[int, Row]] = defaultdict(dict)
     for (layer, phase), row in books.rows.items():
         rows[layer][phase] = row
@@ -138,7 +141,8 @@ def _layers(books: Accountant, paths: Sequence[str], before: int | None) -> Iter
         own[one.layer] += one.size
     totals, peaks = _with_children(rows, own, paths)
     for layer in sorted({*rows, *own}):
-        yield _layer(paths[layer], rows[layer], own[layer], before, totals, peaks)
+        held = own[layer] if counted else None
+        yield _layer(paths[layer], rows[layer], held, before, totals, peaks)
 
 
 def _with_children(
@@ -161,23 +165,29 @@ def _with_children(
 def _layer(
     path: str,
     rows: dict[int, Row],
-    at_peak: int,
+    at_peak: int | None,
     before: int | None,
     totals: Counter[str],
     peaks: dict[str, dict[int, int]],
 ) -> LayerFigures:
+    """One layer's figures.
+
+    ``at_peak`` is ``None`` where allocations were not seen, ``before`` where nobody can tell bytes at all.
+    """
+    counted = at_peak is not None
     reached = peaks.get(path, {})
     highest = max(reached.values(), default=None)
     readings = sum(row.readings for row in rows.values())
     return LayerFigures(
         path=path,
         phases=tuple(
-            _phase(phase, rows[phase], _over(before, reached.get(phase))) for phase in sorted(rows)
+            _phase(phase, rows[phase], before, reached.get(phase), counted=counted)
+            for phase in sorted(rows)
         ),
-        allocated=sum(row.allocated for row in rows.values()),
+        allocated=sum(row.allocated for row in rows.values()) if counted else None,
         peak=_over(before, highest),
         at_peak=at_peak,
-        at_peak_total=totals[path],
+        at_peak_total=totals[path] if counted else None,
         time_ms=sum(row.time_ns for row in rows.values()) / _NS_PER_MS,
         reserved_peak=max(row.reserved_peak for row in rows.values()) if readings else None,
         fragmentation=(
@@ -186,15 +196,17 @@ def _layer(
     )
 
 
-def _phase(number: int, row: Row, peak: int | None) -> PhaseFigures:
+def _phase(
+    number: int, row: Row, before: int | None, peak: int | None, *, counted: bool
+) -> PhaseFigures:
     return PhaseFigures(
         phase=PHASES[number],
         calls=row.calls,
-        allocations=row.allocations,
-        allocated=row.allocated,
-        frees=row.frees,
-        peak=peak,
-        kept=row.kept,
+        allocations=row.allocations if counted else None,
+        allocated=row.allocated if counted else None,
+        frees=row.frees if counted else None,
+        peak=_over(before, peak),
+        kept=None if before is None else row.kept,
         time_ms=row.time_ns / _NS_PER_MS,
     )
 

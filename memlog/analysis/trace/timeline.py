@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memlog.analysis.trace import stream
@@ -20,10 +20,10 @@ class LayerMemoryStats:
     """Most bytes live while it or a child was active."""
     peak_reserved: int | None
     """Most bytes that the caching allocator held meanwhile; ``None`` on the CPU."""
-    total_allocations: int
-    """Number of allocations that it made itself."""
-    total_deallocations: int
-    """How many of them were freed."""
+    total_allocations: int | None
+    """Number of allocations that it made itself; ``None`` where the sampler ran."""
+    total_deallocations: int | None
+    """How many of them were freed; ``None`` where the sampler ran."""
     avg_fragmentation: float | None
     """Mean of ``(reserved - allocated) / reserved``, 0 to 1; ``None`` on the CPU."""
     duration_ms: float
@@ -67,15 +67,20 @@ def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
 
 
 def _stats(layer: LayerFigures) -> LayerMemoryStats:
+    counted = layer.allocated is not None
     return LayerMemoryStats(
         layer_name=layer.path,
         peak_allocated=layer.peak,
         peak_reserved=layer.reserved_peak,
-        total_allocations=sum(phase.allocations for phase in layer.phases),
-        total_deallocations=sum(phase.frees for phase in layer.phases),
+        total_allocations=_sum(phase.allocations for phase in layer.phases) if counted else None,
+        total_deallocations=_sum(phase.frees for phase in layer.phases) if counted else None,
         avg_fragmentation=layer.fragmentation,
         duration_ms=layer.time_ms,
     )
+
+
+def _sum(counts: Iterable[int | None]) -> int:
+    return sum(count or 0 for count in counts)
 
 
 def replay(trace: Trace) -> Iterator[MemoryEvent]:

@@ -1,0 +1,59 @@
+"""What readings of an allocator alone come to: some figures are known, others nobody can know."""
+
+from __future__ import annotations
+
+import pytest
+
+from memlog.analysis.trace.accountant import Accountant
+from memlog.analysis.trace.records import TraceResult
+from memlog.analysis.trace.report import TraceFacts, build
+from memlog.analysis.trace.stream import ENTER, EXIT, FORWARD, READING, pack
+from memlog.tracer.event import trace_event
+from memlog.tracer.text import summary_text
+
+
+@pytest.fixture
+def result() -> TraceResult:
+    """A module that begins at 100 bytes, is read at 900 and ends at 400, on a device that can be read."""
+    books = Accountant(by_readings=True)
+    for at, (kind, live) in enumerate(
+        ((READING, 100), (ENTER, 0), (READING, 900), (READING, 400), (EXIT, 0))
+    ):
+        size = 1000 if kind == READING else 0
+        books.fold(pack(live, size, at, 1, kind, FORWARD, 0, 0))
+    books.finish()
+    facts = TraceFacts(
+        engine="sampler",
+        why="the only one for mps",
+        device="mps:0",
+        exactness="sampled",
+        started_us=0,
+        duration_ns=5,
+        events=5,
+        kept_events=5,
+        dropped={},
+        unseen=(),
+        fragmentation=None,
+        fragmentation_reason=None,
+    )
+    return build(books, ("(outside modules)", "Model"), facts)
+
+
+def test_what_readings_tell_is_known(result: TraceResult) -> None:
+    (layer,) = result.layers
+    assert (result.before, result.peak, result.end) == (100, 900, 400)
+    assert (layer.peak, layer.reserved_peak) == (900, 1000)
+    assert [(phase.calls, phase.peak, phase.kept) for phase in layer.phases] == [(1, 900, 300)]
+
+
+def test_what_they_do_not_tell_is_unknown(result: TraceResult) -> None:
+    (layer,) = result.layers
+    assert (layer.allocated, layer.at_peak, layer.at_peak_total) == (None, None, None)
+    (phase,) = layer.phases
+    assert (phase.allocations, phase.allocated, phase.frees) == (None, None, None)
+    assert (result.attributed, result.unattributed) == (None, {})
+
+    row = next(line for line in summary_text(result).splitlines() if line.startswith("Model"))
+    assert row.split()[:-1] == ["Model", "unknown", "unknown", "900", "B", "300", "B"]
+    (told,) = trace_event(result, 1).layers
+    assert (told.at_peak, told.peak, told.allocated, told.kept) == (None, 900, None, 300)
