@@ -243,8 +243,7 @@ class DispatchEngine:
             self._ledger.sparse = self._ledger.sparse or bool(result & mode.WRITTEN)
             self._look_at_resized(out, layer, phase, place)
         if inside is not None:
-            if inside.peak > inside.kept:
-                self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
+            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
         elif kind > mode.RESULT:
             self._count_unmeasured(func)
         if self._log.full:

@@ -97,8 +97,8 @@ class Ledger:
                     self._hold(storage, OUTSIDE, BEFORE, OTHER, 0)
 
     def passing(self, size: int, layer: int, phase: int, thread: int) -> None:
-        """An operation took ``size`` bytes beside its results before it returned."""
-        if not self._closed:
+        """An operation took ``size`` bytes, if any, beside its results before it returned."""
+        if size > 0 and not self._closed:
             self._serial = serial = self._serial + 1
             now = self._log.now()
             self._log.append(
