@@ -10,7 +10,7 @@ from typing import Any
 from memlog import forks, ranks
 from memlog.bus import EventBus
 from memlog.delivery.binder import Binder
-from memlog.events import Batch, DeviceReading, Parameters, now_us
+from memlog.events import Batch, DeviceReading, Parameters, Run, now_us
 from memlog.events import Health as HealthEvent
 from memlog.health import Health
 from memlog.interruptions import raised_by_handler
@@ -203,6 +203,17 @@ class BatchRecorder:
             # Once, and then only the figures are kept: the model is the user's to free.
             self._model_size, self._model = _model_size(self._model), None
         return {**values, **self._model_size}
+
+
+def run_event(settings: Settings, begun_us: int) -> Run:
+    """What a run's journal begins with."""
+    return Run(
+        time_us=begun_us,
+        name=settings.name,
+        project=settings.project,
+        backends=settings.backends,
+        settings=settings.described(),
+    )
 
 
 def _device_type(optimizer: Any) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from memlog.events import Event
 from memlog.health import Health
-from memlog.interruptions import raised_by_handler
 
 
 class EventBus:
@@ -34,10 +33,10 @@ class EventBus:
             try:
                 subscriber(event)
             except Exception as error:  # noqa: BLE001, PERF203 - memlog's errors end here, not in training
-                if raised_by_handler(error):
-                    interruption = error
-                else:
+                try:
                     self._health.fault(f"a subscriber to {type(event).__name__}", error)
+                except Exception as raised:  # noqa: BLE001 - a signal handler's: it has to wait for the others
+                    interruption = raised
         if interruption is not None:
             try:
                 raise interruption

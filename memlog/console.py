@@ -107,8 +107,15 @@ class Console:
         self._left = verbose_batches
         self._write = write
         self._warn = warn or lines.err
-        if verbose_batches:
-            show(Announcement(verbose_batches), write)
+
+    def announce(self) -> None:
+        """Says that monitoring is on, where lines of batches follow.
+
+        Raises:
+            Exception: whatever the stream raises.
+        """
+        if self._left:
+            show(Announcement(self._left), self._write)
 
     def __call__(self, event: Event) -> None:
         """Prints what the event says, where it says something to a person."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlog.health import Health
@@ -65,10 +66,10 @@ def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health:
         health: Counts what goes wrong meanwhile.
     """
     report = run.artifacts / "postmortem.md"
-    if report.exists():
+    if _is_there(report, otherwise=False):
         say(f"how the run ended is explained in {report}")
     # Where the run's folder is gone there is nothing to bring.
-    if outcome == "dead" and run.path.exists():
+    if outcome == "dead" and _is_there(run.path, otherwise=True):
         say(
             "the helper process ended before everything was delivered: "
             f"`memlog sync {run.id}` brings what is left"
@@ -79,6 +80,13 @@ def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health:
             f"background: `memlog show {run.id}` says how far it is, `memlog sync {run.id}` brings what is "
             "left"
         )
+
+
+def _is_there(path: Path, *, otherwise: bool) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder on the way can't be searched, or its server is away
+        return otherwise
 
 
 def _problems(run: RunDirectory, health: Health) -> str:

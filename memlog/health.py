@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from memlog import forks
 from memlog.interruptions import raised_by_handler
 
 logger = logging.getLogger("memlog")
@@ -15,6 +16,24 @@ logger = logging.getLogger("memlog")
 
 MAX_SAID = 200
 """Causes that are said: what comes after them is counted alone."""
+
+
+def warn(message: str, to: logging.Logger = logger) -> bool:
+    """Logs a warning. Never raises, but for what a signal handler of the user's raised meanwhile.
+
+    A handler of log lines is the user's own, and so is the stream that it writes to, which may be closed,
+    full, or without a reader.
+
+    Returns:
+        Whether nothing went wrong.
+    """
+    try:
+        to.warning("%s", message)
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
+        return False
+    return True
 
 
 class Health:
@@ -29,18 +48,18 @@ class Health:
         self.dropped: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self._said: set[str] = set()
-        self._lock = threading.Lock()
+        # A signal handler of the user's may count while its own thread is in here.
+        self._lock = threading.RLock()
+        forks.renew(self, "_lock", threading.RLock)
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
         """Counts ``count`` losses for ``reason`` and warns with ``message`` the first time."""
-        with self._lock:
-            self.dropped[reason] += count
+        self._count(self.dropped, reason, count)
         self.say_once(reason, message)
 
     def drop_each(self, reason: str, message: str) -> None:
         """Counts a loss for ``reason`` and warns with each ``message`` once."""
-        with self._lock:
-            self.dropped[reason] += 1
+        self._count(self.dropped, reason, 1)
         self.say_once(message, message)
 
     def fault(self, where: str, error: BaseException) -> None:
@@ -59,12 +78,20 @@ class Health:
                 )  # its traceback holds this frame, and so the user's variables, in a circle
         cause = f"{where}: {type(error).__name__}"
         self.count_fault(cause)
-        self.say_once(cause, f"{where} failed ({error!r}); training goes on, this is said once")
+        self.say_once(
+            cause, f"{where} failed ({_shown(error)}); training goes on, this is said once"
+        )
 
     def count_fault(self, cause: str) -> None:
         """Counts an error inside memlog of which its caller says what there is to say."""
+        self._count(self.faults, cause, 1)
+
+    def _count(self, counts: Counter[str], cause: str, count: int) -> None:
         with self._lock:
-            self.faults[cause] += 1
+            # Once there is a figure, adding to it is one step for Python: a signal handler that counts, too,
+            # comes before it or after it.
+            counts.setdefault(cause, 0)
+            counts[cause] += count
 
     def say_once(self, cause: str, message: str) -> None:
         """Logs ``message`` as a warning, once for each ``cause``."""
@@ -72,7 +99,8 @@ class Health:
             if cause in self._said or len(self._said) >= MAX_SAID:
                 return
             self._said.add(cause)
-        logger.warning("memlog: %s", message)
+        if not warn(f"memlog: {message}"):
+            self.count_fault("a handler of log lines, or its stream")
 
     @contextmanager
     def contained(self, where: str) -> Iterator[None]:
@@ -95,3 +123,13 @@ class Health:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a loss hangs optimisers
             self.fault(where, error)
+
+
+def _shown(error: BaseException) -> str:
+    """An error of the user's own may be unable to show itself."""
+    try:
+        return repr(error)
+    except Exception as of_its_own:
+        if raised_by_handler(of_its_own):
+            raise
+        return type(error).__name__

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import PurePath
@@ -15,12 +14,11 @@ from typing import Any
 import msgspec
 
 from memlog import ranks
+from memlog.health import warn
 
 VARIABLE = "MEMLOG_LAUNCH"
 
 _DEFAULTS = ("directory", "backends", "alerts", "project", "name", "every", "layers", "budget")
-
-logger = logging.getLogger("memlog")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,7 +55,7 @@ def launch() -> Launch | None:
     try:
         return msgspec.json.decode(text, type=Launch)
     except msgspec.MsgspecError as error:  # another version's, perhaps: no reason to end a script
-        logger.warning("memlog: %s can't be read (%s) and is passed over", VARIABLE, error)
+        warn(f"memlog: {VARIABLE} can't be read ({error}) and is passed over")
         return None
 
 

@@ -5,20 +5,38 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
+from memlog.interruptions import raised_by_handler
+
 
 def out(text: str) -> None:
-    """Writes lines to the standard output."""
+    """Writes lines to the standard output.
+
+    Raises:
+        Exception: whatever the stream raises: it may be closed, full, or of the user's own making.
+    """
     _write(sys.stdout, text)
 
 
 def err(text: str) -> None:
-    """Writes lines to the standard error."""
+    """Writes lines to the standard error.
+
+    Raises:
+        Exception: whatever the stream raises.
+    """
     _write(sys.stderr, text)
 
 
 def say(message: str) -> None:
-    """Tells the user something on the standard error, in one line that says who speaks."""
-    err(f"memlog: {message}")
+    """Tells the user something on the standard error, in one line that says who speaks.
+
+    Never raises, but for what a signal handler of the user's raised meanwhile: where the stream is broken
+    there is nobody to tell.
+    """
+    try:
+        err(f"memlog: {message}")
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
 
 
 def _write(stream: TextIO | None, text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,7 +14,7 @@ import msgspec
 
 from memlog import forks
 from memlog.autolog import listen
-from memlog.batches import BatchRecorder
+from memlog.batches import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
@@ -25,18 +27,18 @@ from memlog.events import (
     Evaluation,
     Event,
     Recorded,
-    Run,
     Scope,
     Status,
     now_us,
 )
+from memlog.events import Health as HealthEvent
 from memlog.farewell import Waiting, say_never_judged, say_what_is_left, say_what_was_lost
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, failed_allocation
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
-from memlog.sink import LOCAL, Backend, Sink, find_backends, is_ridden, load_backend
+from memlog.sink import Backend, Sink, backends_to_look_in, is_ridden
 
 if TYPE_CHECKING:
     from memlog.alerts import AlertEngine
@@ -87,12 +89,28 @@ class Recording:
         self._generation = forks.generation
         self._health = health
         self._settings = settings
+        self._on_alert = on_alert
         self._names: Names | None = None
         self._labels: set[str] = set()
         self._reserve: bytearray | None = bytearray(_RESERVE)
-        backends = _backends(settings)
+        backends = backends_to_look_in(settings.backends)
+        with ExitStack() as undo:
+            self._begin(backends, sinks, model, on_ride, undo)
+            self._undo = undo.pop_all()
+
+    def _begin(
+        self,
+        backends: Mapping[str, Backend],
+        sinks: Sequence[Sink],
+        model: Any,
+        on_ride: Callable[[], object],
+        undo: ExitStack,
+    ) -> None:
+        """Puts the parts together; ``undo`` gets what takes each apart again, should a later one fail."""
+        settings, health = self._settings, self._health
         begun_us = now_us()
         self.run = new_run(Path(settings.directory))
+        undo.callback(shutil.rmtree, self.run.path, ignore_errors=True)
         self._journal = JournalWriter(
             self.run.path,
             run=self.run.id,
@@ -103,15 +121,18 @@ class Recording:
             limit=settings.journal_limit,
             health=health,
         )
+        undo.callback(self._journal.close)
         self._bus = EventBus(health)
         self._bus.subscribe(self._journal.append)
         self._console: Console | None = None
         if settings.verbose_batches or settings.alerts:
             self._console = Console(settings.verbose_batches)
+            with health.contained("printing"):
+                self._console.announce()
             self._bus.subscribe(self._console)
         self._engine: AlertEngine | None = None
-        listener = self._judge(settings.alerts, on_alert) if settings.alerts else None
-        self._helper = self._start_helper(settings, begun_us, listener)
+        listener = self._judge(settings.alerts, undo) if settings.alerts else None
+        self._helper = self._start_helper(settings, begun_us, listener, undo)
         self._riders = {
             name: Rider(self.run, name, health)
             for name, found in backends.items()
@@ -120,12 +141,11 @@ class Recording:
         self._binder = Binder(
             backends, self._journal, self._helper.tell, health, self._riders, on_ride
         )
-        names = _sink_names(sinks, taken=settings.backends)
-        self._threads = [self._courier_thread(*pair) for pair in zip(names, sinks, strict=True)]
-        self._bus.publish(_run_event(settings, begun_us))
+        self._bus.publish(run_event(settings, begun_us))
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._binder, health, model
         )
+        undo.callback(self.batches.close)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
             self._bus.publish,
@@ -135,18 +155,34 @@ class Recording:
             lambda: self._tracer is not None and self._tracer.tracing,
         )
         self._bus.subscribe(self._allocator)
+        undo.callback(self._allocator.stop)
         if settings.layers:
             self._tracer = self._begin_tracing(settings, model)
+            undo.callback(self._tracer.finish)
         self._autolog = listen(self.batches.optimizer_stepped)
+        undo.callback(self._autolog.remove)
         self._binder.glance()
+        self._threads: list[CourierThread] = []
+        if sinks:
+            # Imported here: most trainers hold none.
+            from memlog.delivery.handed import deliver_to  # noqa: PLC0415
 
-    def _judge(self, alerts: Sequence[str], on_alert: AlertCallback | None) -> AlertListener | None:
+            # Last: what they have begun to deliver can't be taken back.
+            self._threads = deliver_to(sinks, self.run, settings.backends, health)
+            for thread in self._threads:
+                undo.callback(thread.complete)
+
+    def abandon(self) -> None:
+        """Takes everything apart, the run's folder too: `init` was interrupted before anybody had the run."""
+        self._undo.close()
+
+    def _judge(self, alerts: Sequence[str], undo: ExitStack) -> AlertListener | None:
         """Judges by the rules that this process can, and listens for what the helper finds by the others."""
         # Imported here: for those who have rules.
         from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415
         from memlog.delivery.backchannel import AlertListener  # noqa: PLC0415
 
-        rules = parse_rules(alerts)
+        rules, on_alert = parse_rules(alerts), self._on_alert
         engine = engine_for(
             rules, self._bus.publish, self._health, pid=os.getpid(), on_alert=on_alert
         )
@@ -158,12 +194,17 @@ class Recording:
 
         def told(alert: Alert) -> None:
             if self._console is not None:
-                self._console(alert)
+                with self._health.contained("printing"):
+                    self._console(alert)
             if on_alert is not None:
                 with self._health.contained_callback("on_alert"):
                     on_alert(alert)
 
-        return AlertListener(told, self._health)
+        listener = None
+        with self._health.contained("listening for the helper process's alerts"):
+            listener = AlertListener(told, self._health)
+            undo.callback(listener.close)
+        return listener
 
     def publish(self, event: Event) -> None:
         """Puts an event on the bus, in the process that began the session."""
@@ -252,30 +293,46 @@ class Recording:
         from memlog.delivery.messages import Finish  # noqa: PLC0415 - there since the helper was started
 
         self._reserve = None
-        self._autolog.remove()
+        contained = self._health.contained
+        with contained("leaving torch"):
+            self._autolog.remove()
         self._allocator.stop()
         if self._tracer is not None:
-            self._tracer.finish()
+            with contained("ending the tracing of steps"):
+                self._tracer.finish()
         self._explain(error)
-        self.batches.say_if_nothing_was_noticed()
-        self._helper.look()
-        health = self.batches.publish_health(self._never_judged())
-        end = End(now_us(), status)
+        health, end = self._sum_up(), End(now_us(), status)
         self._bus.publish(end)
         self._binder.connect()
-        self._journal.close()
-        self.batches.close()
+        with contained("closing the journal"):
+            self._journal.close()
+        with contained("closing the host's memory figures"):
+            self.batches.close()
         say_what_was_lost(self.run, self._health)
         begun = time.monotonic()
         dropped, faults = dict(self._health.dropped), dict(self._health.faults)
         health = msgspec.structs.replace(health, dropped=dropped, faults=faults)
+        outcome: Outcome = "dead"
         try:
-            outcome = self._deliver(Finish(end, health), timeout)
+            with contained("waiting for what is still delivered"):
+                outcome = self._deliver(Finish(end, health), timeout)
         except BaseException:  # Ctrl-C, or what another signal's handler raised
-            waited = max(time.monotonic() - begun, 0.1)
-            say_what_is_left(self.run, "at work", waited, self._health)
+            self._say_what_is_left("at work", max(time.monotonic() - begun, 0.1))
             raise
-        say_what_is_left(self.run, outcome, timeout, self._health)
+        self._say_what_is_left(outcome, timeout)
+
+    def _sum_up(self) -> HealthEvent:
+        """Publishes memlog's own state, with what is to be said of the whole run."""
+        health = HealthEvent(now_us(), None, None, 0.0, {}, {})
+        with self._health.contained("summing up the run"):
+            self._helper.look()
+            health = self.batches.publish_health(self._never_judged())
+            self.batches.say_if_nothing_was_noticed()
+        return health
+
+    def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:
+        with self._health.contained("saying what is left to deliver"):
+            say_what_is_left(self.run, outcome, waited, self._health)
 
     def _deliver(self, last_words: Finish, timeout: float) -> Outcome:
         """Waits until trackers have everything, for so long at most; says what has become of it."""
@@ -310,23 +367,21 @@ class Recording:
         return rules
 
     def _start_helper(
-        self, settings: Settings, begun_us: int, listener: AlertListener | None
+        self,
+        settings: Settings,
+        begun_us: int,
+        listener: AlertListener | None,
+        undo: ExitStack,
     ) -> HelperProcess:
         # Imported here: `import memlog` stays light for those who never begin a session.
         from memlog.delivery.launcher import HelperProcess  # noqa: PLC0415
         from memlog.delivery.messages import Begin  # noqa: PLC0415
 
         begin = Begin(str(self.run.path), begun_us, os.getpid(), settings)
-        return HelperProcess(begin, self._health, listener)
-
-    def _courier_thread(self, name: str, sink: Sink) -> CourierThread:
-        """A sink that was handed over as an object lives in this process."""
-        from memlog.delivery.courier import Courier  # noqa: PLC0415 - most trainers hold none
-        from memlog.delivery.loop import CourierThread  # noqa: PLC0415
-
-        thread = CourierThread(Courier(self.run, name, lambda _: sink, may_open_own=True))
-        thread.start()
-        return thread
+        helper = HelperProcess(self._health)
+        undo.callback(helper.abandon)
+        helper.start(begin, listener)
+        return helper
 
 
 def _not_kept(path: object, error: Exception) -> str:
@@ -339,33 +394,3 @@ def _not_kept(path: object, error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{shown} ({error.strerror}): pass a file that can be read, and look for room on the disk"
     return f"{shown}: there is no such file; write it before save_artifact, a folder as an archive"
-
-
-def _sink_names(sinks: Sequence[Sink], taken: Sequence[str]) -> list[str]:
-    """A name for each sink that was handed over as an object: its class's, numbered where that is taken."""
-    names: list[str] = []
-    for sink in sinks:
-        name = base = type(sink).__name__.lower()
-        number = 1
-        while name in taken or name in names:
-            number += 1
-            name = f"{base}-{number}"
-        names.append(name)
-    return names
-
-
-def _backends(settings: Settings) -> dict[str, Backend]:
-    """The backends to look for runs in: those named, or all that are installed."""
-    if settings.backends:
-        return {name: load_backend(name) for name in settings.backends if name != LOCAL}
-    return find_backends()
-
-
-def _run_event(settings: Settings, begun_us: int) -> Run:
-    return Run(
-        time_us=begun_us,
-        name=settings.name,
-        project=settings.project,
-        backends=settings.backends,
-        settings=settings.described(),
-    )

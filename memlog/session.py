@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from memlog import current, forks
 from memlog.arguments import BackendArgument, folder, passed, require_model, split_backends
-from memlog.errors import ConfigurationError
+from memlog.endings import error_at_exit, status_of
+from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
 from memlog.settings import LONGEST_WAIT, Settings, resolve
@@ -62,13 +63,29 @@ class Session:
         self._live: Recording | None = None
         self._evaluations = itertools.count()
         if settings.enabled:
+            self._record(sinks, model, on_alert)
+
+    def _record(self, sinks: Sequence[Sink], model: Any, on_alert: AlertCallback | None) -> None:
+        """Begins the run; what can't be begun for another reason than the user's is said, and counted."""
+        try:
             # Imported here: `import memlog` stays light for those who never begin a session.
             from memlog.recording import Recording  # noqa: PLC0415
 
-            self._live = Recording(
-                settings, self.health, sinks, model, on_alert, _finish_first_at_exit
+            live = Recording(
+                self.settings, self.health, sinks, model, on_alert, _finish_first_at_exit
             )
-            self.id, self.directory = self._live.run.id, self._live.run.path
+        except MemlogError:
+            raise
+        except Exception as error:  # noqa: BLE001 - memlog's errors end here, not in training
+            self.health.fault("beginning a run, of which nothing is recorded now,", error)
+            return
+        self._live, self.id, self.directory = live, live.run.id, live.run.path
+
+    def abandon(self) -> None:
+        """Leaves nothing of a run that nobody has: its `init` was interrupted."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.abandon()
 
     @property
     def enabled(self) -> bool:
@@ -192,17 +209,11 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         """Ends the run."""
-        self._finish(_status_of(error), None, error)
+        self._finish(status_of(error), None, error)
 
 
 def _can_be_waited(seconds: object) -> bool:
     return isinstance(seconds, Real) and 0 <= float(seconds) <= LONGEST_WAIT
-
-
-def _status_of(error: BaseException | None) -> Status:
-    if error is None or (isinstance(error, SystemExit) and not error.code):
-        return "finished"
-    return "killed" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def _forget(session: Session) -> None:
@@ -300,8 +311,14 @@ def init(
         session = Session(
             settings, sinks, model, on_alert
         )  # may raise: then the one before goes on
-        if _current is not None:
-            _current.finish(timeout=0)
+        if settings.enabled and not session.enabled:
+            return session  # it has said why; the one before goes on
+        try:
+            if _current is not None:
+                _current.finish(timeout=0)
+        except BaseException:  # Ctrl-C, or what another signal's handler raised
+            session.abandon()
+            raise
         _current = session
         current.set_publisher(session)
     _finish_with_the_child(session)
@@ -341,8 +358,8 @@ def _finish_at_exit() -> None:
     session = _current
     try:
         if session is not None:
-            error = _error_at_exit()
-            session._finish(_status_of(error), None, error)  # noqa: SLF001 - this module's own
+            error = error_at_exit()
+            session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
     finally:
         launcher = sys.modules.get("memlog.delivery.launcher")
         if launcher is not None:
@@ -358,15 +375,6 @@ def _finish_first_at_exit() -> None:
     atexit.register(_finish_at_exit)
 
 
-def _error_at_exit() -> BaseException | None:
-    """What ended a script that never called ``finish``.
-
-    A shell's past errors say nothing of its end. Nor does Python tell at exit of a ``sys.exit(1)``: that
-    counts as finished, unless it leaves a ``with`` block or ``finish`` was told.
-    """
-    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-
-
 def _finish_with_the_child(session: Session) -> None:
     """Ends the run of a ``multiprocessing`` child, which may leave without Python's exit handlers.
 
@@ -377,4 +385,4 @@ def _finish_with_the_child(session: Session) -> None:
         return
     from multiprocessing.util import Finalize  # noqa: PLC0415 - such a child has it
 
-    Finalize(None, lambda: session.finish(_status_of(sys.exc_info()[1])), exitpriority=100)
+    Finalize(None, lambda: session.finish(status_of(sys.exc_info()[1])), exitpriority=100)

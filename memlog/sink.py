@@ -12,7 +12,6 @@ An integration is a package of its own that registers one `Backend` under the en
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -21,12 +20,11 @@ import msgspec
 
 from memlog.errors import MissingExtraError, UnknownBackendError
 from memlog.events import Alert, Artifact, Status
+from memlog.health import warn
 from memlog.trust import Home, secret_names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
-
-logger = logging.getLogger("memlog")
 
 ENTRY_POINT_GROUP = "memlog.sinks"
 LOCAL = "local"
@@ -281,11 +279,23 @@ def find_backends() -> dict[str, Backend]:
         try:
             backend = entry.load()
         except Exception as error:  # noqa: BLE001 - nobody asked for this one
-            logger.warning("memlog: backend %r is broken and left out: %r", entry.name, error)
+            warn(f"memlog: backend {entry.name!r} is broken and left out: {error!r}")
             continue
         if is_installed(backend.requires):
             found[entry.name] = backend
     return found
+
+
+def backends_to_look_in(names: Sequence[str]) -> dict[str, Backend]:
+    """Where a run of the user's is looked for: in the backends of these names, or in all that are installed.
+
+    Raises:
+        UnknownBackendError: no installed package registers one of them.
+        MissingExtraError: its tracker's client is not installed.
+    """
+    if names:
+        return {name: load_backend(name) for name in names if name != LOCAL}
+    return find_backends()
 
 
 def load_backend(name: str) -> Backend:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from memlog.descriptors import Descriptor
 from memlog.events import Alert, Event
 from memlog.health import Health
 
@@ -31,23 +32,48 @@ class AlertListener:
 
     Attributes:
         fd: The end to hand to the helper process; `start` closes it here.
+
+    Raises:
+        OSError: there can be no pipe.
     """
 
     def __init__(self, on_alert: Callable[[Alert], object], health: Health) -> None:
         self._on_alert = on_alert
         self._health = health
-        self._read_fd, self.fd = os.pipe()
+        ours, theirs = os.pipe()
+        self._ours, self._theirs = Descriptor(ours), Descriptor(theirs)
+        self.fd = self._theirs.number
 
     def start(self) -> None:
-        """Begins to listen. The thread ends when the helper does."""
-        os.close(self.fd)
-        threading.Thread(target=self._listen, name="memlog-alerts", daemon=True).start()
+        """Begins to listen. The thread ends when the helper does.
+
+        Raises:
+            RuntimeError: there can be no more threads; nothing is open then.
+        """
+        self._theirs.close()
+        try:
+            threading.Thread(target=self._listen, name="memlog-alerts", daemon=True).start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives both ends back, where nobody listens."""
+        self._theirs.close()
+        self._ours.close()
 
     def _listen(self) -> None:
-        with os.fdopen(self._read_fd, "rb") as lines:
-            while line := lines.readline(_MAX_LINE):
-                with self._health.contained("an alert of the helper process"):
-                    self._on_alert(_decode(line))
+        rest = b""
+        with self._health.contained("listening for the helper process's alerts"):
+            # The program may close every descriptor: the number is then another file's, and not ours to read.
+            while self._ours.status() is not None and (
+                data := os.read(self._ours.number, _MAX_LINE)
+            ):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    with self._health.contained("an alert of the helper process"):
+                        self._on_alert(_decode(line))
+        self._ours.close()
 
 
 def teller(fd: int) -> Callable[[Event], None]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -15,6 +16,7 @@ import msgspec
 from memlog import launched
 from memlog.delivery import messages
 from memlog.delivery.backchannel import AlertListener
+from memlog.descriptors import Descriptor
 from memlog.files import open_to_append
 from memlog.health import Health
 
@@ -42,36 +44,54 @@ class HelperProcess:
     session of its own, so that the terminal's Ctrl-C reaches the trainer alone.
 
     Args:
-        begin: What the helper is told first.
         health: Counts messages that did not get through.
-        listener: Is told of the alerts that the helper raises.
     """
 
-    def __init__(
-        self, begin: messages.Begin, health: Health, listener: AlertListener | None = None
-    ) -> None:
+    def __init__(self, health: Health) -> None:
         self._health = health
-        _outliving[:] = [process for process in _outliving if process.poll() is None]
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe = -1
+        self._pipe: Descriptor | None = None
         self._is_missed = False
+
+    def start(self, begin: messages.Begin, listener: AlertListener | None = None) -> None:
+        """Starts it. Never raises, but for what a signal handler of the user's raised meanwhile.
+
+        Args:
+            begin: What the helper is told first.
+            listener: Is told of the alerts that the helper raises.
+        """
+        health = self._health
+        _outliving[:] = [process for process in _outliving if process.poll() is None]
         # Training goes on without it, and `memlog sync` delivers what the journal has.
         with health.contained("starting the helper process"):
             shared = () if listener is None else (listener.fd,)
-            self._process = _start(Path(begin.run_directory) / "helper.log", shared)
-            assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-            self._pipe = self._process.stdin.fileno()
-            os.set_blocking(self._pipe, False)
+            theirs, ours = os.pipe()
+            self._pipe = Descriptor(ours)
+            os.set_blocking(self._pipe.number, False)
+            log = Path(begin.run_directory) / "helper.log"
+            self._process = _start(log, Descriptor(theirs), shared)
             others = tuple(process.pid for process in _outliving)
             fd = None if listener is None else listener.fd
             self.tell(msgspec.structs.replace(begin, other_helpers=others, alerts_fd=fd))
         if listener is not None:
-            listener.start()
+            with health.contained("listening for the helper process's alerts"):
+                listener.start()
 
     @property
     def pid(self) -> int | None:
         """The helper's process number; ``None`` where it could not be started."""
         return None if self._process is None else self._process.pid
+
+    def abandon(self) -> None:
+        """Ends a helper whose run did not come about: there is nothing that it could deliver."""
+        self._hang_up()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _hang_up(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
 
     def look(self) -> None:
         """Counts it where the helper has ended although nobody told it to."""
@@ -86,11 +106,14 @@ class HelperProcess:
 
     def tell(self, message: messages.Message) -> None:
         """Sends a message, or counts that the pipe is full or broken; never blocks."""
-        if self._process is None:
+        if self._process is None or self._pipe is None:
+            return
+        if self._pipe.status() is None:  # this program has closed it, and the helper hears no more
+            self.look()
             return
         line = messages.encode(message) + b"\n"
         try:
-            sent = os.write(self._pipe, line)
+            sent = os.write(self._pipe.number, line)
         except BrokenPipeError:
             self.look()
             return
@@ -134,10 +157,12 @@ class HelperProcess:
         timeout: float,
         on_wait: Callable[[float], None] | None,
     ) -> Outcome:
-        if process.poll() is None:
+        early = process.poll() is not None
+        if not early:
             self.tell(last_words)
-        if process.stdin is not None:
-            process.stdin.close()
+        self._hang_up()
+        if early:
+            return "dead"  # before it was told that this was all, whatever it thought
         begun = time.monotonic()
         while process.poll() is None:
             waited = time.monotonic() - begun
@@ -149,11 +174,11 @@ class HelperProcess:
         return "delivered" if process.returncode == 0 else "dead"
 
 
-def _start(log: Path, shared: Sequence[int]) -> subprocess.Popen[bytes]:
-    with open_to_append(log.parent, log.name) as output:
+def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:
+    with closing(stdin), open_to_append(log.parent, log.name) as output:
         return subprocess.Popen(
             [sys.executable, "-m", "memlog.delivery"],
-            stdin=subprocess.PIPE,
+            stdin=stdin.number,
             stdout=output,
             stderr=output,
             start_new_session=True,

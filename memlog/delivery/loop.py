@@ -9,6 +9,7 @@ from collections.abc import Callable
 from memlog.delivery.courier import Courier
 from memlog.delivery.state import CourierLock
 from memlog.errors import DeliveryError
+from memlog.health import warn
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -59,14 +60,14 @@ class CourierThread:
                 self._prepare_quietly()
                 self._deliver_until_complete()
         except DeliveryError as error:
-            logger.warning("%s", error)
+            warn(str(error), logger)
 
     def _prepare_quietly(self) -> None:
         if self._prepare is not None:
             try:
                 self._prepare()
             except Exception as error:  # noqa: BLE001 - it comes again, with its reason, when a sink is opened
-                logger.warning("preparing for %s failed: %r", self.courier.backend, error)
+                warn(f"preparing for {self.courier.backend} failed: {error!r}", logger)
 
     def _deliver_until_complete(self) -> None:
         pause, complete, said = INTERVAL, False, ""
@@ -88,7 +89,5 @@ class CourierThread:
                 pause = min(pause * 2, MAX_BACKOFF)
                 if str(error) != said:  # an outage of days must not fill the log
                     said = str(error)
-                    logger.warning(
-                        "%s: %s; trying again until it works", self.courier.backend, said
-                    )
+                    warn(f"{self.courier.backend}: {said}; trying again until it works", logger)
             self._wake.wait(pause)

@@ -71,8 +71,9 @@ class Rider:
             self.state.joined = [*self.state.joined, ride.run_id]
         if self._thread is None:
             name = f"memlog-{self.state.backend}-ride"
-            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread.start()
+            self._thread = thread
         with self._health.contained("asking to be told of a run's end"):
             ride.watch_end(lambda: self._before_end(ride), lambda: self._after_end(ride))
 

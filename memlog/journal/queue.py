@@ -55,4 +55,5 @@ class WriteQueue:
 
     def _run(self) -> None:
         while (operation := self._waiting.get()) is not None:
-            operation()
+            with self._health.contained("writing the journal"):
+                operation()

@@ -85,8 +85,9 @@ class Room:
         try:
             with os.scandir(self._directory) as entries:
                 return sum(e.stat().st_size for e in entries if e.name.endswith(".jsonl"))
-        except FileNotFoundError:
-            return 0  # the folder is gone, or a segment was replaced just now: the next look tells
+        except OSError:
+            # The folder is gone, can't be read, or a segment was replaced just now: the next look tells.
+            return 0
 
 
 class _Stretch:

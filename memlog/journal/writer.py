@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from memlog import forks
+from memlog.descriptors import Descriptor
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import Batch, Event
 from memlog.health import Health
@@ -172,6 +174,8 @@ class JournalWriter:
             self._closed = True
             # Inside the lock: another thread's event must not go to a number that has become another file's.
             if self._queue is None or self._queue.close():
+                if self._file.is_there():
+                    self._count_what_went_elsewhere(self._unchecked)
                 self._file.close()
             else:
                 self._health.drop(
@@ -200,7 +204,7 @@ class JournalWriter:
         except OSError as error:
             if raised_by_handler(error):
                 raise
-            if self._file.is_deleted():
+            if not self._file.is_there():
                 self._gone = True
             else:
                 self._health.count_fault(
@@ -251,14 +255,25 @@ class JournalWriter:
             )
 
     def _check_that_it_is_there(self) -> None:
-        """A file that was deleted takes every write, and nobody will ever read it."""
+        """What goes to a deleted file nobody will ever read, nor what went to another in its place."""
         unseen, self._unchecked = self._unchecked, 0
-        self._gone = self._gone or self._file.is_deleted()
-        if self._gone:
+        if not self._gone and self._file.is_there():
+            self._count_what_went_elsewhere(unseen - 1)  # one of them is still to be written
+            return
+        self._gone = True
+        self._health.drop(
+            "journal_gone",
+            f"the journal in {self._directory} was deleted; training goes on without it (how many "
+            "events are lost is said at the end)",
+            count=unseen,
+        )
+
+    def _count_what_went_elsewhere(self, unseen: int) -> None:
+        if not self._file.is_whole():
             self._health.drop(
-                "journal_gone",
-                f"the journal in {self._directory} was deleted; training goes on without it (how many "
-                "events are lost is said at the end)",
+                "journal_write",
+                f"the journal in {self._directory} was closed by this program, and is open again (how many "
+                "events are lost, at most, is said at the end)",
                 count=unseen,
             )
 
@@ -275,6 +290,8 @@ class _SegmentFile:
     """One segment, open for appending."""
 
     def __init__(self) -> None:
+        self._path = Path()
+        self._descriptor: Descriptor | None = None
         self._fd = -1
         self._torn = False
         self.size = 0
@@ -282,24 +299,30 @@ class _SegmentFile:
 
     def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
         """Makes the file; where that fails, or a signal handler raises meanwhile, there is none."""
-        path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
+        self._path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._fd = os.open(path, flags, 0o644)
+            self._descriptor = Descriptor(os.open(self._path, flags, 0o644))
+            self._fd = self._descriptor.number
             self.write(first_line)
         except FileExistsError:
             raise
         except BaseException:
             self.close()
             with suppress(OSError):
-                path.unlink()  # a segment without a header is none
+                self._path.unlink()  # a segment without a header is none
             raise
         self.has_begun = True
 
     def write(self, line: bytes) -> None:
         """One ``write(2)``; after one that stopped midway the next begins on a line of its own."""
         data = b"\n" + line if self._torn else line
-        written = os.write(self._fd, data)
+        try:
+            written = os.write(self._fd, data)
+        except OSError as error:
+            if error.errno != errno.EBADF or not self.is_there():
+                raise
+            written = os.write(self._fd, data)
         self.size += written
         self._torn = written < len(data)
         if self._torn:
@@ -307,12 +330,43 @@ class _SegmentFile:
 
     def ends_at(self, size: int) -> bool:
         """Whether nothing was written since it had this size, whatever this process came to know of it."""
-        return os.fstat(self._fd).st_size == size
+        status = self._status()
+        return status is not None and status.st_size == size
 
-    def is_deleted(self) -> bool:
-        return os.fstat(self._fd).st_nlink == 0
+    def is_there(self) -> bool:
+        """Whether what is written can be read; where the program has closed it, it is opened again."""
+        status = self._status() or self._open_again()
+        return status is not None and status.st_nlink > 0
+
+    def is_whole(self) -> bool:
+        """Whether it has all that was written; what went to a number that is another's is counted once."""
+        status = self._status()
+        if status is None or status.st_size >= self.size:
+            return True
+        self.size = status.st_size
+        return False
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        descriptor, self._descriptor, self._fd = self._descriptor, None, -1
+        if descriptor is not None:
+            descriptor.close()
+
+    def _status(self) -> os.stat_result | None:
+        return None if self._descriptor is None else self._descriptor.status()
+
+    def _open_again(self) -> os.stat_result | None:
+        before = self._descriptor
+        if before is None:
+            return None
+        try:
+            again = Descriptor(
+                os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+            )
+        except OSError:  # it is gone
+            return None
+        status = again.status()
+        if status is None or not before.stands_for(status):  # another file has its name now
+            again.close()
+            return None
+        self._descriptor, self._fd = again, again.number
+        return status

@@ -6,11 +6,10 @@ nothing is published and nothing printed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from memlog import current, forks
+from memlog import current
 from memlog.console import Notice, show
 from memlog.current import Publisher
 from memlog.events import Event
@@ -44,7 +43,6 @@ class _MonitorHealth(Health):
 
 HEALTH = _MonitorHealth()
 """Where errors inside the monitors go."""
-forks.renew(HEALTH, "_lock", threading.Lock)
 
 _print: Callable[[Notice], object] = show
 """The one subscriber that prints."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from memlog import forks
+from memlog.descriptors import Descriptor
 from memlog.events import PeakSource
 from memlog.health import Health
 from memlog.probes.peaks import PeakWindow
@@ -127,7 +127,7 @@ class _LinuxMemory:
     """
 
     def __init__(self, proc: Path) -> None:
-        self._kept: list[_Descriptor] = []
+        self._kept: list[Descriptor] = []
         try:
             self._statm = self._keep(proc / "self/statm")
             self._status = self._keep(proc / "self/status")
@@ -149,7 +149,7 @@ class _LinuxMemory:
             descriptor.close()
 
     def _keep(self, path: Path) -> int:
-        self._kept.append(_Descriptor(path))
+        self._kept.append(Descriptor(os.open(path, os.O_RDONLY)))
         return self._kept[-1].number
 
     def _vm_hwm(self) -> int | None:
@@ -158,22 +158,6 @@ class _LinuxMemory:
         status = os.pread(self._status, 16 * _KIB, 0)
         _, found, rest = status.partition(b"\nVmHWM:")
         return int(rest.split(None, 1)[0]) * _KIB if found else None
-
-
-class _Descriptor:
-    """A file that is kept open, and closed only where its number still stands for it.
-
-    A program that becomes a daemon closes every descriptor, and the number is somebody else's then.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDONLY)
-        self._file = os.fstat(self.number)
-
-    def close(self) -> None:
-        with suppress(OSError):  # it is closed already
-            if os.path.samestat(os.fstat(self.number), self._file):
-                os.close(self.number)
 
 
 class _PortableMemory:

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
-from memlog import exporters
+from memlog import exporters, lines
 from memlog.analysis.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.analysis.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
@@ -235,7 +235,7 @@ class MemoryTracer:
         """
         result = self.result
         with self.health.contained("printing"):
-            sys.stdout.write(summary_text(result) + "\n")
+            lines.out(summary_text(result))
 
     def _window(self, model: Any) -> Window:
         try:

@@ -1,0 +1,48 @@
+"""Sinks that were handed over as objects: they live in the trainer's process, and are delivered to there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memlog.delivery.courier import Courier
+from memlog.delivery.loop import CourierThread
+from memlog.health import Health
+from memlog.journal import RunDirectory
+from memlog.sink import Sink, Target
+
+
+def deliver_to(
+    sinks: Sequence[Sink], run: RunDirectory, taken: Sequence[str], health: Health
+) -> list[CourierThread]:
+    """Starts a thread for each of the sinks.
+
+    Args:
+        sinks: The sinks.
+        run: The run's folder.
+        taken: Names of other backends.
+        health: Counts threads that can't be started; they are left out.
+    """
+    threads: list[CourierThread] = []
+    for name, sink in zip(_names(sinks, taken), sinks, strict=True):
+        with health.contained(f"starting to deliver to {name}"):
+            thread = CourierThread(Courier(run, name, _opener(sink), may_open_own=True))
+            thread.start()
+            threads.append(thread)
+    return threads
+
+
+def _opener(sink: Sink) -> Callable[[Target], Sink]:
+    return lambda _: sink
+
+
+def _names(sinks: Sequence[Sink], taken: Sequence[str]) -> list[str]:
+    """A name for each: its class's, numbered where that is taken."""
+    names: list[str] = []
+    for sink in sinks:
+        name = base = type(sink).__name__.lower()
+        number = 1
+        while name in taken or name in names:
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
+    return names

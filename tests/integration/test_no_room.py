@@ -1,0 +1,288 @@
+"""Where threads or descriptors run out, or `init` is interrupted, training goes on and nothing is left."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import child
+
+from memlog.analysis import summarize
+from memlog.events import Batch
+from memlog.journal import find_run, list_runs
+
+pytestmark = pytest.mark.integration
+
+AT_MOST = 120
+"""Seconds that any of these programs may take, on a busy machine."""
+
+PREFACE = """
+    import gc
+    import json
+    import os
+    import resource
+    import signal
+    import sys
+    import threading
+    import time
+
+    import psutil
+
+    import memlog
+
+    def descriptors():
+        gc.collect()
+        for thread in threading.enumerate():
+            if thread.name == "memlog-alerts":  # it ends when its helper has
+                thread.join(30)
+        return len(os.listdir("/proc/self/fd"))
+
+    def helpers():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            lives = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+            if not lives:
+                break
+            time.sleep(0.05)
+        return len(lives)
+
+    memlog.init("local", alerts=["host.tree > 900 TiB"], dir="first").finish()
+    before = descriptors()
+"""
+
+THREADS = """
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)  # whom the limit is for
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    for _ in range(3):
+        with memlog.init("local", alerts=["host.tree > 900 TiB"], dir="runs") as session:
+            for _ in range(10):
+                session.step()
+        faults = session.health.faults
+    print(json.dumps([faults, descriptors() - before, helpers()]))
+"""
+
+
+@pytest.fixture
+def for_everybody() -> Iterator[Path]:
+    """A folder that somebody else can write in, too."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_at_the_limit_of_threads_a_run_is_recorded_and_nothing_is_left(
+    for_everybody: Path,
+) -> None:
+    """Neither the thread that hears of alerts nor the helper process can begin."""
+    output = child.run(PREFACE + THREADS, for_everybody, timeout=AT_MOST)
+    faults, more, helpers = json.loads(output)
+    assert "listening for the helper process's alerts: RuntimeError" in faults
+    assert any(cause.startswith("starting the helper process: ") for cause in faults)
+    assert (more, helpers) == (0, 0)
+    assert [
+        (run.status, run.steps) for run in map(summarize, list_runs(for_everybody / "runs"))
+    ] == [("finished", 10)] * 3
+
+
+DESCRIPTORS = """
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    outcomes = []
+    for limit in range(3, 20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, allowed[1]))
+        try:
+            session = memlog.init("local", alerts=["host.tree > 900 TiB"], dir="runs")
+            session.step()
+            session.finish()
+            outcome = session.id
+        except memlog.MemlogError as error:
+            outcome = None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+        outcomes.append((limit, outcome))
+        assert descriptors() == before, (limit, descriptors(), before)
+    print(json.dumps([outcomes, helpers()]))
+"""
+
+
+def test_at_the_limit_of_descriptors_nothing_raises_and_nothing_is_left(tmp_path: Path) -> None:
+    outcomes, helpers = json.loads(child.run(PREFACE + DESCRIPTORS, tmp_path, timeout=AT_MOST))
+    assert helpers == 0
+    recorded = [run_id for _, run_id in outcomes if run_id is not None]
+    assert outcomes[-1][1] is not None
+    assert len(recorded) > len(outcomes) / 2
+    runs = {run.id: summarize(run) for run in list_runs(tmp_path / "runs")}
+    assert set(runs) == set(recorded)  # and no run that did not come about is listed
+    assert {(run.status, run.steps) for run in runs.values()} == {("finished", 1)}
+
+
+INTERRUPTED = """
+    class TimeUp(Exception):
+        pass
+
+    def handler(number, frame):
+        raise TimeUp
+
+    signal.signal(signal.SIGUSR1, handler)
+    kept = memlog.init("local", dir="runs")
+
+    def interrupting(at):
+        # At the calls of memlog's functions; in the moment before a number is known nobody can give it back.
+        left = at
+        def trace(frame, event, _):
+            nonlocal left
+            name = frame.f_globals.get("__name__", "")
+            if name.startswith("memlog.") and name not in ("memlog.descriptors", "memlog.files"):
+                left -= 1
+                if left == 0:
+                    sys.settrace(None)
+                    signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    kept.step()
+    before, at, hit = descriptors(), 1, 0
+    while True:
+        sys.settrace(interrupting(at))
+        try:
+            session = memlog.init("local", alerts=["host.tree > 900 TiB"], dir="runs")
+            break
+        except TimeUp:
+            hit += 1
+        finally:
+            sys.settrace(None)
+        after, before = before, descriptors()  # the session before may be over by now
+        assert before <= after, (at, before, after)
+        at += 7
+    session.step()
+    session.finish()
+    print(json.dumps([hit, session.id, kept.id, helpers()]))
+"""
+
+
+def test_an_init_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    output = child.run(PREFACE + INTERRUPTED, tmp_path, timeout=AT_MOST)
+    hit, run_id, kept_id, helpers = json.loads(output)
+    assert hit > 10
+    assert helpers == 0
+    assert {run.id for run in list_runs(tmp_path / "runs")} == {run_id, kept_id}
+
+
+CLOSED = """
+    import glob
+
+    session = memlog.init("local", alerts=["host.tree > 900 TiB"], dir="runs")
+    for _ in range(3):
+        session.step()
+    {close}
+    files = [open(f"checkpoint-{{n}}.bin", "wb", buffering=0) for n in range(12)]
+    for file in files:
+        file.write(b"weights ")
+    {take}
+    for _ in range(500):
+        session.step()
+    session.finish()
+    for file in files:
+        file.write(b"and biases")
+    {leave}
+    print(json.dumps([session.health.dropped, session.health.faults]))
+"""
+ALL = ["os.closerange(3, 1024)", "os.closerange(3, os.sysconf('SC_OPEN_MAX'))"]
+
+
+@pytest.mark.parametrize("close", ALL)
+def test_a_program_that_closes_every_descriptor_keeps_its_files_and_loses_no_event(
+    tmp_path: Path, close: str
+) -> None:
+    script = PREFACE + CLOSED.format(close=close, take="", leave="")
+    dropped, _ = json.loads(child.run(script, tmp_path, timeout=AT_MOST))
+    assert not dropped
+    for path in tmp_path.glob("checkpoint-*"):
+        assert path.read_bytes() == b"weights and biases"
+    run = find_run(tmp_path / "runs", "latest")
+    assert summarize(run).steps == 503
+
+
+TAKE = """
+    own = [number for number in map(int, os.listdir("/proc/self/fd")) if number > 100]
+    taken = [open(f"taken-{number}.bin", "wb", buffering=0) for number in own]
+    for file, number in zip(taken, own):
+        os.dup2(file.fileno(), number)
+"""
+LEAVE = """
+    for number in own:
+        os.write(number, b"is still mine")  # nobody has closed it
+"""
+
+
+def test_numbers_that_are_another_files_now_are_not_closed_and_soon_not_written(
+    tmp_path: Path,
+) -> None:
+    """What the journal wrote there until it looked again is counted."""
+    script = PREFACE + CLOSED.format(close="", take=TAKE.strip(), leave=LEAVE.strip())
+    dropped, _ = json.loads(child.run(script, tmp_path, timeout=AT_MOST))
+    taken = [path.read_bytes() for path in tmp_path.glob("taken-*")]
+    assert len(taken) >= 4  # the journal, the helper's pipe and the host's figures
+    assert all(content.endswith(b"is still mine") for content in taken)
+    written = sum(content.count(b"\n") for content in taken)
+    assert 0 < written <= 200
+    assert list(dropped) == ["journal_write"]
+    assert written <= dropped["journal_write"] < 200  # at most so many: since it looked last
+    run = find_run(tmp_path / "runs", "latest")
+    events = [entry.event for file in run.files() for entry in file.read()]
+    assert sum(isinstance(event, Batch) for event in events) == 503 - written
+
+
+CANCELLED = """
+    import asyncio
+    import os
+    import signal
+    import threading
+
+    import memlog
+
+    def ctrl_c():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    async def with_a_block():
+        with memlog.init("local", dir="runs") as session:
+            session.step()
+            threading.Timer(0.2, ctrl_c).start()
+            await asyncio.sleep(60)
+
+    async def without():
+        memlog.init("local", dir="runs").step()
+        threading.Timer(0.2, ctrl_c).start()
+        await asyncio.sleep(60)
+
+    async def failing():
+        with memlog.init("local", dir="runs") as session:
+            session.step()
+            raise ValueError
+
+    async def ending():
+        with memlog.init("local", dir="runs") as session:
+            session.step()
+
+    asyncio.run({how}())
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("with_a_block", "killed"),
+        ("without", "killed"),
+        ("failing", "failed"),
+        ("ending", "finished"),
+    ],
+)
+def test_ctrl_c_in_a_coroutine_is_ctrl_c(tmp_path: Path, how: str, status: str) -> None:
+    process = child.start(CANCELLED.format(how=how), tmp_path)
+    process.communicate(timeout=AT_MOST)
+    run = summarize(find_run(tmp_path / "runs", "latest"))
+    assert (run.status, run.steps) == (status, 1)

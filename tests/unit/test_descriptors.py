@@ -1,0 +1,47 @@
+"""A descriptor that is known again, whatever a program has made of its number."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from memlog.descriptors import Descriptor
+
+
+def opened(path: Path) -> Descriptor:
+    return Descriptor(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+
+
+def test_it_is_out_of_the_way_and_no_program_that_is_started_has_it(tmp_path: Path) -> None:
+    descriptor = opened(tmp_path / "a")
+    assert descriptor.number > 100
+    assert not os.get_inheritable(descriptor.number)
+    os.write(descriptor.number, b"text")
+    number = descriptor.number
+    descriptor.close()
+    descriptor.close()
+    assert (tmp_path / "a").read_bytes() == b"text"
+    assert not Path(f"/proc/self/fd/{number}").exists()
+
+
+def test_a_number_that_is_another_files_now_is_left_alone(tmp_path: Path) -> None:
+    descriptor = opened(tmp_path / "a")
+    number = descriptor.number
+    with (tmp_path / "b").open("wb", buffering=0) as other:
+        os.dup2(other.fileno(), number)
+        assert descriptor.status() is None
+        descriptor.close()
+        del descriptor
+        os.write(number, b"still open")
+        os.close(number)
+    assert (tmp_path / "b").read_bytes() == b"still open"
+
+
+def test_one_that_nobody_closed_is_closed_with_its_owner(tmp_path: Path) -> None:
+    descriptor = opened(tmp_path / "a")
+    number = descriptor.number
+    del descriptor
+    try:
+        fcntl.fcntl(number, fcntl.F_GETFD)
+    except OSError:
+        return
+    raise AssertionError("it is open")
