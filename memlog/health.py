@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from memlog.interruptions import raised_by_handler
+from memlog.redact import without_credentials
 
 logger = logging.getLogger("memlog")
 
@@ -59,7 +60,8 @@ class Health:
                 )  # its traceback holds this frame, and so the user's variables, in a circle
         cause = f"{where}: {type(error).__name__}"
         self.count_fault(cause)
-        self.say_once(cause, f"{where} failed ({error!r}); training goes on, this is said once")
+        told = without_credentials(repr(error))
+        self.say_once(cause, f"{where} failed ({told}); training goes on, this is said once")
 
     def count_fault(self, cause: str) -> None:
         """Counts an error inside memlog of which its caller says what there is to say."""

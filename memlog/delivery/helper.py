@@ -38,7 +38,7 @@ from memlog.events import Health as HealthEvent
 from memlog.health import Health
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.probes.cgroup import OomKills
-from memlog.redact import without_credentials
+from memlog.redact import bare_address, without_credentials
 from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
 
 logger = logging.getLogger("memlog.delivery")
@@ -193,10 +193,10 @@ class Helper:
             courier.connect(message.connection)
             if message.connection.uri is not None:
                 # For `memlog sync`, later and elsewhere, should the tracker not be reached before.
-                courier.state.address = without_credentials(message.connection.uri)
+                courier.state.address = bare_address(message.connection.uri)
         elif isinstance(message, messages.Bind):
             self._courier(message.backend).know(message.run)
-            uri = None if message.run.uri is None else without_credentials(message.run.uri)
+            uri = None if message.run.uri is None else bare_address(message.run.uri)
             self._journal.bind(message.backend, Binding(message.run.run_id, uri))
         elif isinstance(message, messages.Ridden):
             self._journal.bind(message.backend, Binding(message.run_id, message.uri))
@@ -298,9 +298,18 @@ class LineReader:
         yield from lines
 
 
+class _WithoutCredentials(logging.Formatter):
+    """Keeps out of the log what trackers' clients say of their addresses."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_credentials(super().format(record))
+
+
 def main(judge: Judge) -> None:
     """Reads the first message, works, and leaves without waiting for threads that hang in a client."""
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
+    log = logging.StreamHandler()
+    log.setFormatter(_WithoutCredentials("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[log], level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
     # A job that is told to end while we come up: what the trainer does then says when we are to end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
