@@ -173,6 +173,7 @@ def list_runs(root: Path) -> list[RunDirectory]:
     for path in root.iterdir():
         run = RunDirectory(path)
         try:
+            path.name.encode()  # what is no UTF-8 can be told to no program
             if path.is_dir() and any(_segments(path)):
                 runs.append((run.begun(), run.id, run))
         except Exception as error:  # noqa: BLE001 - whatever stands there, the other runs are listed
