@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from memlog import current, forks
 from memlog.arguments import BackendArgument, folder, passed, split_backends
 from memlog.errors import ConfigurationError
@@ -181,6 +183,16 @@ class Session:
         finally:
             _forget(self)
 
+    def __deepcopy__(self, _memo: object = None) -> Session:
+        """The session itself: a run is one, however many copies of a trainer hold it."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, it names its run and records nothing: the run is this process's."""
+        return _elsewhere, (self.settings, self.id, self.directory)
+
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
         """The session itself."""
         return self
@@ -193,6 +205,13 @@ class Session:
     ) -> None:
         """Ends the run."""
         self._finish(_status_of(error), None, error)
+
+
+def _elsewhere(settings: Settings, run_id: str | None, directory: Path | None) -> Session:
+    """What a pickled session becomes, in another process or later: one that is disabled."""
+    session = Session(msgspec.structs.replace(settings, enabled=False), (), None)
+    session.id, session.directory = run_id, directory
+    return session
 
 
 def _can_be_waited(seconds: object) -> bool:
@@ -293,12 +312,10 @@ def init(
         if settings.alerts:
             from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
 
-            parse_rules(
-                settings.alerts
-            )  # a wrong one raises, also where monitoring is switched off
-        session = Session(
-            settings, sinks, model, on_alert
-        )  # may raise: then the one before goes on
+            # A wrong one raises, also where monitoring is switched off.
+            parse_rules(settings.alerts)
+        # May raise: then the one before goes on.
+        session = Session(settings, sinks, model, on_alert)
         if _current is not None:
             _current.finish(timeout=0)
         _current = session

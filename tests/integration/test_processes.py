@@ -209,6 +209,34 @@ def test_a_fork_leaves_the_run_to_its_parent(tmp_path: Path, does: str) -> None:
     assert status_and_steps(tmp_path, script) == [("finished", 2)]
 
 
+def test_a_program_that_becomes_a_daemon_says_that_it_records_nothing(tmp_path: Path) -> None:
+    """Forked twice, as daemons are, after init: the run was its first process's, which is gone."""
+    script = """
+    import torch
+
+    session = begin()
+    session.step()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    for _ in range(3):
+        session.step()
+        optimizer.step()
+    os._exit(0)
+    """
+    process = child.start(PREFACE + script, tmp_path)
+    output, errors = process.communicate(timeout=AT_MOST)  # until the last of them has ended
+    assert process.returncode == 0
+    [line] = errors.splitlines()
+    assert line.startswith("memlog: this process is a fork of the one that began the run")
+    assert "call memlog.init() after the fork" in line
+    expect_no_helper(output)
+    assert [(run.status, run.steps) for run in summaries(tmp_path)] == [("killed", 1)]
+
+
 def test_a_fork_may_begin_a_run_of_its_own(tmp_path: Path) -> None:
     script = """
     session = begin()
