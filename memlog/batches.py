@@ -52,7 +52,7 @@ class BatchRecorder:
         self._health = health
         self._model = model
         self._model_size: dict[str, str] = {}
-        self._generation = forks.generation
+        self._generation = self._said_in = forks.generation
         self._host = HostProbe(health)
         self._accelerators = AcceleratorProbe(health)
         self._next = settings.initial_step
@@ -65,7 +65,7 @@ class BatchRecorder:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """The clock's optimizer made a step. Never raises."""
-        if self._by_hand or forks.generation != self._generation:
+        if self._is_a_copy() or self._by_hand:
             return
         if self._next == self._settings.initial_step:
             with self._health.contained("looking for the model's device"):
@@ -74,7 +74,7 @@ class BatchRecorder:
 
     def step_by_hand(self) -> None:
         """The caller says that a step is over, and counts alone from now on. Never raises."""
-        if forks.generation != self._generation:
+        if self._is_a_copy():
             return
         # The step that the first call means has been noticed already where an optimizer made it.
         noticed = not self._by_hand and self._next > self._settings.initial_step
@@ -89,11 +89,25 @@ class BatchRecorder:
 
     def count(self) -> tuple[int, Batch | None] | None:
         """Like `step_by_hand`; tells the step's number, and its event where one was published."""
-        if forks.generation != self._generation:
+        if self._is_a_copy():
             return None
         self.step_by_hand()
         step, last = self._next - 1, self._last
         return step, last if last is not None and last.step == step else None
+
+    def _is_a_copy(self) -> bool:
+        """Whether this is a fork's copy, which records nothing; then says so, once in each such process."""
+        if forks.generation == self._generation:
+            return False
+        if self._said_in != forks.generation:
+            self._said_in = forks.generation
+            # Not in the copy of the run's: a thread that is not here may have held its lock.
+            Health().say_once(
+                "fork",
+                "this process is a fork of the one that began the run, so its steps are not recorded: call "
+                "memlog.init() after the fork (a program that becomes a daemon has forked)",
+            )
+        return True
 
     @property
     def last_step(self) -> int | None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from memlog import forks
 from memlog.interruptions import raised_by_handler
+from memlog.redact import without_credentials
 
 logger = logging.getLogger("memlog")
 
@@ -126,9 +127,9 @@ class Health:
 
 
 def _shown(error: BaseException) -> str:
-    """An error of the user's own may be unable to show itself."""
+    """Without what it holds of passwords; an error of the user's own may be unable to show itself."""
     try:
-        return repr(error)
+        return without_credentials(repr(error))
     except Exception as of_its_own:
         if raised_by_handler(of_its_own):
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import islice
 
 # Texts may be anybody's: from one place, each pattern tries a bounded part of what follows.
 _WORD = re.compile(r"\S+")
@@ -35,12 +37,95 @@ _HEADER = re.compile(
 )
 
 
+_SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
+# All that \s stands for, and as many code points that never stand for a character.
+_SOLID = {
+    blank: 0xFDD0 + index
+    for index, blank in enumerate((*map(ord, _SPACES), *range(0x2000, 0x200B)))
+}
+_LOOSE = {solid: blank for blank, solid in _SOLID.items()}
+
+_MAX_ADDRESS = 4096
+_MAX_PARTS = 16
+_MAX_REMEMBERED = 64
+_SHORTEST = 4
+"""Characters of a password with blanks from which on it is taken out also where it stands alone."""
+_ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
+_ANY_BLANK = r"(?:\s|\+|%[0-9a-fA-F]{2}|\\(?:[tnrvf]|x[0-9a-f]{2}|u[0-9a-f]{4}))+"
+
+_remembered: tuple[str, ...] = ()
+"""Patterns of what addresses held, the newest last."""
+_known: re.Pattern[str] | None = None
+
+
 def without_credentials(text: str) -> str:
-    """``text`` with what looks like a user, a password, a key or a token taken out."""
+    """``text`` with what looks like a user, a password, a key or a token taken out.
+
+    An address ends at a blank, as far as anybody can tell who was not told of it before (`remember`).
+    """
+    if _known is not None:
+        text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
     text = _WORD.sub(_without_user, text)
     for pattern in (_QUERY, _PART, _SETTING, _HEADER):
         text = pattern.sub(r"\g<name>***", text)
     return text
+
+
+def bare_address(address: str) -> str:
+    """A whole address, blanks in it or not, without its user, its password and secrets in its query."""
+    return without_credentials(address.translate(_SOLID)).translate(_LOOSE)
+
+
+def remember(*addresses: str | None) -> None:
+    """From here on takes the users and passwords of these addresses out of every text.
+
+    Clients repeat an address in spellings of their own: escaped or not, with its blanks as one, or from a
+    "/" in the password on.
+    """
+    global _remembered, _known  # noqa: PLW0603 - made anew where there is something new
+    parts = [part for address in addresses for part in islice(_parts(address or ""), _MAX_PARTS)]
+    if not set(parts) <= set(_remembered):
+        kept = [part for part in _remembered if part not in parts]
+        _remembered = (*kept, *dict.fromkeys(parts))[-_MAX_REMEMBERED:]
+        # The longest first: of two passwords one may be the beginning of the other.
+        _known = re.compile("|".join(sorted(_remembered, key=len, reverse=True)))
+
+
+def _parts(address: str) -> Iterator[str]:
+    """Patterns of what may stand before an @ in a message, and of secrets with blanks by themselves."""
+    scheme = _SCHEME.search(address)
+    if scheme is None or len(address) > _MAX_ADDRESS:
+        return
+    rest = address[scheme.end() :]
+    for written in dict.fromkeys((rest, _ESCAPED.sub(_unescaped, rest))):
+        for at in reversed([found.start() for found in re.finditer("@", written)]):
+            _, colon, password = written[:at].partition(":")
+            if colon:
+                yield f"{_spelt(written[:at])}@"
+                yield from (f"(?<=[/?#]){_spelt(end)}@" for end in re.split("[/?#]", password)[1:])
+            yield from _alone(password)
+        for pattern in (_QUERY, _PART):
+            for found in pattern.finditer(written.translate(_SOLID)):
+                yield from _alone(found[0].removeprefix(found["name"]).translate(_LOOSE))
+
+
+def _alone(secret: str) -> Iterator[str]:
+    """Where a secret has blanks, nothing else tells in a message how far it goes."""
+    if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
+        yield _spelt(secret)
+
+
+def _spelt(text: str) -> str:
+    """A pattern of ``text`` as messages have it: as it is, or as Python shows a string."""
+    words = []
+    for word in re.split(r"\s+", text):
+        shown = (word, repr(word)[1:-1], ascii(word)[1:-1], repr(f'"{word}')[2:-1])
+        words.append(f"(?:{'|'.join(map(re.escape, dict.fromkeys(shown)))})")
+    return _ANY_BLANK.join(words)
+
+
+def _unescaped(escaped: re.Match[str]) -> str:
+    return bytes.fromhex(escaped[0].replace("%", "")).decode(errors="replace")
 
 
 def _without_user(word: re.Match[str]) -> str:

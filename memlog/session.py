@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from memlog import current, forks
 from memlog.arguments import BackendArgument, folder, passed, require_model, split_backends
 from memlog.endings import error_at_exit, status_of
@@ -198,6 +200,16 @@ class Session:
         finally:
             _forget(self)
 
+    def __deepcopy__(self, _memo: object = None) -> Session:
+        """The session itself: a run is one, however many copies of a trainer hold it."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, it names its run and records nothing: the run is this process's."""
+        return _elsewhere, (self.settings, self.id, self.directory)
+
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
         """The session itself."""
         return self
@@ -210,6 +222,13 @@ class Session:
     ) -> None:
         """Ends the run."""
         self._finish(status_of(error), None, error)
+
+
+def _elsewhere(settings: Settings, run_id: str | None, directory: Path | None) -> Session:
+    """What a pickled session becomes, in another process or later: one that is disabled."""
+    session = Session(msgspec.structs.replace(settings, enabled=False), (), None)
+    session.id, session.directory = run_id, directory
+    return session
 
 
 def _can_be_waited(seconds: object) -> bool:
@@ -305,12 +324,10 @@ def init(
         if settings.alerts:
             from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
 
-            parse_rules(
-                settings.alerts
-            )  # a wrong one raises, also where monitoring is switched off
-        session = Session(
-            settings, sinks, model, on_alert
-        )  # may raise: then the one before goes on
+            # A wrong one raises, also where monitoring is switched off.
+            parse_rules(settings.alerts)
+        # May raise: then the one before goes on.
+        session = Session(settings, sinks, model, on_alert)
         if settings.enabled and not session.enabled:
             return session  # it has said why; the one before goes on
         try:

@@ -40,6 +40,15 @@ _SAID_ELSEWHERE = {"directory", "backends", "project", "name"}
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _SMALLEST_LIMIT = 1024**2
+_LARGEST = 2**62
+"""Of whole numbers: those that grow from there still fit what a journal and a tracker can hold."""
+LONGEST_NAME = 1000
+"""Characters of a run's name, or a project's."""
+_MOST_RULES = 20_000
+"""Characters of all alert rules."""
+_NAMES = f"text of at most {LONGEST_NAME:,} whole characters"
+_RULES = f"rules of at most {_MOST_RULES:,} whole characters in all"
+_SHOWN = 100
 LONGEST_WAIT = 1e6
 """Seconds: about twelve days."""
 
@@ -90,6 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Checks ranges: the types were checked when the settings were built."""
+        self._require_bounds()
         self._require("every", self.every >= 1, "a whole number from 1 up")
         self._require("initial_step", self.initial_step >= 0, "0 or more")
         self._require("verbose_batches", self.verbose_batches >= 0, "0 or more")
@@ -108,9 +118,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 field, 0 <= getattr(self, field) <= LONGEST_WAIT, "a number of seconds, 0 or more"
             )
 
+    def _require_bounds(self) -> None:
+        """What goes on growing has to fit, and names and rules go to the helper process in one piece."""
+        for field in ("every", "initial_step", "verbose_batches", "segment_bytes", "journal_limit"):
+            self._require(field, getattr(self, field) <= _LARGEST, f"at most {_LARGEST}")
+        for field in ("name", "project"):
+            text = getattr(self, field) or ""
+            self._require(field, len(text) <= LONGEST_NAME and _is_unicode(text), _NAMES)
+        rules = "".join(self.alerts)
+        self._require("alerts", len(rules) <= _MOST_RULES and _is_unicode(rules), _RULES)
+
     def _require(self, field: str, holds: bool, wanted: str) -> None:
         if not holds:
-            raise ConfigurationError(f"{field}={getattr(self, field)!r}: pass {wanted}")
+            raise ConfigurationError(f"{field}={_shown(getattr(self, field))}: pass {wanted}")
 
     @property
     def segment_size(self) -> int:
@@ -128,8 +148,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that holds the runs' folders: the one given, ``$MEMLOG_DIR``, or ``./memlog_runs``."""
-    return Path(directory or os.environ.get("MEMLOG_DIR") or DEFAULT_DIRECTORY).absolute()
+    """The folder that holds the runs' folders: the one given, ``$MEMLOG_DIR``, or ``./memlog_runs``.
+
+    Raises:
+        ConfigurationError: no folder can have that path, or it can't be told to other programs.
+    """
+    named = Path(directory or os.environ.get("MEMLOG_DIR") or DEFAULT_DIRECTORY)
+    remedy = "pass dir=… or set MEMLOG_DIR to"
+    try:
+        path = named.absolute()
+    except OSError as error:
+        raise ConfigurationError(
+            f"there is no working directory any more that the folder {_shown(str(named))} could be in: "
+            f"{remedy} an absolute path"
+        ) from error
+    if "\0" in str(path) or not _is_unicode(str(path)):
+        raise ConfigurationError(
+            f"dir={_shown(str(path))}: {remedy} a path of characters that UTF-8 has, without a null byte"
+        )
+    return path
 
 
 def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Settings:
@@ -237,6 +274,24 @@ def _as_tuple(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(_split(value))
     return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: a byte that stood for no character, in a path, can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """A value as a message has it: as Python writes it, but of bearable length."""
+    try:
+        shown = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a larger number"
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
 def _split(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from memlog.redact import without_credentials
+from memlog.redact import bare_address
 
 # So strict that no two readers of addresses can take one for different hosts.
 _SERVER = re.compile(
@@ -54,7 +54,7 @@ def is_same_place(named: str, known: str | None) -> bool:
     """
     if known is None:
         return False
-    bare = without_credentials(known)
+    bare = bare_address(known)
     if named == known or named.rstrip("/") == bare.rstrip("/"):
         return True
     origin = _origin(named)

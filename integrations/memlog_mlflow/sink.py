@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.health import Health
-from memlog.redact import without_credentials
+from memlog.redact import bare_address
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
 from memlog_mlflow.alerts import ALERTS_FILE, alert_table, alert_tags
@@ -260,7 +260,7 @@ def _uri_of(target: Target) -> str:
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened
-    if known is None or known.uri is None or without_credentials(current) == known.uri:
+    if known is None or known.uri is None or bare_address(current) == known.uri:
         return current
     return known.uri
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError, UnknownRunError
-from memlog.redact import without_credentials
+from memlog.redact import bare_address
 from memlog.sink import Connection, StoredArtifact
 from memlog_mlflow.artifacts import FOLDER
 from memlog_mlflow.errors import error_code, translated
@@ -104,7 +104,7 @@ class MlflowStore:
                 if error_code(error) not in _UNKNOWN:
                     raise
                 raise UnknownRunError(
-                    f"MLflow at {without_credentials(self._uri)} has no run {run_id!r}: set "
+                    f"MLflow at {bare_address(self._uri)} has no run {run_id!r}: set "
                     "MLFLOW_TRACKING_URI to where it is, or look for its id on MLflow's page"
                 ) from None
 

@@ -26,7 +26,7 @@ from memlog.analysis.document import (
 )
 from memlog.events import Alert, Artifact, Device
 from memlog.journal import Binding, RunDirectory
-from memlog.redact import without_credentials
+from memlog.redact import bare_address, without_credentials
 from memlog.sink import LOCAL
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -154,7 +154,7 @@ def _delivery(before: Delivery, state: DeliveryState, *, alone: bool) -> Deliver
         TrackedRun(id=run_id, uri=None, own=False) for run_id in state.joined if run_id not in known
     ]
     own = state.own_run
-    opened = [] if own is None else [TrackedRun(id=own.run_id, uri=_redacted(own.uri), own=True)]
+    opened = [] if own is None else [TrackedRun(id=own.run_id, uri=_bare(own.uri), own=True)]
     finished = state.stage == "done" and not alone
     return Delivery(
         points=before.points + state.delivered + state.provisional,
@@ -266,9 +266,7 @@ def _expected(digest: Digest) -> dict[str, Delivery]:
     expected = {}
     for backend in sorted(named | digest.bindings.keys()):
         bound = digest.bindings.get(backend, {})
-        runs = [
-            TrackedRun(id=run_id, uri=_redacted(uri), own=False) for run_id, uri in bound.items()
-        ]
+        runs = [TrackedRun(id=run_id, uri=_bare(uri), own=False) for run_id, uri in bound.items()]
         expected[backend] = replace(_NOTHING_YET, runs=runs)
     return expected
 
@@ -290,6 +288,10 @@ def _sorted(table: Mapping[str, _T]) -> dict[str, _T]:
 
 def _redacted(text: str | None) -> str | None:
     return None if text is None else without_credentials(text)
+
+
+def _bare(address: str | None) -> str | None:
+    return None if address is None else bare_address(address)
 
 
 def _iso(time_us: int | None) -> str | None:

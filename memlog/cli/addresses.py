@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from memlog.errors import UntrustedAddressError
-from memlog.redact import without_credentials
+from memlog.redact import bare_address, remember
 from memlog.sink import DISABLED, OFFLINE, Backend, Connection, Sink, Target, home_of
 from memlog.trust import withheld
 
@@ -44,8 +44,8 @@ class Guard:
         if not held:
             return
         home = self._home.address
-        known = "names none" if home is None else f"names {without_credentials(home)}"
-        shown = without_credentials(str(address))
+        known = "names none" if home is None else f"names {bare_address(home)}"
+        shown = bare_address(str(address))
         raise UntrustedAddressError(
             f"{self._backend.name}: the run names {shown} as its tracker, your environment {known}: nothing "
             f"was sent, since your credentials ({', '.join(held)}) would go there; where you know that "
@@ -60,12 +60,19 @@ class Guard:
         return self._backend.open_sink(target)
 
 
+def connection_of(backend: Backend) -> Connection:
+    """How its client would connect from here; what that holds of passwords is said by nobody."""
+    connection = backend.connection()
+    remember(connection.uri, *connection.environment.values())
+    return connection
+
+
 def known_address(known: str | None, connection: Connection) -> str | None:
     """The journal's address of a run, with the user and password that the environment has for it."""
     if known is None:
         return connection.uri
     for candidate in (connection.uri, *connection.environment.values()):
-        if candidate and without_credentials(candidate).rstrip("/") == known.rstrip("/"):
+        if candidate and bare_address(candidate).rstrip("/") == known.rstrip("/"):
             return candidate
     return known
 

@@ -13,7 +13,7 @@ from memlog.analysis import summarize
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.openers import is_openable
 from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
-from memlog.cli.addresses import Guard, known_address, trust_option
+from memlog.cli.addresses import Guard, connection_of, known_address, trust_option
 from memlog.cli.meter import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line, page, plain, table
@@ -122,7 +122,7 @@ def _sources(
     except RunNotFoundError:
         if name == LATEST:
             raise
-        return [Source(backend_name, name, backend.open_store(backend.connection()))]
+        return [Source(backend_name, name, backend.open_store(connection_of(backend)))]
     return _delivered(found, backend, backend_name, trusted)
 
 
@@ -131,7 +131,7 @@ def _delivered(
 ) -> list[Source]:
     """The tracker's runs that a run known here was delivered to."""
     delivery = summarize(run, all_states(run), remember=True).health.delivered.get(name)
-    guard, connection = Guard(backend, trusted), backend.connection()
+    guard, connection = Guard(backend, trusted), connection_of(backend)
     sources = []
     for tracked in delivery.runs if delivery else ():
         uri = known_address(tracked.uri, connection)

@@ -28,7 +28,7 @@ from memlog.cli.output import (
 from memlog.delivery.rides import all_states
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
-from memlog.settings import runs_directory
+from memlog.settings import LONGEST_NAME, runs_directory
 from memlog.units import format_bytes
 
 _ROOMY = 110
@@ -147,10 +147,10 @@ def _table(console: Console, lines: Sequence[RunLine]) -> Table:
     return made
 
 
-def _name_width(console: Console) -> int | None:
-    """Names are anybody's: in a terminal a long one must not push out what counts."""
+def _name_width(console: Console) -> int:
+    """Names are anybody's: a long one must not push out what counts, nor fill every other run's line."""
     if not console.is_terminal:
-        return None
+        return LONGEST_NAME  # nothing that init takes is cut
     return 10 if console.width < _ROOMY else 24
 
 
@@ -168,4 +168,8 @@ def _told(console: Console, backend: str, delivery: Delivery) -> str:
         return f"{backend} {delivery.points:,} {sign(console, '✓', 'done')}"
     if delivery.stage == "delivering":
         return f"{backend} {delivery.points:,} {sign(console, '…', 'so far')}"
-    return f"{backend} {delivery.points:,} waiting"
+    return (
+        f"{backend} {delivery.points:,}, rest waiting"
+        if delivery.points
+        else f"{backend} all waiting"
+    )

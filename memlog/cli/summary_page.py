@@ -214,7 +214,10 @@ def _deliveries(console: Console, summary: Summary) -> RenderableType:
 def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
     told = Text(f"{delivery.points:,} points")
     if delivery.stage != "done":
-        told.append(" ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
+        told = Text(
+            f"{delivery.points:,} points delivered" if delivery.points else "nothing delivered"
+        )
+        told.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
     elif not delivery.problem:
         told.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
     if delivery.problem:

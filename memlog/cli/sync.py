@@ -12,7 +12,7 @@ import msgspec
 
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import Delivery
-from memlog.cli.addresses import Guard, known_address, told_place, trust_option
+from memlog.cli.addresses import Guard, connection_of, known_address, told_place, trust_option
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
@@ -151,7 +151,7 @@ def _courier(
         may_open_own=True,
         claim=_claims(run, summary, backend, name),
     )
-    connection = backend.connection()
+    connection = connection_of(backend)
     if courier.state.address is not None and not elsewhere:
         # It may never have been reached: a run is opened where the trainer would have opened it.
         uri = known_address(courier.state.address, connection)

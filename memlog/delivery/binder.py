@@ -8,7 +8,7 @@ from memlog.delivery.messages import Bind, Connect, Message, Ridden
 from memlog.delivery.rider import Rider
 from memlog.health import Health
 from memlog.journal import Binding, JournalWriter
-from memlog.redact import without_credentials
+from memlog.redact import bare_address, remember
 from memlog.sink import DISABLED, Backend, Connection, RidingBackend, TrackerRun
 
 
@@ -75,6 +75,7 @@ class Binder:
                 connection = backend.connection()
                 if connection != self._connections.get(name):
                     self._connections[name] = connection
+                    remember(connection.uri, *connection.environment.values())
                     self._tell(Connect(name, connection))
 
     def _is_new(self, name: str, run: TrackerRun) -> bool:
@@ -86,7 +87,8 @@ class Binder:
     def _bind(self, name: str, run: TrackerRun) -> None:
         self._bound[name] = run.run_id
         self.connect()
-        uri = None if run.uri is None else without_credentials(run.uri)
+        remember(run.uri)
+        uri = None if run.uri is None else bare_address(run.uri)
         rider, backend = self._riders.get(name), self._backends[name]
         if rider is not None and isinstance(backend, RidingBackend):
             rider.begin(backend.open_ride(run), kept=uri != DISABLED)

@@ -17,7 +17,7 @@ from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailabl
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.metrics import Plan
-from memlog.redact import without_credentials
+from memlog.redact import bare_address, remember, without_credentials
 from memlog.sink import Connection, Point, Sink, Target, TrackerRun
 
 OpenSink = Callable[[Target], Sink]
@@ -83,10 +83,12 @@ class Courier:
 
     def connect(self, connection: Connection) -> None:
         """Says how the tracker's client is to connect."""
+        remember(connection.uri, *connection.environment.values())
         self._connection = connection
 
     def know(self, run: TrackerRun) -> None:
         """Remembers, in memory only, the full address of a run of the user's."""
+        remember(run.uri)
         self._uris[run.run_id] = run.uri
 
     def deliver(self, *, complete: bool = False) -> int:
@@ -278,7 +280,7 @@ class Courier:
         if target is not None and opened.run_id not in self.state.joined:
             self.state.joined = [*self.state.joined, opened.run_id]
         if target is None:
-            uri = None if opened.uri is None else without_credentials(opened.uri)
+            uri = None if opened.uri is None else bare_address(opened.uri)
             self.state.own_run = Binding(opened.run_id, uri)
         self.state.stage, self.state.problem = "delivering", None
         self._save()

@@ -32,12 +32,13 @@ from memlog.delivery.postmortem import explain
 from memlog.delivery.retention import Retention
 from memlog.delivery.rides import claims_while_riding
 from memlog.delivery.sampler import Sampler, StepFollower
+from memlog.delivery.state import HelperLock
+from memlog.events import End, now_us
 from memlog.events import Health as HealthEvent
-from memlog.events import now_us
 from memlog.health import Health
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.probes.cgroup import OomKills
-from memlog.redact import without_credentials
+from memlog.redact import bare_address, without_credentials
 from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
 
 logger = logging.getLogger("memlog.delivery")
@@ -48,6 +49,8 @@ UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
 TERM_GRACE = 20.0
 """Seconds that SIGTERM leaves: schedulers kill what they preempt about 30 s after it."""
+ANOTHER_PROGRAM = "its process runs another program since (exec), without memlog.finish() before"
+"""Why a run counts as killed whose process lives."""
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 
@@ -68,6 +71,9 @@ class Helper:
         self._settings = begin.settings
         self._health = Health()
         self._run = RunDirectory(Path(begin.run_directory))
+        self._lock = HelperLock(self._run)
+        with self._health.contained("taking the helper's lock"):
+            self._lock.take()
         self._journal = JournalWriter(
             self._run.path,
             run=self._run.id,
@@ -131,6 +137,10 @@ class Helper:
                 if self._follower.ended_badly:
                     witness = Witness("helper", self._oom_kills.count())
                     explain(self._run, self._bus, witness, self._health)
+            elif self._run.was_replaced():
+                self._follower.look()
+                if self._follower.end is None:
+                    self._say_the_end(End(now_us(), "killed", ANOTHER_PROGRAM))
 
     def _write_what_is_missing(self) -> None:
         """The end of a journal that found no room for it."""
@@ -141,12 +151,14 @@ class Helper:
         self._unsaid_ms = said.overhead_total_ms - (told.overhead_total_ms if told else 0.0)
         _add(self._health.dropped, said.dropped, told.dropped if told else {})
         _add(self._health.faults, said.faults, told.faults if told else {})
-        if self._follower.end is not None:
-            return
-        self._follower.end = words.end
+        if self._follower.end is None:
+            self._say_the_end(words.end)
+
+    def _say_the_end(self, end: End) -> None:
+        self._follower.end = end
         for thread in self._couriers.values():
-            thread.courier.end = words.end
-        self._bus.publish(words.end)
+            thread.courier.end = end
+        self._bus.publish(end)
 
     def _trainer_is_gone(self) -> bool:
         """Its end of the pipe closes a moment before its children get another parent."""
@@ -181,10 +193,10 @@ class Helper:
             courier.connect(message.connection)
             if message.connection.uri is not None:
                 # For `memlog sync`, later and elsewhere, should the tracker not be reached before.
-                courier.state.address = without_credentials(message.connection.uri)
+                courier.state.address = bare_address(message.connection.uri)
         elif isinstance(message, messages.Bind):
             self._courier(message.backend).know(message.run)
-            uri = None if message.run.uri is None else without_credentials(message.run.uri)
+            uri = None if message.run.uri is None else bare_address(message.run.uri)
             self._journal.bind(message.backend, Binding(message.run.run_id, uri))
         elif isinstance(message, messages.Ridden):
             self._journal.bind(message.backend, Binding(message.run_id, message.uri))
@@ -286,9 +298,18 @@ class LineReader:
         yield from lines
 
 
+class _WithoutCredentials(logging.Formatter):
+    """Keeps out of the log what trackers' clients say of their addresses."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_credentials(super().format(record))
+
+
 def main(judge: Judge) -> None:
     """Reads the first message, works, and leaves without waiting for threads that hang in a client."""
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.INFO)
+    log = logging.StreamHandler()
+    log.setFormatter(_WithoutCredentials("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[log], level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
     # A job that is told to end while we come up: what the trainer does then says when we are to end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

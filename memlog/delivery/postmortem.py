@@ -13,6 +13,7 @@ from memlog.analysis.predict import advise
 from memlog.analysis.suspicion import Witness, suspect
 from memlog.analysis.worst import read_worst_step
 from memlog.bus import EventBus
+from memlog.delivery.state import HelperLock
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, End, now_us
 from memlog.health import Health
@@ -78,12 +79,15 @@ def _rule(moments: LastMoments, witness: Witness) -> str:
 def explain_afterwards(run: RunDirectory) -> None:
     """The same where memlog's helper process died with the trainer, as in a container that is killed.
 
-    A report that can't be written is no reason to deliver nothing: that is logged.
+    A helper that lives says itself what there is to say. A report that can't be written is no reason to
+    deliver nothing: that is logged.
     """
     if run.is_alive() or not _may_have_ended_badly(run):
         return
     health = Health()
-    with health.contained("explaining how the run ended"):
+    with health.contained("explaining how the run ended"), HelperLock(run) as nobody_is_at_work:
+        if not nobody_is_at_work:
+            return
         moments = last_moments(run)
         if not _wants_explanation(moments):
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
 
 from memlog.errors import DeliveryError
 from memlog.events import Alert, Artifact
-from memlog.files import open_to_append, read_plain, replacing
+from memlog.files import open_plain, open_to_append, read_plain, replacing
 from memlog.journal import Binding, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
@@ -114,37 +115,94 @@ def _state_name(run: RunDirectory, backend: str) -> str:
     return f"{run.delivery.name}/{backend}.json"
 
 
-class CourierLock:
-    """Keeps a second courier away from the same run and backend; freed when its process dies.
+class _Lock:
+    """Held by one process alone; freed when it dies. A file system without locks lets everybody have it.
+
+    Args:
+        run: The run.
+        name: The lock's file, below the run's folder.
+    """
+
+    def __init__(self, run: RunDirectory, name: str) -> None:
+        self._run = run
+        self._name = name
+        self._file: BinaryIO | None = None
+
+    def take(self) -> bool:
+        """Takes it where nobody else holds it; says whether."""
+        file = open_to_append(self._run.path, self._name)
+        if not _locked(file, shared=False):
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    def free(self) -> None:
+        """Gives it back."""
+        if self._file is not None:
+            self._file.close()
+
+
+class CourierLock(_Lock):
+    """Keeps a second courier away from the same run and backend.
 
     Raises:
         DeliveryError: another courier holds it.
     """
 
     def __init__(self, run: RunDirectory, backend: str) -> None:
-        self._run = run
+        super().__init__(run, f"{run.delivery.name}/{backend}.lock")
         self._backend = backend
-        self._file: BinaryIO | None = None
 
     def __enter__(self) -> None:
         """Takes the lock."""
-        self._file = open_to_append(
-            self._run.path, f"{self._run.delivery.name}/{self._backend}.lock"
-        )
-        if sys.platform == "win32":
-            return  # couriers are kept apart by their users alone
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
+        if not self.take():
             raise DeliveryError(
                 f"run {self._run.id} is being delivered to {self._backend} by its own helper process: "
                 "wait for it, `memlog show` says how far it is"
-            ) from error
-        except OSError:
-            pass  # a file system without locks (some network ones): nothing to hold on to
+            )
 
     def __exit__(self, *_: object) -> None:
         """Frees it."""
-        if self._file is not None:
-            self._file.close()
+        self.free()
+
+
+class HelperLock(_Lock):
+    """Held by a run's helper process as long as it lives, and by who does its work afterwards.
+
+    As a context manager it says whether it was to be had: not while the helper lives, nor while a courier
+    of the run is at work.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        super().__init__(run, "helper.lock")
+
+    def __enter__(self) -> bool:
+        """Takes the lock."""
+        return self.take() and not any(map(_is_held, self._run.delivery.glob("*.lock")))
+
+    def __exit__(self, *_: object) -> None:
+        """Frees it."""
+        self.free()
+
+
+def _is_held(path: Path) -> bool:
+    """Whether somebody holds the lock whose file that is."""
+    try:
+        with open_plain(path.parent, path.name) as file:
+            return not _locked(file, shared=True)
+    except OSError:
+        return False
+
+
+def _locked(file: BinaryIO, *, shared: bool) -> bool:
+    """Locks an open file until it is closed; ``False`` where another process has it."""
+    if sys.platform == "win32":
+        return True  # couriers are kept apart by their users alone
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks (some network ones): nothing to hold on to
+    return True

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from memlog.events import SCHEMA_VERSION, Event, Int, field_names
+from memlog.journal.processes import own_birth
 
 MAX_LINE_BYTES = 1024**2
 """A longer line is not ours."""
@@ -44,8 +45,13 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
     pid: Int
     started: float
-    """Unix time in seconds, as the operating system has it."""
+    """Unix time in seconds, as the operating system has it: a step of the clock moves it."""
     host: str
+    boot: str | None = None
+    """On Linux, together with ``ticks``: the start as no clock can move it. See `Birth`."""
+    ticks: Int | None = None
+    program: str | None = None
+    """On Linux: of the program that it ran; ``exec`` changes it."""
 
     @staticmethod
     def own() -> ProcessIdentity:
@@ -53,7 +59,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
         # Imported here: `import memlog` must stay light, and only a session needs it.
         import psutil  # noqa: PLC0415
 
-        return ProcessIdentity(os.getpid(), psutil.Process().create_time(), os.uname().nodename)
+        started = psutil.Process().create_time()
+        return ProcessIdentity(os.getpid(), started, os.uname().nodename, *own_birth())
 
 
 class Binding(msgspec.Struct, frozen=True):

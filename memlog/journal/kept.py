@@ -44,8 +44,7 @@ def keep(
         OSError: the file can't be read or the copy not written.
         ValueError: it is no file, or the name is nothing.
     """
-    if not source.is_file():
-        raise ValueError(f"{source} is no file")
+    _require_a_file(source)
     wanted = source.name if name is None else name
     safe, safe_kind = (
         (safe_name(wanted), safe_name(kind)) if names is None else names.give(wanted, kind)
@@ -55,6 +54,19 @@ def keep(
         shutil.copyfileobj(original, copy, _CHUNK)
         size = copy.tell()
     return Artifact(now_us(), safe, safe_kind, path, size)
+
+
+def _require_a_file(source: Path) -> None:
+    """Nobody knows how much there is to read of a device or a pipe, nor whether it ever ends."""
+    if source.is_file():
+        return
+    if source.is_dir():
+        raise ValueError("it is a folder: pass an archive of it, such as shutil.make_archive makes")
+    if source.exists():
+        raise ValueError(
+            "it is a device, a pipe or a socket: write what it gives to a file, and pass that"
+        )
+    raise ValueError(f"{source} is no file")
 
 
 class Names:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.journal.format import Header, ProcessIdentity, parse_segment_name
+from memlog.journal.processes import Birth, birth_of
 from memlog.journal.reader import JournalFile
 
 logger = logging.getLogger("memlog")
@@ -79,20 +80,49 @@ class RunDirectory:
         return max(times, default=self.path.stat().st_mtime)
 
     def is_alive(self) -> bool:
-        """Whether the trainer's process still lives.
+        """Whether the trainer's process still lives, and runs the program that began the run.
 
-        On another machine nobody can tell; there a run that wrote within the last two minutes counts as
-        alive.
+        On another machine nobody can tell, nor where the system hides other users' processes; there a run
+        that wrote within the last two minutes counts as alive.
         """
         header = self.trainer()
         if header is None:
             return False
-        if header.process.host != os.uname().nodename:
-            return time.time() - self.last_write() < _FOREIGN_SILENCE
-        return _lives(header.process)
+        if header.process.host == os.uname().nodename:
+            with suppress(PermissionError):
+                return _lives(header.process)
+        return time.time() - self.last_write() < _FOREIGN_SILENCE
+
+    def was_replaced(self) -> bool:
+        """Whether the trainer's process lives, and has put another program in its place (``exec``)."""
+        header = self.trainer()
+        if header is None or header.process.ticks is None:
+            return False
+        try:
+            found = birth_of(header.process.pid)
+        except OSError:
+            return False
+        return found.ticks == header.process.ticks and _runs_another(header.process, found)
 
 
 def _lives(process: ProcessIdentity) -> bool:
+    if process.ticks is None or process.boot is None:
+        return _lives_by_the_clock(process)
+    try:
+        found = birth_of(process.pid)
+    except ProcessLookupError:
+        return False
+    same = (found.boot, found.ticks) == (process.boot, process.ticks)
+    return same and not _runs_another(process, found)
+
+
+def _runs_another(process: ProcessIdentity, found: Birth) -> bool:
+    """Whether a process has put another program in its place, as far as can be seen."""
+    return None not in (process.program, found.program) and process.program != found.program
+
+
+def _lives_by_the_clock(process: ProcessIdentity) -> bool:
+    """Off Linux, and where a journal does not name the kernel's own figures, as the first ones did not."""
     import psutil  # noqa: PLC0415 - 9 ms that a trainer need not spend
 
     try:
@@ -143,6 +173,7 @@ def list_runs(root: Path) -> list[RunDirectory]:
     for path in root.iterdir():
         run = RunDirectory(path)
         try:
+            path.name.encode()  # what is no UTF-8 can be told to no program
             if path.is_dir() and any(_segments(path)):
                 runs.append((run.begun(), run.id, run))
         except Exception as error:  # noqa: BLE001 - whatever stands there, the other runs are listed

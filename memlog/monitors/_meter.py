@@ -45,6 +45,10 @@ class Meter:
         self._accelerators = AcceleratorProbe(HEALTH)
         self._window = PeakWindow()
 
+    def __reduce__(self) -> tuple[type[Meter], tuple[int]]:
+        """A copy, also one that is pickled, has windows of its own: a process's probes can't go with it."""
+        return Meter, (self._index,)
+
     def rss(self) -> int | None:
         """This process's resident set, in bytes."""
         return host().figures()[0]

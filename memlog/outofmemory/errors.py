@@ -13,6 +13,8 @@ from memlog.outofmemory.limits import NO_ROOM, host_room
 from memlog.redact import without_credentials
 
 _MAX_MESSAGE = 300
+_MAX_LOOKED_AT = 10_000
+"""Characters of a message in which secrets are looked for."""
 _MAX_CHAIN = 100
 """Exceptions of one chain that are looked at."""
 _UNITS: dict[str, int] = {
@@ -159,7 +161,8 @@ def _named(error: BaseException) -> str:
 
 
 def _shown(text: str) -> str:
-    return without_credentials(text[:_MAX_MESSAGE])
+    # Cut in two, a password would be no part of an address any more.
+    return without_credentials(text[:_MAX_LOOKED_AT])[:_MAX_MESSAGE]
 
 
 def _device(message: str) -> str:

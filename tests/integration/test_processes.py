@@ -3,14 +3,20 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support import child
 
 from memlog.analysis import Summary, summarize
-from memlog.events import Batch, Recorded, Sample
+from memlog.cli.sync import sync
+from memlog.delivery.helper import ANOTHER_PROGRAM
+from memlog.delivery.postmortem import explain_afterwards
+from memlog.events import Batch, End, Recorded, Sample
 from memlog.journal import RunDirectory, list_runs
 
 pytestmark = pytest.mark.integration
@@ -93,6 +99,81 @@ def test_every_end_is_an_end(tmp_path: Path, how: str) -> None:
     assert found == [(STATUSES.get(how, "finished"), 1)]
 
 
+BECOMES = {
+    "the same, in another environment": (
+        "os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, 'AGAIN': '1'})"
+    ),
+    "another one": "os.execv('/bin/sh', ['sh', '-c', 'echo another; read end'])",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell")
+@pytest.mark.parametrize("becomes", BECOMES)
+def test_a_run_ends_where_its_process_becomes_another_program(tmp_path: Path, becomes: str) -> None:
+    """Nothing of it lives on but its number and the time at which it began."""
+    script = f"""
+    if "AGAIN" in os.environ:
+        print("another", flush=True)
+        sys.exit(sys.stdin.read())
+    session = begin()
+    session.step()
+    print(os.read(0, 1), flush=True)
+    {BECOMES[becomes]}
+    """
+    process = child.start(PREFACE + script, tmp_path, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    helper = process.stdout.readline()
+    [run] = summaries(tmp_path)
+    assert run.status == "running"
+    process.stdin.write("x")
+    process.stdin.flush()
+    process.stdout.readline()
+    assert process.stdout.readline() == "another\n"
+    expect_no_helper(helper)
+    [run] = summaries(tmp_path)
+    assert (run.status, run.steps, run.alerts) == ("killed", 1, [])
+    assert process.poll() is None
+    process.communicate(timeout=AT_MOST)
+    [folder] = list_runs(tmp_path / "runs")
+    ends = [e.event for f in folder.files() for e in f.read() if isinstance(e.event, End)]
+    assert [end.reason for end in ends] == [ANOTHER_PROGRAM]
+    explain_afterwards(folder)
+    assert summaries(tmp_path)[0].alerts == []
+
+
+def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> None:
+    """Nor where a step of the clock makes a live run look dead, in a journal that knows only the clock."""
+    script = """
+    import psutil
+    from memlog.journal import format
+
+    known = psutil.Process.create_time
+    psutil.Process.create_time = lambda self: known(self) - 60
+    format.own_birth = lambda: ()
+    session = begin()
+    session.step()
+    helper = session.directory / "helper.lock"
+    while not helper.exists():
+        time.sleep(0.01)
+    print("ready", flush=True)
+    sys.stdin.read()
+    """
+    process = child.start(PREFACE + script, tmp_path, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    helper = process.stdout.readline()
+    assert process.stdout.readline() == "ready\n"
+    [folder] = list_runs(tmp_path / "runs")
+    assert not folder.is_alive()
+    told = CliRunner().invoke(sync, [folder.id, "--dir", str(tmp_path / "runs")])
+    assert "recorded for no tracker" in str(told.exception)
+    assert not folder.artifacts.exists()
+    assert not process.communicate(timeout=AT_MOST)[1]
+    expect_no_helper(helper)
+    [run] = summaries(tmp_path)
+    assert (run.status, run.alerts, run.artifacts) == ("finished", [], [])
+
+
 def test_init_again_as_a_notebook_does(tmp_path: Path) -> None:
     """A shell has seen an error before, and a cell is run again and again without finish."""
     script = """
@@ -126,6 +207,34 @@ def test_a_fork_leaves_the_run_to_its_parent(tmp_path: Path, does: str) -> None:
     session.step()
     """
     assert status_and_steps(tmp_path, script) == [("finished", 2)]
+
+
+def test_a_program_that_becomes_a_daemon_says_that_it_records_nothing(tmp_path: Path) -> None:
+    """Forked twice, as daemons are, after init: the run was its first process's, which is gone."""
+    script = """
+    import torch
+
+    session = begin()
+    session.step()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    for _ in range(3):
+        session.step()
+        optimizer.step()
+    os._exit(0)
+    """
+    process = child.start(PREFACE + script, tmp_path)
+    output, errors = process.communicate(timeout=AT_MOST)  # until the last of them has ended
+    assert process.returncode == 0
+    [line] = errors.splitlines()
+    assert line.startswith("memlog: this process is a fork of the one that began the run")
+    assert "call memlog.init() after the fork" in line
+    expect_no_helper(output)
+    assert [(run.status, run.steps) for run in summaries(tmp_path)] == [("killed", 1)]
 
 
 def test_a_fork_may_begin_a_run_of_its_own(tmp_path: Path) -> None:

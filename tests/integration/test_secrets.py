@@ -117,9 +117,10 @@ def whole_session(
     assert [path for path in files if b"sekret" in path.read_bytes()] == []
 
 
-def test_where_all_goes_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("user", ["me:sekret-uri", "me:a b\tsekret uri"])
+def test_where_all_goes_well(tmp_path: Path, user: str) -> None:
     with running_mlflow_server(tmp_path) as server:
-        whole_session(tmp_path, server.url.replace("//", "//me:sekret-uri@"))
+        whole_session(tmp_path, server.url.replace("//", f"//{user}@"))
         wait_until_delivered(tmp_path / "runs")
 
 
@@ -133,12 +134,13 @@ def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
         assert server.runs
 
 
+@pytest.mark.parametrize("user", ["me:sekret/u@ri", "me:a b\tsekret uri"])
 @pytest.mark.parametrize("status", [200, 401, 500])
-def test_where_the_tracker_is_in_trouble(tmp_path: Path, status: int) -> None:
+def test_where_the_tracker_is_in_trouble(tmp_path: Path, status: int, user: str) -> None:
     """Errors like to repeat addresses."""
     with answering_server() as server:
         server.status = status
-        url = server.url.replace("//", "//me:sekret/u@ri@") + "/?api_key=sekret-query"
+        url = server.url.replace("//", f"//{user}@") + "/?api_key=sekret-query"
         whole_session(tmp_path, url)
     [run] = list_runs(tmp_path / "runs")
     assert "trying again" in (run.path / "helper.log").read_text()

@@ -15,7 +15,7 @@ from memlog.journal import RunDirectory
 
 
 def start(
-    script: str, directory: Path, *arguments: str, **environment: str
+    script: str, directory: Path, *arguments: str, stdin: int | None = None, **environment: str
 ) -> "subprocess.Popen[str]":
     """Starts a Python script in ``directory``, which becomes its working directory."""
     path = directory / "train.py"
@@ -25,6 +25,7 @@ def start(
         [sys.executable, str(path), *arguments],
         cwd=directory,
         env={**clean, **environment},
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

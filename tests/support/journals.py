@@ -77,7 +77,7 @@ class MadeRun:
             if writer is not None:
                 writer.close()
         if not self._alive:
-            self._bury()
+            bury(self.directory)
         return self.directory
 
     def _writer(self, role: Role) -> JournalWriter:
@@ -90,13 +90,14 @@ class MadeRun:
             health=Counts(),
         )
 
-    def _bury(self) -> None:
-        """No process can have this one's number and have begun in 1970."""
-        own = ProcessIdentity.own()
-        gone = msgspec.structs.replace(own, started=0.0)
-        before, after = msgspec.json.encode(own), msgspec.json.encode(gone)
-        for path in self.directory.path.glob("*.jsonl"):
-            path.write_bytes(path.read_bytes().replace(before, after))
+
+def bury(run: RunDirectory) -> None:
+    """Gives a run of this process's the identity of one that is gone: none can have begun in 1970."""
+    own = ProcessIdentity.own()
+    gone = msgspec.structs.replace(own, started=0.0, ticks=0 if own.ticks else None)
+    before, after = msgspec.json.encode(own), msgspec.json.encode(gone)
+    for path in run.path.glob("*.jsonl"):
+        path.write_bytes(path.read_bytes().replace(before, after))
 
 
 def at(seconds: float) -> int:

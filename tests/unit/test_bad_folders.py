@@ -103,6 +103,19 @@ def test_one_that_cannot_be_read_is_said_and_left_out(
     assert "Permission denied" in line
 
 
+def test_one_whose_name_is_no_utf_8_is_said_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "runs"
+    finished_run(root, "goodgood")
+    finished_run(root).path.rename(os.fsdecode(os.fsencode(root) + b"/\xff"))
+    for command in ("runs", "show latest --json", "sync latest --to list"):
+        done = CliRunner().invoke(cli, command.split())
+        assert done.exit_code == 0, done.output
+        assert "goodgood" in done.output or command.startswith("sync")
+    assert "is left out, since it can't be read" in caplog.text
+
+
 @pytest.mark.parametrize("number", [1, 42, 9999, 10000, 123456])
 def test_a_segments_name_leads_back_to_it(number: int) -> None:
     assert parse_segment_name(segment_name("trainer-7", number)) == ("trainer-7", number)

@@ -146,10 +146,21 @@ def test_runs_are_listed_newest_last(tmp_path: Path) -> None:
         "k7m2xq9a  gpt-small  finished  2026-09-21 14:13    200    1.2 GiB      1.1 GiB"
         "  mlflow 1,234 ✓",
         "zzzz2222  -          failed    2026-09-21 14:13      1    1.0 GiB            -"
-        "  mlflow 7 waiting",
+        "  mlflow 7, rest waiting",
         "zzzz3333  -          running   2026-09-21 14:13      0          -            -  -",
         "zzzz2222: mlflow: http://host is down",
     ]
+
+
+def test_a_run_of_which_nothing_is_delivered_and_a_long_name(tmp_path: Path) -> None:
+    """What a tracker lacks is not told as a number of 0; a name of anybody's fills no other line."""
+    waiting = Run(at(0), "n" * 5000, None, ("mlflow",), {})
+    MadeRun(tmp_path).write(waiting, batch(0, GIB), End(at(1), "finished")).closed()
+    finished_run(tmp_path, "zzzz2222")
+    heading, *lines = said("runs").splitlines()
+    assert lines[0].endswith("  mlflow all waiting")
+    assert max(len(line) for line in (heading, *lines)) < 1200
+    assert json.loads(said("runs", "--json"))["runs"][0]["name"] == "n" * 5000
 
 
 def test_runs_as_json(tmp_path: Path) -> None:
@@ -266,7 +277,7 @@ def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {}))
     CourierState(backend="mlflow", stage="unreachable", problem="it is down").save(made.closed())
     page = said("show", "latest")
-    assert "  mlflow  0 points unreachable: it is down" in page
+    assert "  mlflow  nothing delivered, unreachable: it is down" in page
     assert "`memlog sync k7m2xq9a` brings what is left" in page
 
 

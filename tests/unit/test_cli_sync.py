@@ -1,6 +1,8 @@
 """`memlog sync`: what a tracker lacks arrives, where it belongs, and failures cost nothing."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from support.journals import GIB, MadeRun, at, batch
 from support.thirdparty import ListBackend
 
 from memlog.cli.main import cli
-from memlog.delivery.state import CourierLock, CourierState
+from memlog.delivery.state import CourierLock, CourierState, HelperLock
 from memlog.events import End, Run
 from memlog.journal import Binding, RunDirectory
 from memlog.sink import Target, TrackerRun
@@ -184,6 +186,18 @@ def test_refused_points_are_said(run: RunDirectory, backend: ListBackend) -> Non
 def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
     with CourierLock(run, "list"):
         assert "by its own helper process: wait for it" in complaint(code=1)
+
+
+@pytest.mark.parametrize("at_work", [HelperLock, lambda run: CourierLock(run, "other")])
+def test_an_end_is_explained_once_the_runs_own_helper_is_gone(
+    tmp_path: Path, at_work: Callable[[RunDirectory], AbstractContextManager[object]]
+) -> None:
+    run = steps(made_run(tmp_path, "list")).closed()
+    with at_work(run):
+        sync()
+        assert not run.artifacts.exists()
+    sync()
+    assert (run.artifacts / "postmortem.md").exists()
 
 
 def test_one_trackers_trouble_is_not_the_others(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.journals import bury
 from support.sinks import ListTracker
 
 from memlog.delivery.courier import Courier
@@ -189,9 +190,7 @@ def test_parameters_go_to_the_run(run: RunDirectory) -> None:
 def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
     journal.append(batch(0))
-    segment = next(run.path.glob("trainer-*"))
-    header, rest = segment.read_text().split("\n", 1)
-    segment.write_text(header.replace('"started":1', '"started":9') + "\n" + rest)
+    bury(run)
     courier(run, tracker).deliver(complete=True)
     courier(run, tracker).close()  # another one: the first died before it could end the run
     assert tracker.ended == {f"own-{run.id}": "killed"}

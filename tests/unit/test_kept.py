@@ -1,5 +1,6 @@
 """Files that are kept in a run's folder."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,19 @@ def test_a_later_one_of_the_same_name_takes_its_place(run: RunDirectory, tmp_pat
     assert (run.artifacts / "name").read_text() == "second"
 
 
-@pytest.mark.parametrize("missing", ["nothing-here", "."])
-def test_no_file_is_an_error(run: RunDirectory, tmp_path: Path, missing: str) -> None:
-    with pytest.raises(ValueError, match="is no file"):
-        keep(run, tmp_path / missing, "name", "kind")
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("nothing-here", "is no file"),
+        (".", "it is a folder: pass an archive of it"),
+        ("/dev/zero", "it is a device, a pipe or a socket: write what it gives to a file"),
+        ("fifo", "it is a device, a pipe or a socket: write what it gives to a file"),
+    ],
+)
+def test_no_file_is_an_error(run: RunDirectory, tmp_path: Path, source: str, why: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match=why):
+        keep(run, tmp_path / source, "name", "kind")
     assert not run.artifacts.exists()
 
 

@@ -1,12 +1,19 @@
 """No user and no password in what memlog writes down or says."""
 
+import logging
 import string
+from collections.abc import Callable
+from urllib.parse import quote, unquote
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memlog.redact import without_credentials
+from memlog import redact
+from memlog.delivery.helper import _WithoutCredentials
+from memlog.health import Health
+from memlog.outofmemory.errors import describe
+from memlog.redact import bare_address, remember, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -69,13 +76,84 @@ def test_secrets_outside_of_addresses_are_taken_out(text: str) -> None:
 
 USERINFO = string.ascii_letters + string.digits + "-._~!$&'()*+,;=:%"
 """What RFC 3986 allows in a user and a password."""
+SCHEMES = st.sampled_from(["http", "https", "postgresql+psycopg2", "mysql", "s3"])
+SENTENCES = st.sampled_from(
+    ["{}", "'{}'", '"{}"', "({})", "can't reach {}: refused", "uri={}", "{},"]
+)
+ANYTHING = st.text() | st.text(f'{USERINFO} \t\n\u00a0/@?#[]\\"\u00e4\U0001f511')
+"""Any characters at all, and most often those that mean something, blanks among them."""
+
+
+@pytest.fixture
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_remembered", ())
+    monkeypatch.setattr(redact, "_known", None)
+
+
+@given(SCHEMES, ANYTHING, ANYTHING)
+def test_no_password_in_a_whole_address_is_left(scheme: str, before: str, after: str) -> None:
+    """As where an address is written down or shown by itself."""
+    shown = bare_address(f"{scheme}://anna:{before}s3cret{after}@host:5000/a path")
+    assert shown == f"{scheme}://host:5000/a path"
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "as Python shows it": repr,
+    "as Python shows it in ASCII": ascii,
+    "with its blanks as one": lambda text: " ".join(text.split()),
+    "escaped": lambda text: quote(text, safe="/:@"),
+    "not escaped": unquote,
+}
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(SCHEMES, ANYTHING, ANYTHING, SENTENCES, st.sampled_from(sorted(SPELLINGS)))
+def test_no_password_of_a_known_address_is_left_in_a_text(
+    scheme: str, before: str, after: str, sentence: str, spelling: str
+) -> None:
+    address = f"{scheme}://anna:{before}s3cret{after}@host:5000"
+    remember(address)
+    shown = without_credentials(sentence.format(SPELLINGS[spelling](f"{address}/path")))
+    assert "s3cret" not in shown
+    assert "anna:" not in shown
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FATAL: wrong password pa s3cret (SQLSTATE 28P01)",
+        "connecting with password=pa s3cret host=db failed",
+        "connecting with 'pa\\ts3cret' failed",
+        "Max retries exceeded with url: /s3cret@host:5000/api",
+        "sent ?api_key=ke s3cret&page=2",
+        "http://anna:pa%20s3cret@host/",
+        "anna:pa+s3cret@host",
+    ],
+)
+def test_nor_where_it_stands_without_its_address(text: str) -> None:
+    remember("http://anna:pa s3cret@host:5000/?api_key=ke s3cret", "http://me:pw/s3cret@host", None)
+    shown = without_credentials(text)
+    assert "s3cret" not in shown
+    assert shown
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+def test_many_addresses_and_long_ones_take_no_room() -> None:
+    remember(*(f"http://anna:pa ss{number}@host" for number in range(1000)))
+    remember(f"http://anna:{'@/' * 1000}@host", f"http://anna:{'a b' * 10_000}@host")
+    remember("http://anna:the last@host")
+    assert without_credentials("x anna:the last@host") == "x host"
+    assert len(redact._remembered) == redact._MAX_REMEMBERED
 
 
 @given(
-    st.sampled_from(["http", "https", "postgresql+psycopg2", "mysql", "s3"]),
+    SCHEMES,
     st.text(USERINFO),
     st.text(USERINFO),
-    st.sampled_from(["{}", "'{}'", '"{}"', "({})", "can't reach {}: refused", "uri={}", "{},"]),
+    SENTENCES,
 )
 def test_no_password_in_an_address_is_left(
     scheme: str, before: str, after: str, sentence: str
@@ -85,6 +163,28 @@ def test_no_password_in_an_address_is_left(
     assert "s3cret" not in shown
     assert "anna" not in shown
     assert "//host:5000/path" in shown
+
+
+def test_neither_an_error_of_memlogs_nor_a_clients_log_tells_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = OSError("can't reach http://anna:s3cret@host")
+    Health().fault("asking", error)
+    assert "http://host" in caplog.text
+    assert "s3cret" not in caplog.text
+    record = logging.LogRecord(
+        "client", logging.ERROR, "", 1, "%s", (error,), (OSError, error, None)
+    )
+    lines = _WithoutCredentials().format(record)
+    assert lines.count("http://host") == 2
+    assert "s3cret" not in lines
+
+
+def test_a_message_that_is_cut_is_not_cut_in_a_password() -> None:
+    """Without its end it would be no part of an address."""
+    for length in range(250, 310):
+        message = f"{'x' * length} http://anna:s3cret@host"
+        assert "s3c" not in describe(MemoryError(message), None).message
 
 
 @given(st.text())

@@ -1,10 +1,12 @@
 """``init`` to ``finish``: what a trainer's process sees of memlog."""
 
 import contextlib
+import copy
 import os
+import pickle
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,62 @@ def test_a_forked_child_leaves_the_run_alone() -> None:
     assert len(events(session.id, End)) == 1
 
 
+def test_steps_are_counted_from_the_largest_first_one() -> None:
+    session = memlog.init("local", initial_step=2**62)
+    session.step()
+    session.step()
+    memlog.finish()
+    assert steps(session.id) == [2**62, 2**62 + 1]
+    assert not session.health.faults
+
+
+class Trainer:
+    """Of a user's, who copies it and keeps it in checkpoints."""
+
+    def __init__(self) -> None:
+        self.session = memlog.init("local")
+        self.monitor = memlog.EpochMemoryMonitor(verbose_batches=0)
+
+    def epoch(self) -> None:
+        self.monitor.on_epoch_start()
+        self.monitor.on_batch_end(0, 0.5)
+        self.monitor.on_epoch_end()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copied_trainer_goes_on_recording(copied: Callable[[Trainer], Trainer]) -> None:
+    trainer = Trainer()
+    trainer.epoch()
+    again = copied(trainer)
+    assert again.session is trainer.session
+    del trainer
+    again.epoch()
+    again.session.finish()
+    assert steps(again.session.id) == [0, 1]
+
+
+def test_a_trainer_from_a_checkpoint_names_its_run_and_records_nothing(runs: Path) -> None:
+    """It is loaded in a worker process, or weeks later."""
+    trainer = Trainer()
+    trainer.epoch()
+    kept = pickle.dumps(trainer)
+    loaded: Trainer = pickle.loads(kept)  # noqa: S301 - ours
+    assert (loaded.session.id, loaded.session.directory) == (
+        trainer.session.id,
+        trainer.session.directory,
+    )
+    assert not loaded.session.enabled
+    loaded.session.step()
+    assert loaded.session.save_artifact("nothing") is None
+    loaded.session.finish("failed")
+    trainer.epoch()
+    memlog.finish()
+    assert steps(trainer.session.id) == [0, 1]
+    assert [event.status for event in events(trainer.session.id, End)] == ["finished"]  # type: ignore[union-attr]
+    assert pickle.loads(pickle.dumps(trainer.monitor)).enabled  # noqa: S301 - ours
+    assert [path for path in runs.iterdir() if path.is_dir()] == [trainer.session.directory]
+
+
 def test_init_returns_at_once() -> None:
     memlog.init("local")  # what is imported once
     memlog.finish()
@@ -239,6 +297,11 @@ def test_init_returns_at_once() -> None:
         ({"every": "two"}, "wrong type"),
         ({"dir": "/proc/nowhere"}, "set MEMLOG_DIR to a folder that can be written"),
         ({"config": 7}, "pass a plain mapping"),
+        ({"dir": "runs\udcff"}, "a path of characters that UTF-8 has"),
+        ({"dir": "ru\0ns"}, "a path of characters that UTF-8 has, without a null byte"),
+        ({"name": "\udcff"}, "pass text of at most 1,000 whole characters"),
+        ({"project": "x" * 100_000}, "pass text of at most 1,000 whole characters"),
+        ({"initial_step": 2**70}, "pass at most 4611686018427387904"),
     ],
 )
 def test_what_the_user_got_wrong_is_one_line_with_the_remedy(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from memlog.delivery.messages import Begin, encode
 from memlog.errors import ConfigurationError
 from memlog.settings import Settings, resolve, runs_directory
 
@@ -55,6 +56,17 @@ def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
         {"every": 0},
         {"every": "often"},
         {"initial_step": -1},
+        {"initial_step": 2**62 + 1},
+        {"initial_step": 10**5000},
+        {"every": 2**70},
+        {"verbose_batches": 2**70},
+        {"name": "n" * 1001},
+        {"name": "not UTF-8: \udcff"},
+        {"project": "not UTF-8: \udcff"},
+        {"alerts": ("host.rss > 1 \udcff",)},
+        {"alerts": ("host.rss > 1 GiB",) * 2000},
+        {"directory": "runs\udcff"},
+        {"directory": "ru\0ns"},
         {"sample_interval": 0.0},
         {"finish_timeout": float("nan")},
         {"finish_timeout": -1},
@@ -64,8 +76,38 @@ def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
     ],
 )
 def test_what_cannot_be_right_is_said(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError) as raised:
         resolve(arguments)
+    assert len(str(raised.value)) < 400
+
+
+def test_the_longest_that_is_accepted_goes_through_the_helpers_pipe() -> None:
+    """Which takes 64 KiB before the helper has come up to read."""
+    longest = resolve(
+        {
+            "name": "\N{KEY}" * 1000,
+            "project": "\N{KEY}" * 1000,
+            "alerts": ('"' * 20_000,),
+            "directory": "/" + "\N{KEY}" * 1000,
+            "initial_step": 2**62,
+        }
+    )
+    assert len(encode(Begin("/" + "\N{KEY}" * 1000, 0, 1, longest))) < 65536
+
+
+@pytest.mark.parametrize("variable", [None, "relative"])
+def test_a_working_directory_that_is_gone_is_said_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.delenv("MEMLOG_DIR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("MEMLOG_DIR", variable)
+    with pytest.raises(ConfigurationError, match="set MEMLOG_DIR to an absolute path"):
+        resolve({})
+    assert resolve({"directory": str(tmp_path)}).directory == str(tmp_path)
 
 
 def test_a_config_that_is_no_mapping_is_said() -> None:

@@ -1,0 +1,166 @@
+"""Whether a run's process lives: whatever becomes of the clock, of process numbers and of its program."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from support.journals import GIB, MadeRun, batch
+
+from memlog.journal import ProcessIdentity, RunDirectory, runs
+
+LINUX = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the kernel's own figures are Linux's"
+)
+
+
+def run_of(identity: ProcessIdentity, root: Path) -> RunDirectory:
+    """A run that is still open, of the process that is said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessIdentity, "own", lambda: identity)
+        return MadeRun(root, alive=True).write(batch(0, GIB)).closed()
+
+
+def own(**changes: object) -> ProcessIdentity:
+    return msgspec.structs.replace(ProcessIdentity.own(), **changes)
+
+
+def as_first_written(identity: ProcessIdentity) -> ProcessIdentity:
+    """As journals had it before the kernel's own figures stood there."""
+    return msgspec.structs.replace(identity, boot=None, ticks=None, program=None)
+
+
+@LINUX
+@pytest.mark.parametrize("seconds", [-86_400.0, -5.0, 5.0, 86_400.0])
+def test_a_step_of_the_clock_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The kernel tells when a process began by the wall clock, so that a step of that moves it."""
+    run = run_of(own(), tmp_path)
+    known = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: known(self) + seconds)
+    assert run.is_alive()
+
+
+@LINUX
+@pytest.mark.parametrize("changes", [{"ticks": 1}, {"boot": "another"}, {"program": "another"}])
+def test_what_is_another_process_is_not_the_runs(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """Its number is used again, also after a start of the machine; or it runs another program."""
+    assert not run_of(own(**changes), tmp_path).is_alive()
+
+
+def test_a_program_that_cannot_be_seen_is_taken_for_the_same(tmp_path: Path) -> None:
+    assert run_of(own(program=None), tmp_path).is_alive()
+
+
+@pytest.mark.parametrize(("moved", "lives"), [(0.0, True), (-60.0, False)])
+def test_a_journal_of_before_is_judged_as_before(tmp_path: Path, moved: float, lives: bool) -> None:
+    identity = as_first_written(own(started=ProcessIdentity.own().started + moved))
+    run = run_of(identity, tmp_path)
+    [segment] = run.path.glob("*.jsonl")
+    segment.write_bytes(
+        segment.read_bytes().replace(b',"boot":null,"ticks":null,"program":null', b"")
+    )
+    header = run.trainer()
+    assert header is not None
+    assert header.process == identity
+    assert b"boot" not in segment.read_bytes()
+    assert run.is_alive() is lives
+
+
+@LINUX
+def test_where_other_users_processes_are_hidden_a_run_lives_that_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(own(), tmp_path)
+
+    def hidden(pid: int) -> None:
+        raise PermissionError(pid)
+
+    monkeypatch.setattr(runs, "birth_of", hidden)
+    assert run.is_alive()
+    [segment] = run.path.glob("*.jsonl")
+    os.utime(segment, (0, 0))
+    assert not run.is_alive()
+
+
+BEGIN = """
+import os, sys
+from pathlib import Path
+from support.journals import GIB, MadeRun, batch
+if len(sys.argv) > 2:
+    print("again", flush=True)
+    sys.stdin.read()
+MadeRun(Path(sys.argv[1]), alive=True).write(batch(0, GIB)).closed()
+print("begun", flush=True)
+sys.stdin.readline()
+"""
+ENDS = {
+    "exec of itself": "os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], 'again'])",
+    "exec": "os.execv('/bin/sh', ['sh', '-c', 'echo again; read x'])",
+}
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a program that begins a run and waits to be told to go on."""
+    started = []
+
+    def begin(then: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", BEGIN + then, str(tmp_path)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def tell(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@LINUX
+@pytest.mark.parametrize("how", ENDS)
+def test_a_process_that_runs_another_program_is_not_the_runs(
+    tmp_path: Path, start: Start, how: str
+) -> None:
+    process = start(ENDS[how])
+    run = RunDirectory(tmp_path / "k7m2xq9a")
+    assert run.is_alive()
+    assert not run.was_replaced()
+    tell(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "again\n"
+    assert psutil.pid_exists(process.pid)
+    assert not run.is_alive()
+    assert run.was_replaced()
+
+
+def test_a_process_that_nobody_has_collected_is_dead(tmp_path: Path, start: Start) -> None:
+    process = start("")
+    run = RunDirectory(tmp_path / "k7m2xq9a")
+    assert run.is_alive()
+    os.kill(process.pid, signal.SIGKILL)
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert not run.is_alive()
+    assert not run.was_replaced()
