@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import msgspec
 
 from memlog.errors import ConfigurationError
-from memlog.settings import Settings
+from memlog.settings import LONGEST_WAIT, Settings
 from memlog.sink import LOCAL, Sink
 
 BackendArgument = str | Sink | Sequence[str | Sink] | None
@@ -46,6 +47,19 @@ def require_model(given: Any) -> None:
         raise ConfigurationError(
             f"model={what}: pass the torch.nn.Module that you train, or leave it out"
         )
+
+
+def require_wait(timeout: object) -> None:
+    """Refuses what nobody can wait for; ``None`` is no wait that was given.
+
+    Raises:
+        ConfigurationError: it is no number of seconds, or too large a one.
+    """
+    if timeout is None or (isinstance(timeout, Real) and 0 <= float(timeout) <= LONGEST_WAIT):
+        return
+    raise ConfigurationError(
+        f"timeout={timeout!r}: pass a number of seconds, 0 to {LONGEST_WAIT:,.0f}"
+    )
 
 
 def folder(given: str | os.PathLike[str] | None) -> str | None:

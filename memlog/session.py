@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from memlog import current, forks
-from memlog.arguments import BackendArgument, folder, passed, require_model, split_backends
+from memlog.arguments import (
+    BackendArgument,
+    folder,
+    passed,
+    require_model,
+    require_wait,
+    split_backends,
+)
 from memlog.endings import error_at_exit, status_of
 from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
-from memlog.settings import LONGEST_WAIT, Settings, resolve
+from memlog.settings import Settings, resolve
 from memlog.sink import Sink
 
 if TYPE_CHECKING:
@@ -183,10 +189,7 @@ class Session:
             raise ConfigurationError(
                 f"status {status!r} is not known: pass 'finished', 'failed' or 'killed'"
             )
-        if timeout is not None and not _can_be_waited(timeout):
-            raise ConfigurationError(
-                f"timeout={timeout!r}: pass a number of seconds, 0 to {LONGEST_WAIT:,.0f}"
-            )
+        require_wait(timeout)
         self._finish(status, timeout, sys.exc_info()[1])
 
     def _finish(self, status: Status, timeout: float | None, error: BaseException | None) -> None:
@@ -229,10 +232,6 @@ def _elsewhere(settings: Settings, run_id: str | None, directory: Path | None) -
     session = Session(msgspec.structs.replace(settings, enabled=False), (), None)
     session.id, session.directory = run_id, directory
     return session
-
-
-def _can_be_waited(seconds: object) -> bool:
-    return isinstance(seconds, Real) and 0 <= float(seconds) <= LONGEST_WAIT
 
 
 def _forget(session: Session) -> None:
