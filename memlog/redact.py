@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import islice
+from urllib.parse import quote
 
 # Texts may be anybody's: from one place, each pattern tries a bounded part of what follows.
 _WORD = re.compile(r"\S+")
@@ -50,6 +51,8 @@ _MAX_PARTS = 16
 _MAX_REMEMBERED = 64
 _SHORTEST = 4
 """Characters of a password with blanks from which on it is taken out also where it stands alone."""
+_KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
+"""Characters that those who escape an address let be."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
 _ANY_BLANK = r"(?:\s|\+|%[0-9a-fA-F]{2}|\\(?:[tnrvf]|x[0-9a-f]{2}|u[0-9a-f]{4}))+"
 
@@ -97,12 +100,15 @@ def _parts(address: str) -> Iterator[str]:
     if scheme is None or len(address) > _MAX_ADDRESS:
         return
     rest = address[scheme.end() :]
-    for written in dict.fromkeys((rest, _ESCAPED.sub(_unescaped, rest))):
+    plain = _ESCAPED.sub(_unescaped, rest)
+    escaped = (quote(plain, safe=kept, errors="surrogatepass") for kept in _KEPT_BY_CLIENTS)
+    for written in dict.fromkeys((rest, plain, *escaped)):
         for at in reversed([found.start() for found in re.finditer("@", written)]):
             _, colon, password = written[:at].partition(":")
             if colon:
                 yield f"{_spelt(written[:at])}@"
-                yield from (f"(?<=[/?#]){_spelt(end)}@" for end in re.split("[/?#]", password)[1:])
+                ends = filter(None, re.split("[/?#]", password)[1:])
+                yield from (f"(?<=[/?#]){_spelt(end)}@" for end in ends)
             yield from _alone(password)
         for pattern in (_QUERY, _PART):
             for found in pattern.finditer(written.translate(_SOLID)):

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from hypothesis import settings
 from support.seeds import SeedsPlugin
 
 # Two threads of torch's that wait for each other on two busy cores were eight times slower than one. Set
@@ -10,6 +11,10 @@ from support.seeds import SeedsPlugin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest.register_assert_rewrite("memlog.testing")  # what a contract finds is told with its values
+
+# The same examples at every run; HYPOTHESIS_PROFILE=default looks for new ones.
+settings.register_profile("the same", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "the same"))
 
 pytest_plugins = ["pytester"]
 
