@@ -11,6 +11,7 @@ from memlog.lines import say
 
 if TYPE_CHECKING:
     from memlog.delivery.launcher import Outcome
+    from memlog.delivery.state import CourierState
 
 _SHOWN = 5
 """Rules that a line names."""
@@ -68,7 +69,10 @@ def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health:
     if report.exists():
         say(f"how the run ended is explained in {report}")
     # Where the run's folder is gone there is nothing to bring.
-    if outcome == "dead" and run.path.exists():
+    refused = _refused(run, health) if outcome == "dead" else []
+    for problem in refused:
+        say(problem)
+    if outcome == "dead" and run.path.exists() and not refused:
         say(
             "the helper process ended before everything was delivered: "
             f"`memlog sync {run.id}` brings what is left"
@@ -79,6 +83,16 @@ def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health:
             f"background: `memlog show {run.id}` says how far it is, `memlog sync {run.id}` brings what is "
             "left"
         )
+
+
+def _refused(run: RunDirectory, health: Health) -> list[str]:
+    """Which runs trackers refuse, where the helper has delivered all but what is for these."""
+    from memlog.delivery.state import read_states  # noqa: PLC0415 - for a message alone
+
+    states: list[CourierState] = []
+    with health.contained("reading what is refused"):
+        states = [state for state in read_states(run) if state.stage == "waiting"]
+    return [f"{state.backend}: {state.problem}" for state in states if state.refused]
 
 
 def _problems(run: RunDirectory, health: Health) -> str:
