@@ -70,6 +70,8 @@ class SummaryNotice(msgspec.Struct, frozen=True):
     omitted: int = 0
 
 
+_IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+"""Labels are the user's: one with a line break must not make two lines of one."""
 _CLEAR = "\r\x1b[2K"
 """Empties a terminal's line."""
 _REWRITTEN_EVERY = 0.1
@@ -164,7 +166,7 @@ def _lines(notice: Notice) -> Sequence[str]:  # noqa: PLR0911 - one way out for 
     if isinstance(notice, Scope):
         return _scope(notice)
     if isinstance(notice, Recorded):
-        return [f"{notice.label}{usage(notice)}"]
+        return [f"{_label(notice)}{usage(notice)}"]
     if isinstance(notice, OptimizationNotice):
         name, peak = _peak(notice.event)
         return [f"  Peak {name} memory during optimization: {peak}"]
@@ -211,7 +213,7 @@ def _epoch(event: Epoch) -> str:
 
 
 def _scope(event: Scope) -> list[str]:
-    line = f"[Memory] {event.label}: CPU {_change(event.rss_change)}"
+    line = f"[Memory] {_label(event)}: CPU {_change(event.rss_change)}"
     if not event.devices:
         return [line]
     device = event.devices[0]
@@ -232,11 +234,12 @@ def _passage(before: Recorded, after: Recorded) -> str:
     name, size = _main_figure(after)
     _, start = _main_figure(before) if before.devices or not after.devices else (name, 0)
     change = None if size is None or start is None else size - start
-    return f"{before.label} \u2192 {after.label}: {name} {_mb(size)} ({_change(change)})"
+    labels = f"{_label(before)} \u2192 {_label(after)}"
+    return f"{labels}: {name} {_mb(size)} ({_change(change)})"
 
 
 def _summary(notice: SummaryNotice) -> list[str]:
-    said = ["Memory summary:", *(f"  {point.label}: {usage(point)}" for point in notice.points)]
+    said = ["Memory summary:", *(f"  {_label(point)}: {usage(point)}" for point in notice.points)]
     if not notice.points:
         said.append("  (no points were recorded)")
     if notice.omitted:
@@ -261,6 +264,10 @@ def _qualified(size: int | None, source: PeakSource | None) -> str:
     return _mb(size) if source in (None, "exact") else f"{_mb(size)} ({source})"
 
 
+def _label(event: Recorded | Scope) -> str:
+    return event.label.translate(_IN_ONE_LINE)
+
+
 def _mb(size: int | None) -> str:
     value = mib(size)
     return "unknown" if value is None else f"{value:.1f} MB"
@@ -282,7 +289,7 @@ class ProgressLine:
     """
 
     def __init__(self, label: str) -> None:
-        self._label = label
+        self._label = label.translate(_IN_ONE_LINE)
         self._last = 0.0
         self._begun = time.monotonic()
 

@@ -19,6 +19,7 @@
     ├── DeliveryError                     what a sink raises
     │   ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
     │   ├── TrackerRejectedError            the tracker understood and said no: trying again is no use
+    │   │   └── RunRefusedError               its run is deleted or gone: what is for that one waits
     │   └── UntrustedAddressError           a run's folder names an address that is not the environment's
     └── SnapshotError                     a file is no snapshot of an allocator
         └── UnsafeSnapshotError             it holds what no snapshot holds, and nothing of it was run
@@ -105,6 +106,13 @@ class TrackerUnavailableError(DeliveryError):
 
 class TrackerRejectedError(DeliveryError):
     """The tracker refused this content; the courier isolates it, counts it and goes on."""
+
+
+class RunRefusedError(TrackerRejectedError):
+    """The tracker's run is deleted or gone: nothing can be written to it, whatever it is.
+
+    The courier keeps what is for that run, until it is there again, and goes on with others.
+    """
 
 
 class UntrustedAddressError(DeliveryError):

@@ -12,6 +12,7 @@ from memlog.lines import say
 
 if TYPE_CHECKING:
     from memlog.delivery.launcher import Outcome
+    from memlog.delivery.state import CourierState
 
 _SHOWN = 5
 """Rules that a line names."""
@@ -69,7 +70,11 @@ def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health:
     if _is_there(report, otherwise=False):
         say(f"how the run ended is explained in {report}")
     # Where the run's folder is gone there is nothing to bring.
-    if outcome == "dead" and _is_there(run.path, otherwise=True):
+    there = _is_there(run.path, otherwise=True)
+    refused = _refused(run, health) if outcome == "dead" and there else []
+    for problem in refused:
+        say(problem)
+    if outcome == "dead" and there and not refused:
         say(
             "the helper process ended before everything was delivered: "
             f"`memlog sync {run.id}` brings what is left"
@@ -87,6 +92,16 @@ def _is_there(path: Path, *, otherwise: bool) -> bool:
         return path.exists()
     except OSError:  # a folder on the way can't be searched, or its server is away
         return otherwise
+
+
+def _refused(run: RunDirectory, health: Health) -> list[str]:
+    """Which runs trackers refuse, where the helper has delivered all but what is for these."""
+    from memlog.delivery.state import read_states  # noqa: PLC0415 - for a message alone
+
+    states: list[CourierState] = []
+    with health.contained("reading what is refused"):
+        states = [state for state in read_states(run) if state.stage == "waiting"]
+    return [f"{state.backend}: {state.problem}" for state in states if state.refused]
 
 
 def _problems(run: RunDirectory, health: Health) -> str:

@@ -123,6 +123,17 @@ class Reader:
         self.take()
         return owner, measure
 
+    def refuse_torchs_name(self) -> None:
+        """A device is not spelt as torch does here: ``cuda:0.peak`` has a level's colon in it."""
+        owner, colon, number, dot, measure = (
+            self._tokens[min(self._at + ahead, len(self._tokens) - 1)] for ahead in range(5)
+        )
+        if (owner.kind, colon.text, dot.text) != ("word", ":", ".") or not number.text.isdecimal():
+            return
+        if measure.text in DEVICE_MEASURES:
+            name = "cuda" if owner.text.lower() == "gpu" else owner.text.lower()
+            raise self.error(f"write {name}{number.text}.{measure.text}")
+
     def size(self, number: Token) -> float:
         """Takes the unit of a size, whose number has been taken.
 

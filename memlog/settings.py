@@ -191,7 +191,9 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     if not enabled_by_environment():
         values["enabled"] = False
     try:
-        return msgspec.convert(values, Settings)
+        settings = msgspec.convert(values, Settings)
+        # Two couriers of one name would keep each other from delivering.
+        return msgspec.structs.replace(settings, backends=tuple(dict.fromkeys(settings.backends)))
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigurationError):
             raise error.__cause__ from None  # one of ours, which msgspec wrapped

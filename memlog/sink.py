@@ -95,7 +95,8 @@ class Sink(Protocol):
     """Hands points to one run of one tracker. Called from one thread; every method may block.
 
     Every method raises `TrackerUnavailableError` where trying again later can help and
-    `TrackerRejectedError` where it can't; anything else counts as unavailable.
+    `TrackerRejectedError` where it can't; anything else counts as unavailable. What a run that is deleted or
+    gone can't take (`RunRefusedError`; from `open`, whatever is rejected) is kept until it can.
     """
 
     durable: bool

@@ -10,7 +10,7 @@ from mlflow.entities import Experiment, LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.credentials import read_mlflow_creds
 
-from memlog.errors import TrackerRejectedError
+from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.sink import Target
 from memlog_mlflow.environment import context_tags
 from memlog_mlflow.errors import error_code, unavailable
@@ -18,10 +18,13 @@ from memlog_mlflow.keys import safe_key
 
 RUN_TAG = "memlog.run_id"
 OWN_TAG = "memlog.own"
-"""``"true"`` on a run that memlog opened. A joined run has `RUN_TAG` too, and must not be taken for
-memlog's own, which it ends."""
+"""``"true"`` on a run that memlog opened, ``"beside"`` on one that it opened in place of a run of the user's.
+A joined run has `RUN_TAG` too, and must not be taken for memlog's own, which it ends."""
+BESIDE_TAG = "memlog.beside"
+"""On the latter: which run of the user's."""
 
 _DEFAULT_EXPERIMENT = "0"
+_GONE = "RESOURCE_DOES_NOT_EXIST"
 _EXISTS = frozenset({"RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"})
 
 
@@ -29,20 +32,48 @@ def join(client: MlflowClient, run_id: str, memlog_run: str) -> str:
     """Marks the user's run with memlog's run id, and returns its own id.
 
     Raises:
-        TrackerRejectedError: the run is deleted.
+        RunRefusedError: the run is deleted, or gone.
         TrackerUnavailableError: what answers is no MLflow server.
-        MlflowException: there is no such run, or MLflow is in trouble.
+        MlflowException: MLflow is in trouble.
     """
-    run = _real(client.get_run(run_id))
-    if run.info.lifecycle_stage == LifecycleStage.DELETED:
-        raise TrackerRejectedError(
-            f"the MLflow run {run_id} is deleted: `mlflow runs restore --run-id {run_id}` and "
-            "`memlog sync` deliver what memlog kept"
-        )
+    run = usable(client, run_id)
     tag = safe_key(memlog_run)
     if run.data.tags.get(RUN_TAG) != tag:
         client.set_tag(run_id, RUN_TAG, tag, synchronous=True)
     return run_id
+
+
+def usable(client: MlflowClient, run_id: str) -> Run:
+    """A run that can be written to.
+
+    Raises:
+        RunRefusedError: it is deleted, or gone.
+        TrackerUnavailableError: what answers is no MLflow server.
+        MlflowException: MLflow is in trouble.
+    """
+    try:
+        run = _real(client.get_run(run_id))
+    except MlflowException as error:
+        if error_code(error) != _GONE:
+            raise
+        raise RunRefusedError(
+            f"the MLflow run {run_id} is not found, deleted for good or in another store"
+        ) from None
+    if run.info.lifecycle_stage == LifecycleStage.DELETED:
+        raise RunRefusedError(f"the MLflow run {run_id} is deleted ({_restoring(client, run)})")
+    return run
+
+
+def _restoring(client: MlflowClient, run: Run) -> str:
+    """The command that brings a deleted run back: its experiment may have been deleted with it."""
+    experiment_id = run.info.experiment_id
+    try:
+        stage = client.get_experiment(experiment_id).lifecycle_stage
+    except MlflowException:
+        stage = LifecycleStage.ACTIVE  # not to be told from here: the run is what was asked for
+    if stage == LifecycleStage.DELETED:
+        return f"with its experiment: `mlflow experiments restore --experiment-id {experiment_id}`"
+    return f"`mlflow runs restore --run-id {run.info.run_id}`"
 
 
 def find_or_create(client: MlflowClient, target: Target) -> str:
@@ -52,23 +83,29 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
     found.
 
     Raises:
+        RunRefusedError: the run that was opened before is deleted, or gone.
         TrackerRejectedError: the experiment is deleted.
         TrackerUnavailableError: what answers is no MLflow server.
         MlflowException: MLflow is in trouble or does not know the experiment that was asked for.
     """
     if target.opened is not None:
-        return str(_real(client.get_run(target.opened.run_id)).info.run_id)
+        return str(usable(client, target.opened.run_id).info.run_id)
     experiment_id = _experiment_id(client, target.project)
     tag = safe_key(target.memlog_run)
+    whose = {OWN_TAG: "true"}
+    if target.beside is not None:
+        whose = {OWN_TAG: "beside", BESIDE_TAG: safe_key(target.beside.run_id)}
     runs = client.search_runs(
         [experiment_id],
-        filter_string=f"tags.`{RUN_TAG}` = '{tag}' and tags.`{OWN_TAG}` = 'true'",
+        filter_string=" and ".join(
+            f"tags.`{name}` = '{value}'" for name, value in {RUN_TAG: tag, **whose}.items()
+        ),
         order_by=["attributes.start_time ASC"],
         max_results=1,
     )
     if runs:
         return str(_real(runs[0]).info.run_id)
-    tags = {**_usual_tags(), RUN_TAG: tag, OWN_TAG: "true"}
+    tags = {**_usual_tags(), RUN_TAG: tag, **whose}
     begun_ms = None if target.begun_us is None else target.begun_us // 1000
     created = _real(client.create_run(experiment_id, begun_ms, tags, run_name=target.name))
     return str(created.info.run_id)

@@ -12,7 +12,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from memlog.errors import TrackerRejectedError
+from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.health import Health
 from memlog.redact import bare_address
@@ -82,7 +82,8 @@ class MlflowSink:
         """Joins the user's run, or finds or opens memlog's own.
 
         Raises:
-            TrackerRejectedError: the run is gone, or the experiment is.
+            RunRefusedError: the run is deleted, or gone.
+            TrackerRejectedError: the experiment is deleted.
             TrackerUnavailableError: MLflow can't be reached.
         """
         return TrackerRun(self._opened().run_id, uri=self._uri)
@@ -91,7 +92,7 @@ class MlflowSink:
         """Stores at most `max_points` points, at their events' own times: a replay adds nothing.
 
         Raises:
-            TrackerRejectedError: the run is gone.
+            RunRefusedError: the run is deleted, or gone.
             TrackerUnavailableError: MLflow can't be reached.
         """
         metrics = [
@@ -106,7 +107,7 @@ class MlflowSink:
         """Stores parameters under ``memlog/``; one that the run has already stays as it was.
 
         Raises:
-            TrackerRejectedError: the run is gone.
+            RunRefusedError: the run is deleted, or gone.
             TrackerUnavailableError: MLflow can't be reached.
         """
         wanted = {
@@ -128,7 +129,7 @@ class MlflowSink:
         MLflow has no alerts of its own (its webhooks are for other things).
 
         Raises:
-            TrackerRejectedError: the run is gone.
+            RunRefusedError: the run is deleted, or gone.
             TrackerUnavailableError: MLflow can't be reached.
         """
         if alerts[first_new:]:
@@ -138,7 +139,8 @@ class MlflowSink:
         """Stores a file as ``memlog/artifacts/<kind>/<name>``, where the run's page previews it.
 
         Raises:
-            TrackerRejectedError: the run is gone, or the file is refused.
+            RunRefusedError: the run is deleted, or gone.
+            TrackerRejectedError: the file is refused.
             TrackerUnavailableError: MLflow can't be reached.
         """
         self._opened().store(artifact, file)
@@ -151,7 +153,7 @@ class MlflowSink:
             ended_us: When, Unix time in microseconds; ``None``: now.
 
         Raises:
-            TrackerRejectedError: the run is gone.
+            RunRefusedError: the run is deleted, or gone.
             TrackerUnavailableError: MLflow can't be reached; the run can be closed again later.
         """
         if self._open is None:
@@ -180,6 +182,8 @@ class MlflowSink:
         """Stores parameters that the run does not have; if one is refused, the others singly."""
         try:
             self._opened().log_parameters(parameters)
+        except RunRefusedError:
+            raise
         except TrackerRejectedError:
             for key, value in parameters.items():
                 self._log_one(key, value)
@@ -187,6 +191,8 @@ class MlflowSink:
     def _log_one(self, key: str, value: str) -> None:
         try:
             self._opened().log_parameters({key: value})
+        except RunRefusedError:
+            raise
         except TrackerRejectedError as error:
             self.health.drop("parameter_rejected", f"parameter {key!r}: {error}")
 
@@ -207,7 +213,7 @@ class _OpenRun:
 
     def log(self, metrics: Sequence[Metric]) -> None:
         plain = [metric for metric in metrics if not self._would_double(metric)]
-        with translated():
+        with self._asked():
             missing = self._stored.missing([m for m in metrics if self._would_double(m)])
             try:
                 self._client.log_batch(self.run_id, metrics=plain + missing, synchronous=True)
@@ -217,31 +223,46 @@ class _OpenRun:
             self._stored.add(missing)
 
     def parameters(self) -> dict[str, str]:
-        with translated():
+        with self._asked():
             return dict(self._client.get_run(self.run_id).data.params)
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         params = [Param(key, value) for key, value in sorted(parameters.items())]
-        with translated():
+        with self._asked():
             self._client.log_batch(self.run_id, params=params, synchronous=True)
 
     def show_alerts(self, alerts: Sequence[Alert]) -> None:
-        with translated():
+        with self._asked():
             self._client.log_dict(self.run_id, alert_table(alerts), ALERTS_FILE)
             for key, value in alert_tags(alerts).items():
                 self._client.set_tag(self.run_id, key, value, synchronous=True)
 
     def store(self, artifact: Artifact, file: Path) -> None:
-        with translated():
+        with self._asked():
             self._client.log_artifact(self.run_id, str(file), folder_of(artifact))
 
     def end(self, status: str, ended_us: int | None) -> None:
-        with translated():
+        with self._asked():
             info = self._client.get_run(self.run_id).info
             # Ending it once more would move its end to now.
             if info.status != status or info.end_time is None:
                 ended_ms = None if ended_us is None else ended_us // 1000
                 self._client.set_terminated(self.run_id, status=status, end_time=ended_ms)
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Translates errors, and tells a run that is deleted or gone from something that is refused.
+
+        Raises:
+            RunRefusedError: the run is deleted, or gone.
+        """
+        try:
+            with translated():
+                yield
+        except TrackerRejectedError:
+            with translated():
+                runs.usable(self._client, self.run_id)
+            raise
 
     def _would_double(self, metric: Metric) -> bool:
         """Whether MLflow would not pass over ``metric`` if it has it already.

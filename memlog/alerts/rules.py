@@ -148,6 +148,7 @@ class _Parser(Reader):
         )
 
     def _level_before(self) -> Level | None:
+        self.refuse_torchs_name()
         if self.after_next == ":":
             level = self._level()
             self.take()
@@ -175,6 +176,7 @@ class _Parser(Reader):
         token = self.next
         if self.took_word(*_FIGURES):
             return token.text, None
+        self.refuse_torchs_name()  # behind a level
         found = self.device()
         if found is not None:
             device, measure = found

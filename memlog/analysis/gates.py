@@ -101,6 +101,7 @@ class _Parser(Reader):
         token = self.next
         if self.took_word(*_FIGURES):
             return token.text
+        self.refuse_torchs_name()
         device = self.device()
         if device is not None:
             return ".".join(device)

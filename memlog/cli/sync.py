@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -20,7 +21,12 @@ from memlog.delivery.courier import Courier
 from memlog.delivery.postmortem import explain_afterwards
 from memlog.delivery.rides import ClaimOf, RideState, all_states, claims_of
 from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
-from memlog.errors import ConfigurationError, MemlogError, TrackerUnavailableError
+from memlog.errors import (
+    ConfigurationError,
+    MemlogError,
+    TrackerRejectedError,
+    TrackerUnavailableError,
+)
 from memlog.journal import RunDirectory, find_run
 from memlog.settings import runs_directory
 from memlog.sink import (
@@ -46,12 +52,19 @@ _RETRY = 1.0
     show_default=True,
     help="Seconds to go on trying a tracker that can't be reached.",
 )
+@click.option(
+    "--own-run",
+    "replace",
+    is_flag=True,
+    help="What the tracker refuses a run, as one that is deleted for good, goes to one of memlog's own.",
+)
 @trust_option
 @dir_option
 def sync(
     run: str,
     backend: str | None,
     timeout: float,
+    replace: bool,
     trusted: tuple[str, ...],
     directory: Path | None,
 ) -> None:
@@ -64,18 +77,23 @@ def sync(
     password for that very address are taken from there. Where it is another and your environment holds
     credentials, nothing is sent until you name it with --trust-address. With --to, a run that this
     tracker does not have yet is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
+
+    What is for a run that is deleted waits until that is restored, and everything else is delivered. Where
+    it is gone for good, --own-run brings it to a run of memlog's own.
     """
     found = find_run(runs_directory(directory), run)
     explain_afterwards(found)
     summary = summarize(found, all_states(found), remember=True)
-    failures = []
+    failures: list[MemlogError] = []
+    elsewhere = backend is not None
     for name in _backends(summary, backend):
+        delivery = _Delivery(found, summary, name, trusted, elsewhere=elsewhere, replace=replace)
         try:
-            told = _sync(
-                found, summary, name, timeout, trusted=trusted, elsewhere=backend is not None
-            )
+            told, refused = _sync(delivery, timeout)
             click.echo(one_line(told))
-        except MemlogError as error:  # noqa: PERF203 - one tracker's trouble is not the others'
+            if refused:
+                failures.append(TrackerRejectedError(f"{name}: {refused}"))
+        except MemlogError as error:  # one tracker's trouble is not the others'
             failures.append(error)
     if failures:
         raise _joined(failures)
@@ -108,38 +126,51 @@ def _joined(failures: list[MemlogError]) -> MemlogError:
     return type(failures[0])("; ".join(str(failure) for failure in failures))
 
 
-def _sync(
-    run: RunDirectory,
-    summary: Summary,
-    name: str,
-    timeout: float,
-    *,
-    trusted: Sequence[str],
-    elsewhere: bool,
-) -> str:
-    """Delivers to one backend, and returns what is to be said of it."""
-    complete = summary.status != "running"
-    delivery = summary.health.delivered.get(name)
+class _Delivery(NamedTuple):
+    """What is to be delivered where, and how."""
+
+    run: RunDirectory
+    summary: Summary
+    name: str
+    trusted: Sequence[str]
+    elsewhere: bool
+    """Whether the backend was named: a run is opened where the environment says."""
+    replace: bool
+    """Whether runs of memlog's own take the place of those that are refused."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the journal is."""
+        return self.summary.status != "running"
+
+    @property
+    def known(self) -> Delivery | None:
+        """What is known of it already."""
+        return self.summary.health.delivered.get(self.name)
+
+
+def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
+    """Delivers to one backend; returns what is to be said of it, and which runs it refuses."""
+    run, name, complete = delivery.run, delivery.name, delivery.is_complete
     state = next((state for state in read_states(run) if state.backend == name), None)
     if state is not None and complete and _is_done(run, state):
         told = f"nothing is left to deliver, it has {state.delivered:,} points"
-        return f"{name}: {told}{_where(state, delivery)}"
+        return f"{name}: {told}{_where(state, delivery.known)}", None
     backend = load_backend(name)
-    guard = Guard(backend, trusted)
     with CourierLock(run, name):
-        courier = _courier(run, summary, backend, guard, elsewhere=elsewhere)
+        courier = _courier(delivery, backend, Guard(backend, delivery.trusted))
         before = copy.deepcopy(courier.state)
         with Meter(courier):
             _deliver(courier, timeout, complete=complete)
         ride = RideState.load(run, name)
-        if ride is not None and complete:
+        if ride is not None and complete and courier.refused is None:
             ride.made_good(run)
-    return f"{name}: {_told(before, courier.state)}{_where(courier.state, delivery)}"
+    told = f"{name}: {_told(before, courier.state)}{_where(courier.state, delivery.known)}"
+    return told, courier.refused
 
 
-def _courier(
-    run: RunDirectory, summary: Summary, backend: Backend, guard: Guard, *, elsewhere: bool
-) -> Courier:
+def _courier(delivery: _Delivery, backend: Backend, guard: Guard) -> Courier:
+    run, summary = delivery.run, delivery.summary
     header, name = run.trainer(), backend.name
     courier = Courier(
         run,
@@ -149,15 +180,15 @@ def _courier(
         name=summary.run.name,
         begun_us=header.begun_us if header else None,
         may_open_own=True,
+        may_replace=delivery.replace,
         claim=_claims(run, summary, backend, name),
     )
     connection = connection_of(backend)
-    if courier.state.address is not None and not elsewhere:
+    if courier.state.address is not None and not delivery.elsewhere:
         # It may never have been reached: a run is opened where the trainer would have opened it.
         uri = known_address(courier.state.address, connection)
         connection = msgspec.structs.replace(connection, uri=uri)
-    delivery = summary.health.delivered.get(name)
-    for known in delivery.runs if delivery else ():
+    for known in delivery.known.runs if delivery.known else ():
         uri = known_address(known.uri, connection)
         courier.know(TrackerRun(known.id, uri))
         if known.own:
@@ -223,7 +254,8 @@ def _gave_up(courier: Courier, timeout: float, error: Exception) -> str:
 def _told(before: CourierState, after: CourierState) -> str:
     """What was delivered."""
     points = after.delivered - before.delivered
-    told = f"{points:,} points delivered" if points else "nothing was left to deliver"
+    left = "nothing more was delivered" if after.refused else "nothing was left to deliver"
+    told = f"{points:,} points delivered" if points else left
     refused = sum(after.dropped.values()) - sum(before.dropped.values())
     if refused:
         told += f", {refused:,} refused (`memlog show` says which)"

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from memlog.delivery import outbox
 from memlog.delivery.copies import Copies
 from memlog.delivery.reading import Reading
-from memlog.delivery.rides import Claim, ClaimOf
-from memlog.delivery.state import CourierState, Progress
-from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
+from memlog.delivery.rides import ClaimOf
+from memlog.delivery.sending import DELIVERED, send_pending
+from memlog.delivery.state import CourierState, Progress, Stretch, held_name
+from memlog.delivery.targets import OpenSink, Targets
+from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.metrics import Plan
-from memlog.redact import bare_address, remember, without_credentials
-from memlog.sink import Connection, Point, Sink, Target, TrackerRun
-
-OpenSink = Callable[[Target], Sink]
+from memlog.redact import remember, without_credentials
+from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _STUBBORN_FAILURES = 5
 """So many failures of a tracker that answers its probe mean that the content is at fault."""
-_DELIVERED = ""
-"""Beside the reasons for drops in a tally."""
 
 
 class Courier:
@@ -33,6 +29,9 @@ class Courier:
 
     What it hands over is decided by the journal alone. Its place in the journal is saved after each
     batch, so that a courier that dies repeats at most one batch, with the same points.
+
+    Of a run that the tracker refuses, because it is deleted or gone, the segments are passed over and
+    remembered: they are delivered when it is there again, and nothing else waits for that.
 
     Args:
         run: The run.
@@ -43,6 +42,8 @@ class Courier:
         begun_us: Likewise: when the run began, Unix time in microseconds.
         may_open_own: Whether events that no run of the user's claims may go to a run of its own; until
             then they wait. Set it when waiting is over.
+        may_replace: Whether what a run can't take, since the tracker refuses it, goes to one of the sink's
+            own.
         claim: Where the user's runs are ridden, in the trainer's process: what a run of the user's has.
 
     Attributes:
@@ -60,6 +61,7 @@ class Courier:
         name: str | None = None,
         begun_us: int | None = None,
         may_open_own: bool = False,
+        may_replace: bool = False,
         claim: ClaimOf | None = None,
     ) -> None:
         self.run = run
@@ -67,14 +69,8 @@ class Courier:
         self.may_open_own = may_open_own
         self.end: End | None = None
         self.state = CourierState.load(run, backend)
-        self._connection = Connection()
-        self._open_sink = open_sink
-        self._claim = claim
-        self._project = project
-        self._name = name
-        self._begun_us = begun_us
-        self._uris: dict[str, str | None] = {}
-        self._sinks: dict[str | None, Sink] = {}
+        begins = Target(run.id, None, project=project, name=name, begun_us=begun_us)
+        self._targets = Targets(open_sink, self.state, begins, claim, may_replace=may_replace)
         self._readings: dict[str, Reading] = {}
         self._failures = 0
         self._copies = Copies(run)
@@ -84,12 +80,12 @@ class Courier:
     def connect(self, connection: Connection) -> None:
         """Says how the tracker's client is to connect."""
         remember(connection.uri, *connection.environment.values())
-        self._connection = connection
+        self._targets.connect(connection)
 
     def know(self, run: TrackerRun) -> None:
         """Remembers, in memory only, the full address of a run of the user's."""
         remember(run.uri)
-        self._uris[run.run_id] = run.uri
+        self._targets.know(run)
 
     def deliver(self, *, complete: bool = False) -> int:
         """Hands over everything that is ready, and returns the number of points.
@@ -101,8 +97,12 @@ class Courier:
             TrackerUnavailableError: the rest must wait; nothing is lost.
         """
         before = self.state.delivered
+        self._targets.refusals.begin(final=complete)
         try:
-            for file in self.run.files():
+            files = {file.process: file for file in self.run.files()}
+            for place, stretch in list(self.state.held.items()):
+                self._deliver_held(place, stretch, files.get(stretch.process))
+            for file in files.values():
                 self._deliver_file(file, complete=complete)
             self._send_outbox()
         except Exception as error:
@@ -113,38 +113,56 @@ class Courier:
             problem = without_credentials(f"{type(error).__name__}: {error}")
             raise TrackerUnavailableError(f"{self.backend}: {problem}") from error
         self._failures = 0
+        self._tell_refusals(complete=complete)
         return self.state.delivered - before
 
+    @property
+    def refused(self) -> str | None:
+        """Which runs the tracker refuses, why, and the remedy; ``None`` where it refuses none."""
+        return self._targets.refusals.problem
+
     def close(self) -> None:
-        """Ends the run that the sink opened and gives back what sinks hold: all is delivered."""
+        """Ends the run that the sink opened and gives back what sinks hold: all is delivered.
+
+        All but what is for runs that the tracker refuses.
+        """
         end = self._end()
-        if self.state.own_run is not None:
-            self._sink(None)  # opened by an earlier courier, which died before it could end it
         try:
-            for sink in self._sinks.values():
-                sink.close(end.status if end else None, end.time_us if end else None)
+            self._targets.close(end)
         except Exception as error:
             self._go_back()
             self._note_failure(error)
             raise
-        self._sinks.clear()
+        self._targets.forget()
         self._clean = self._kept()
-        if self.state.own_run or self.state.joined:
+        self._targets.refusals.end()
+        if self.refused:
+            self._tell_refusals(complete=True)
+        elif self.state.own_run or self.state.joined:
             self.state.stage, self.state.problem = "done", None
+            self._save()
+
+    def _tell_refusals(self, *, complete: bool) -> None:
+        """Keeps which runs are refused: everything else is delivered."""
+        before = self.state.stage, self.state.problem
+        self._targets.refusals.end()
+        if self.refused and (complete or self.state.stage == "unreachable"):
+            self.state.stage = "waiting"
+        if self.state.stage != "unreachable":
+            self.state.problem = self.refused
+        if (self.state.stage, self.state.problem) != before:
             self._save()
 
     def _go_back(self) -> None:
         """Where a sink could not make safe what it had: a new one sends all since the last clean point."""
-        if not self._are_durable():
+        if not self._targets.are_durable:
             clean = self._clean
             self.state.files, self.state.outbox = dict(clean.files), clean.outbox
             self.state.delivered, self.state.dropped = clean.delivered, dict(clean.dropped)
+            self.state.held = dict(clean.held)
             self._clean = self._kept()
-            self._sinks.clear()
+            self._targets.forget()
             self._readings.clear()
-
-    def _are_durable(self) -> bool:
-        return all(sink.durable for sink in self._sinks.values())
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
@@ -159,13 +177,14 @@ class Courier:
     def _save(self) -> None:
         """Keeps what is remembered; of what a sink has not made safe yet, that it is not."""
         clean, state = self._clean, self.state
-        if not self._are_durable():
+        if not self._targets.are_durable:
             state = msgspec.structs.replace(
                 state,
                 files=clean.files,
                 outbox=clean.outbox,
                 delivered=clean.delivered,
                 dropped=clean.dropped,
+                held=clean.held,
                 provisional=state.delivered - clean.delivered,
             )
         state.save(self.run)
@@ -183,10 +202,58 @@ class Courier:
             return self.end
         return End(int(self.run.last_write() * 1e6), "killed")
 
+    def _deliver_held(self, place: str, stretch: Stretch, file: JournalFile | None) -> None:
+        """Delivers what was passed over, where the tracker takes it now."""
+        reading = Reading(stretch.progress)
+        reading.target = stretch.target
+        try:
+            sink = self._sink(stretch.target)
+            for entry in file.read(reading.at) if file is not None else ():
+                if entry.start >= stretch.until:
+                    break
+                if reading.plan is None:
+                    reading.plan = Plan(sink.resolution, entry.header.initial_step)
+                reading.take(entry)
+                if len(reading.pending) >= sink.max_points:
+                    self._hand_over(place, reading)
+            reading.finish()
+            self._hand_over(place, reading)
+        except RunRefusedError:
+            return
+        del self.state.held[place]
+        self._save()
+
     def _deliver_file(self, file: JournalFile, *, complete: bool) -> None:
+        while True:
+            try:
+                return self._deliver_on(file, complete=complete)
+            except RunRefusedError:  # noqa: PERF203 - it goes on behind that run
+                if not self._pass_over(file, self._readings.pop(file.process)):
+                    return None
+
+    def _pass_over(self, file: JournalFile, reading: Reading) -> bool:
+        """Goes on behind the segments of a run that is refused; ``False`` where nothing is there yet."""
+        others = (
+            segment
+            for segment, header in file.headers_after(reading.segment)
+            if self._target(file, header) != reading.target
+        )
+        if (other := next(others, None)) is None:
+            return False
+        known, begin = self.state.progress(file.process), Position(reading.since, 0)
+        kept = Progress(max(known.sent, begin), max(known.resume, begin), known.open)
+        until = Position(other, 0)
+        self.state.held[held_name(file.process, reading.since)] = Stretch(
+            file.process, reading.target, until, kept
+        )
+        self.state.advance(file.process, Progress(until, until, {}))
+        self._save()
+        return True
+
+    def _deliver_on(self, file: JournalFile, *, complete: bool) -> None:
         reading = self._readings.get(file.process)
         if reading is None:
-            progress = self.state.files.get(file.process, Progress())
+            progress = self.state.progress(file.process)
             reading = self._readings[file.process] = Reading(progress)
         for entry in file.read(reading.at):
             if not self._take(file, reading, entry):
@@ -198,7 +265,7 @@ class Courier:
 
     def _take(self, file: JournalFile, reading: Reading, entry: Entry) -> bool:
         """Reads one event; ``False`` where it must wait for a run to go to."""
-        if entry.header is not reading.header and not self._turn(file, reading, entry.header):
+        if entry.header is not reading.header and not self._turn(file, reading, entry):
             return False
         reading.take(entry)
         if reading.passing:
@@ -207,28 +274,25 @@ class Courier:
             self._hand_over(file.process, reading)
         return True
 
-    def _turn(self, file: JournalFile, reading: Reading, header: Header) -> bool:
+    def _turn(self, file: JournalFile, reading: Reading, entry: Entry) -> bool:
         """Turns to the run that a segment's events go to; ``False`` where none is known yet."""
+        header = entry.header
         binding = self._binding(file, header)
         if binding is None and self.state.own_run is None and not self.may_open_own:
             return False
         target = binding.run_id if binding else None
-        claim = self._claimed(target)
+        claim = self._targets.claimed(target)
         if claim == "riding" or reading.plan is None or target != reading.target:
             reading.finish()
             self._hand_over(file.process, reading)
             if claim == "riding":
                 return False
-            reading.target = target
+            reading.turn(target, entry.start.segment)
             reading.passing = claim == "whole"
             resolution = "full" if reading.passing else self._sink(target).resolution
             reading.plan = Plan(resolution, header.initial_step)
-        reading.header = header
+        reading.header, reading.segment = header, entry.start.segment
         return True
-
-    def _claimed(self, target: str | None) -> Claim | None:
-        """What a run of the user's has that is ridden; ``None``: the courier delivers to it."""
-        return None if target is None or self._claim is None else self._claim(target)
 
     def _binding(self, file: JournalFile, header: Header) -> Binding | None:
         """The user's run that claims a segment's events; ``None``: no run of the user's does.
@@ -240,8 +304,12 @@ class Courier:
         if binding is None and self.state.own_run is None:
             binding = self._first_binding(file)
         if binding is not None:
-            self._uris.setdefault(binding.run_id, binding.uri)
+            self._targets.meet(binding)
         return binding
+
+    def _target(self, file: JournalFile, header: Header) -> str | None:
+        binding = self._binding(file, header)
+        return binding.run_id if binding else None
 
     def _first_binding(self, file: JournalFile) -> Binding | None:
         others = (other for other in self.run.files() if other.process != file.process)
@@ -252,52 +320,37 @@ class Courier:
         return None
 
     def _sink(self, target: str | None) -> Sink:
-        if target in self._sinks:
-            return self._sinks[target]
-        users = None if target is None else TrackerRun(target, self._uris.get(target))
-        beside = users if self._claimed(target) else None
-        own = None if target is not None else self.state.own_run
-        sink = self._open_sink(
-            Target(
-                memlog_run=self.run.id,
-                joined=None if beside else users,
-                beside=beside,
-                opened=TrackerRun(own.run_id, own.uri) if own is not None else None,
-                project=self._project,
-                name=self._name,
-                begun_us=self._begun_us,
-                connection=self._connection,
-            )
-        )
-        sink.probe()
-        opened = sink.open()
-        self._sinks[target] = sink
-        self._remember(target, opened)
+        """The open sink of a target.
+
+        Raises:
+            RunRefusedError: the tracker refuses the run.
+        """
+        is_new = target not in self._targets
+        sink = self._targets.sink(target)
+        if is_new:
+            self._save()
         return sink
 
-    def _remember(self, target: str | None, opened: TrackerRun) -> None:
-        # Beside a run of the user's that is not written to any more, the sink has opened another one.
-        if target is not None and opened.run_id not in self.state.joined:
-            self.state.joined = [*self.state.joined, opened.run_id]
-        if target is None:
-            uri = None if opened.uri is None else bare_address(opened.uri)
-            self.state.own_run = Binding(opened.run_id, uri)
-        self.state.stage, self.state.problem = "delivering", None
-        self._save()
+    def _hand_over(self, place: str, reading: Reading) -> None:
+        """Sends what is pending and remembers that it is sent.
 
-    def _hand_over(self, process: str, reading: Reading) -> None:
-        """Sends what is pending and remembers that it is sent."""
+        Raises:
+            RunRefusedError: the tracker refuses the run; that is noted.
+        """
         progress = reading.progress()
         anything = reading.has_something
         if anything:
-            tally = self._send_pending(self._sink(reading.target), reading)
-            self.state.delivered += tally.pop(_DELIVERED, 0)
+            self._sink(reading.target)
+            with self._targets.noting(reading.target) as sink:
+                stubborn = self._failures >= _STUBBORN_FAILURES
+                tally = send_pending(sink, reading, stubborn=stubborn)
+            self.state.delivered += tally.pop(DELIVERED, 0)
             self._count(tally)
             outbox.take_over(self.state.outbox, reading.target, reading.alerts, reading.artifacts)
             reading.alerts, reading.artifacts = [], []
-            self.state.stage, self.state.problem = "delivering", None
-        if progress != self.state.files.get(process, Progress()):
-            self.state.files[process] = progress
+            self.state.stage, self.state.problem = "delivering", self.refused
+        if progress != self.state.progress(place):
+            self.state.advance(place, progress)
             if anything:
                 self._save()
 
@@ -310,34 +363,4 @@ class Courier:
             self._count(lost)
             self._save()
 
-        outbox.send(self.state.outbox, self._copies, self._sink, crossed_off)
-
-    def _send_pending(self, sink: Sink, reading: Reading) -> Counter[str]:
-        sink.probe()
-        tally: Counter[str] = Counter()
-        tally.subtract(sink.dropped)
-        for parameters in reading.parameters:
-            with suppress(TrackerRejectedError):  # the metrics are taken all the same
-                sink.log_parameters(parameters.values)
-        for begin in range(0, len(reading.pending), sink.max_points):
-            self._send(sink, reading.pending[begin : begin + sink.max_points], tally)
-        reading.pending, reading.parameters = [], []
-        tally.update(sink.dropped)
-        return +tally
-
-    def _send(self, sink: Sink, points: Sequence[Point], tally: Counter[str]) -> None:
-        """Hands points over; where the tracker refuses them, finds those that it refuses."""
-        try:
-            sink.log_points(points)
-            tally[_DELIVERED] += len(points)
-        except TrackerUnavailableError:
-            raise
-        except Exception as error:
-            if not isinstance(error, TrackerRejectedError) and self._failures < _STUBBORN_FAILURES:
-                raise
-            if len(points) == 1:
-                tally[f"rejected: {points[0].name}"] += 1
-                return
-            middle = len(points) // 2
-            self._send(sink, points[:middle], tally)
-            self._send(sink, points[middle:], tally)
+        outbox.send(self.state.outbox, self._copies, self._sink, crossed_off, self._targets.refuse)

@@ -69,6 +69,12 @@ class CourierThread:
             except Exception as error:  # noqa: BLE001 - it comes again, with its reason, when a sink is opened
                 warn(f"preparing for {self.courier.backend} failed: {error!r}", logger)
 
+    def _say_refusals(self, said: str) -> str:
+        refused = self.courier.refused or ""
+        if refused and refused != said:
+            logger.warning("%s: %s; everything else is delivered", self.courier.backend, refused)
+        return refused
+
     def _deliver_until_complete(self) -> None:
         pause, complete, said = INTERVAL, False, ""
         while True:
@@ -80,10 +86,11 @@ class CourierThread:
                 )  # somebody waits for it: soon again, after a failure
             try:
                 self.courier.deliver(complete=complete)
+                said = self._say_refusals(said)
                 if complete:
                     self.courier.close()
-                    self.delivered = True
-                    return
+                    self.delivered = self.courier.refused is None
+                    return  # a run that is refused is not there again by itself
                 pause = INTERVAL
             except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises, try again
                 pause = min(pause * 2, MAX_BACKOFF)

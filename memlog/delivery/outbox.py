@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from memlog.delivery.copies import Copies
 from memlog.delivery.state import MAX_ALERTS, AlertsTold, Outbox, Outgoing
-from memlog.errors import TrackerRejectedError
+from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact
 from memlog.sink import Sink
 
@@ -44,6 +44,7 @@ def send(
     copies: Copies,
     sink: OpenedSink,
     crossed_off: Callable[[Counter[str]], None],
+    refused: Callable[[str | None, RunRefusedError], None],
 ) -> None:
     """Sends what the outbox holds.
 
@@ -53,22 +54,33 @@ def send(
         sink: The open sink of a target.
         crossed_off: Called after each thing, with what was lost of it, by reason.
 
+        refused: Called where the tracker refuses a target: what is for it stays.
+
     Raises:
         TrackerUnavailableError: the rest must wait.
     """
     for target, told in outbox.alerts.items():
         if told.told < len(told.alerts):
-            crossed_off(_show_alerts(sink(target or None), told))
-    while outbox.artifacts:
-        lost = _store(sink, outbox.artifacts[0], copies)
-        del outbox.artifacts[0]
-        crossed_off(lost)
+            try:
+                crossed_off(_show_alerts(sink(target or None), told))
+            except RunRefusedError as error:
+                refused(target or None, error)
+    for outgoing in list(outbox.artifacts):
+        try:
+            lost = _store(sink, outgoing, copies)
+        except RunRefusedError as error:  # noqa: PERF203 - others are not refused
+            refused(outgoing.target, error)
+        else:
+            outbox.artifacts.remove(outgoing)
+            crossed_off(lost)
 
 
 def _show_alerts(sink: Sink, told: AlertsTold) -> Counter[str]:
     lost: Counter[str] = Counter()
     try:
         sink.log_alerts(told.alerts, told.told)
+    except RunRefusedError:
+        raise
     except TrackerRejectedError:
         lost["alerts_rejected"] = len(told.alerts) - told.told
     told.told = len(told.alerts)
@@ -85,6 +97,8 @@ def _store(sink: OpenedSink, outgoing: Outgoing, copies: Copies) -> Counter[str]
         return Counter({"artifact_missing": 1})
     try:
         opened.log_artifact(artifact, file)
+    except RunRefusedError:
+        raise
     except TrackerRejectedError:
         lost["artifact_rejected"] = 1
     copies.drop()

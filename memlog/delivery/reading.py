@@ -23,9 +23,16 @@ class Reading:
         self.header: Header | None = None
         self.target: str | None = None
         """Id of the user's run that events go to; ``None``: the sink's own."""
+        self.since = self.segment = self.at.segment
+        """The segments with which it was turned to that run, and in which it is."""
         self.plan: Plan[Position] | None = None
         self.passing = False
         """Whether what is read is passed over: it has reached its run on another road."""
+
+    def turn(self, target: str | None, segment: int) -> None:
+        """What follows, from the beginning of a segment, goes to that run."""
+        self.target, self.since, self.segment = target, segment, segment
+        self.plan, self.passing = None, False
 
     def take(self, entry: Entry) -> None:
         """Feeds the plan; what was delivered before is not delivered again."""

@@ -99,12 +99,11 @@ class Retention:
         """The segments that can still be made smaller, the oldest of each process first."""
         states = self._states()
         for file in files:
-            taken = _delivered_before(states, file.process)
             for number in file.segments[:-1]:  # the last one is being written
                 path = file.path(number)
                 window = self._window(path)
                 if window is not None and window < WHOLE_SEGMENT:
-                    yield _Segment(path, window, number < taken)
+                    yield _Segment(path, window, _is_delivered(states, file.process, number))
 
     def _window(self, path: Path) -> int | None:
         if path not in self._windows:
@@ -129,16 +128,24 @@ class Retention:
             )
 
 
-def _delivered_before(states: Collection[CourierState], process: str) -> int:
-    """The number of the first segment that some sink has not had whole; 0 where there is no sink.
+def _is_delivered(states: Collection[CourierState], process: str, segment: int) -> bool:
+    """Whether every sink has had a whole segment; ``False`` where there is no sink."""
+    return bool(states) and all(_has_had(state, process, segment) for state in states)
 
-    A sink may still need the steps of its open bucket; what else is open is always kept.
+
+def _has_had(state: CourierState, process: str, segment: int) -> bool:
+    held = [stretch for stretch in state.held.values() if stretch.process == process]
+    return segment < _needed(state.files.get(process, Progress())) and not any(
+        _needed(stretch.progress) <= segment < stretch.until.segment for stretch in held
+    )
+
+
+def _needed(progress: Progress) -> int:
+    """The number of the first segment that a sink has not had whole.
+
+    It may still need the steps of its open bucket; what else is open is always kept.
     """
-    needed = []
-    for state in states:
-        progress = state.files.get(process, Progress())
-        needed.append(min((progress.open or {}).get("step", progress.sent), progress.sent).segment)
-    return min(needed, default=0)
+    return min((progress.open or {}).get("step", progress.sent), progress.sent).segment
 
 
 def _next_window(window: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from memlog.delivery.following import Follower
 from memlog.delivery.notices import ended_early, kept_nowhere, shared_rows
@@ -113,8 +114,10 @@ class Rider:
             self._wake.clear()
             # Processor time: what it waits for wandb or the disk takes nothing from the trainer.
             begun = time.thread_time()
+            # Before the journal is read: what was published until then is what they wait for.
+            ending = self._take_ending()
             self._ride_once()
-            self._bring_what_ends()
+            self._bring_what_ends(ending)
             self._keep_now_and_then()
             pause = pace.pause(time.thread_time() - begun)
         with self._health.contained("ending a ride"):
@@ -163,10 +166,13 @@ class Rider:
             if ridden.ride.is_open:
                 self._health.fault(f"riding on a run in {self.state.backend}", error)
 
-    def _bring_what_ends(self) -> None:
+    def _take_ending(self) -> list[tuple[Ride, threading.Event]]:
+        """The runs whose users wait in their end."""
+        return [self._ending.popleft() for _ in range(len(self._ending))]
+
+    def _bring_what_ends(self, ending: Iterable[tuple[Ride, threading.Event]]) -> None:
         """A user waits in the end of a run, for what it can only be told now."""
-        while self._ending:
-            ride, done = self._ending.popleft()
+        for ride, done in ending:
             ridden = self._ridden.get(ride.run_id)
             if ridden is not None and ridden.ride is ride:
                 self._bring_series(ridden)

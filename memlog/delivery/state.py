@@ -42,6 +42,17 @@ class Progress(msgspec.Struct, frozen=True):
     """
 
 
+class Stretch(msgspec.Struct, frozen=True):
+    """Segments of one process that were passed over, since the tracker refuses the run that they go to."""
+
+    process: str
+    target: str | None
+    """Id of the user's run; ``None``: the sink's own."""
+    until: Position
+    """Where the segments of another run begin."""
+    progress: Progress = Progress()
+
+
 class AlertsTold(msgspec.Struct):
     """The alerts of one of a tracker's runs."""
 
@@ -88,7 +99,26 @@ class CourierState(msgspec.Struct, kw_only=True):
     """Points lost, by reason."""
     files: dict[str, Progress] = {}
     """By process."""
+    held: dict[str, Stretch] = {}
+    """What was passed over, by `held_name`, in the order in which it is to be delivered."""
+    refused: dict[str, str] = {}
+    """Why the tracker refuses a run, by the user's run id; ``""``: the sink's own run."""
+    beside: list[str] = []
+    """Ids of the user's runs in whose place runs of the sink's own get what is left."""
     outbox: Outbox = msgspec.field(default_factory=Outbox)
+
+    def progress(self, place: str) -> Progress:
+        """How far a process's segments are, or a stretch that was passed over is."""
+        held = self.held.get(place)
+        return self.files.get(place, Progress()) if held is None else held.progress
+
+    def advance(self, place: str, progress: Progress) -> None:
+        """Notes that they are so far."""
+        held = self.held.get(place)
+        if held is None:
+            self.files[place] = progress
+        else:
+            self.held[place] = msgspec.structs.replace(held, progress=progress)
 
     def save(self, run: RunDirectory) -> None:
         """Replaces what was kept before; a crash leaves the one or the other, never half of one."""
@@ -103,6 +133,11 @@ class CourierState(msgspec.Struct, kw_only=True):
             return msgspec.json.decode(kept, type=CourierState)
         except (OSError, ValueError, *UNDECODABLE):
             return CourierState(backend=backend)
+
+
+def held_name(process: str, segment: int) -> str:
+    """What a stretch that begins with a segment goes by: no process has such a name."""
+    return f"{process}@{segment}"
 
 
 def read_states(run: RunDirectory) -> list[CourierState]:

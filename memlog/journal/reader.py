@@ -94,11 +94,16 @@ class JournalFile:
 
     def headers(self) -> Iterator[Header]:
         """The headers of the segments, in order; those that can't be read are passed over."""
-        for segment in self.segments:
-            with self._open(segment) as file:
-                header = self._read_header(file)
-            if header is not None:
-                yield header
+        return (header for _, header in self.headers_after(0))
+
+    def headers_after(self, segment: int) -> Iterator[tuple[int, Header]]:
+        """The same for the segments behind one, each with its segment's number."""
+        for number in self.segments:
+            if number > segment:
+                with self._open(number) as file:
+                    header = self._read_header(file)
+                if header is not None:
+                    yield number, header
 
     def read(self, start: Position = START, *, complete: bool = False) -> Iterator[Entry]:
         """Events from ``start`` on, until the last line that is whole.

@@ -357,6 +357,8 @@ class SinkContract(TrackerReading):
         courier = Courier(run, "conformance", open_sink, begun_us=BEGUN_US, may_open_own=True)
         courier.deliver(complete=True)
         courier.close()
+        if courier.refused is not None:
+            raise TrackerRejectedError(courier.refused)
         assert courier.state.own_run is not None
         assert courier.state.dropped == (_lost_to(fault) if lost is None else lost)
         return TrackerRun(courier.state.own_run.run_id)

@@ -27,7 +27,7 @@ from support.mlflow_server import (
     sqlite_store,
 )
 
-from memlog.errors import TrackerRejectedError, TrackerUnavailableError
+from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Sink, TrackerRun
 
@@ -134,22 +134,6 @@ def test_a_users_active_model_gets_no_metrics_of_memlog(
     thread.join()
     assert len(rss_rows(client, run.info.run_id)) == 3
     assert not client.get_logged_model(model.model_id).metrics
-
-
-def test_a_run_that_is_not_there_is_rejected(uri: str) -> None:
-    with pytest.raises(TrackerRejectedError, match="not found"):
-        sink_for(uri, "0" * 32).open()
-
-
-def test_a_deleted_run_is_rejected_with_the_remedy(uri: str, client: MlflowClient) -> None:
-    run_id = user_run(client).info.run_id
-    sink = sink_for(uri, run_id)
-    sink.open()
-    client.delete_run(run_id)
-    with pytest.raises(TrackerRejectedError, match="deleted"):
-        sink.log_points(points(1))
-    with pytest.raises(TrackerRejectedError, match="mlflow runs restore"):
-        sink_for(uri, run_id).open()
 
 
 # Points

@@ -1,6 +1,9 @@
 """Which MLflow run a session's points go to, and how a run of memlog's own ends."""
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,138 @@ def test_ctrl_c_ends_the_run_as_killed(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in errors
     wait_until_delivered(tmp_path / "memlog_runs")
     assert runs_in(tmp_path) == {"own": ("KILLED", 5)}
+
+
+SWEEP = """
+    session = memlog.init("mlflow", alerts=["host.rss > 1 MiB"], finish_timeout=120)
+    import mlflow
+
+    for number in range(4):
+        with mlflow.start_run(run_name=f"r{number}") as run:
+            train(session, 10)
+        if number == 0:
+            mlflow.delete_run(run.info.run_id)
+    memlog.finish()
+"""
+
+
+def sync(directory: Path, *arguments: str) -> tuple[int | None, str]:
+    """`memlog sync latest`: its exit code and what it printed."""
+    process = child.start_memlog("sync", "latest", *arguments, directory=directory)
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output + errors
+
+
+def mlflow_says(directory: Path, *arguments: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "mlflow", *arguments],
+        cwd=directory,
+        env={**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{directory}/mlflow.db"},
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+
+
+def deleted_in(directory: Path) -> str:
+    from mlflow import MlflowClient
+    from mlflow.entities import ViewType
+
+    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    [run] = client.search_runs(["0"], run_view_type=ViewType.DELETED_ONLY)
+    return str(run.info.run_id)
+
+
+def test_a_deleted_run_of_a_sweep_holds_up_no_other_and_gets_its_points_once_it_is_restored(
+    tmp_path: Path,
+) -> None:
+    process = child.start(PREAMBLE + SWEEP, tmp_path)
+    _, errors = process.communicate(timeout=240)
+    gone = deleted_in(tmp_path)
+    others = {f"r{number}": ("FINISHED", 10) for number in (1, 2, 3)}
+    assert runs_in(tmp_path) == others
+    remedy = f"the MLflow run {gone} is deleted (`mlflow runs restore --run-id {gone}`)"
+    assert f"memlog: mlflow: {remedy}" in errors
+    assert "not everything is delivered" not in errors  # it was not waited for
+    for said in (child.memlog("runs", directory=tmp_path), sync(tmp_path)[1]):
+        assert remedy in said
+    assert sync(tmp_path)[0] != 0
+    mlflow_says(tmp_path, "runs", "restore", "--run-id", gone)
+    assert sync(tmp_path)[0] == 0
+    assert runs_in(tmp_path) == {**others, "r0": ("FINISHED", 10)}
+    assert wait_until_delivered(tmp_path / "memlog_runs").dropped == {}
+
+
+def test_what_is_for_a_run_that_was_purged_goes_to_one_of_memlogs_own_where_that_is_wanted(
+    tmp_path: Path,
+) -> None:
+    child.run(PREAMBLE + SWEEP, tmp_path)
+    gone = deleted_in(tmp_path)
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    mlflow_says(tmp_path, "gc", "--backend-store-uri", store, "--run-ids", gone)
+    code, said = sync(tmp_path)
+    assert code != 0
+    assert f"the MLflow run {gone} is not found, deleted for good" in said
+    assert "--own-run" in said
+    assert sync(tmp_path, "--own-run")[0] == 0
+    delivered = runs_in(tmp_path)
+    assert len(delivered) == 4
+    assert set(delivered.values()) == {("FINISHED", 10)}
+    assert sync(tmp_path)[0] == 0
+    assert runs_in(tmp_path) == delivered
+
+
+def test_a_run_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: Path) -> None:
+    child.run(
+        PREAMBLE
+        + """
+    session = memlog.init("mlflow", finish_timeout=120)
+    import mlflow
+    from memlog.delivery.state import CourierState
+    from memlog.journal import RunDirectory
+
+    directory = RunDirectory(session.directory)
+
+    def wait_for(what):
+        deadline = time.monotonic() + 120
+        while not what(CourierState.load(directory, "mlflow")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    client = mlflow.MlflowClient()
+    with mlflow.start_run(run_name="users") as run:
+        train(session, 250)
+        wait_for(lambda state: state.delivered)
+        client.delete_run(run.info.run_id)
+        train(session, 150)
+        wait_for(lambda state: state.refused)
+        client.restore_run(run.info.run_id)
+        train(session, 50)
+    memlog.finish()
+    """,
+        tmp_path,
+    )
+    assert runs_in(tmp_path) == {"users": ("FINISHED", 450)}
+    state = wait_until_delivered(tmp_path / "memlog_runs")
+    assert (state.dropped, state.problem) == ({}, None)
+
+
+def test_a_deleted_experiment_is_not_waited_for(tmp_path: Path) -> None:
+    process = child.start(
+        PREAMBLE
+        + """
+    import mlflow
+
+    experiment = mlflow.create_experiment("sweep")
+    mlflow.delete_experiment(experiment)
+    session = memlog.init("mlflow", project="sweep", finish_timeout=120)
+    train(session, 10)
+    memlog.finish()
+    """,
+        tmp_path,
+    )
+    _, errors = process.communicate(timeout=100)  # it would take 120 s
+    assert "mlflow experiments restore --experiment-id 1" in errors
+    mlflow_says(tmp_path, "experiments", "restore", "--experiment-id", "1")
+    assert sync(tmp_path)[0] == 0
+    assert [points for _, points in runs_in(tmp_path).values()] == [10]

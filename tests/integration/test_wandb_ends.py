@@ -151,3 +151,28 @@ def test_all_runs_that_lack_something_are_named(tmp_path: Path) -> None:
     shown = child.memlog("show", "latest", directory=tmp_path)
     assert all(f"run {name}" in shown for name in names)
     assert "more" not in shown
+
+
+def test_what_is_kept_just_before_the_end_of_each_run_reaches_it(tmp_path: Path) -> None:
+    """A ride may be under way as the user ends a run: what it has not read is waited for."""
+    errors = train(
+        """
+    from pathlib import Path
+
+    for number in range(12):
+        run = start()
+        for s in steps(10):
+            run.log({"loss": s}, step=s)
+        for name in ("a", "b", "c"):
+            kept = Path(f"{name}-{number}.html")
+            kept.write_text(name * 200_000)
+            session.save_artifact(kept, kind="report")
+        run.finish()
+    memlog.finish()
+    """,
+        tmp_path,
+    )
+    assert "ended before everything was there" not in errors
+    assert delivery_of(tmp_path).stage == "done"
+    for run in held(tmp_path):
+        assert sum(artifact["type"] == "report" for artifact in run.artifacts) == 3

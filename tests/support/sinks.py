@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memlog.errors import TrackerRejectedError, TrackerUnavailableError
+from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
 
@@ -25,6 +25,10 @@ class ListTracker:
     alerts: dict[str, list[Alert]] = field(default_factory=dict)
     files: dict[str, dict[tuple[str, str], bytes]] = field(default_factory=dict)
     refused_files: frozenset[str] = frozenset()
+    deleted: set[str] = field(default_factory=set)
+    """Ids of runs that can't be written to."""
+    asked: list[str] = field(default_factory=list)
+    """Of the runs that were opened, or would have been, in order."""
 
     def open_sink(self, target: Target) -> "ListSink":
         self.opened.append(target)
@@ -46,18 +50,32 @@ class ListSink:
         self.durable = tracker.durable
         self.dropped: dict[str, int] = {}
         self._run = target.joined.run_id if target.joined else f"own-{target.memlog_run}"
+        if target.beside:
+            self._run = f"beside-{target.beside.run_id}"
+        elif target.opened:
+            self._run = target.opened.run_id
+        elif not target.joined and self._run in tracker.deleted:
+            self._run += "-anew"
 
     def probe(self) -> None:
         if self._tracker.down:
             raise TrackerUnavailableError("the tracker is down: start it")
 
-    def open(self) -> TrackerRun:
+    def _ask(self) -> None:
         self.probe()
+        if self._run in self._tracker.deleted:
+            raise RunRefusedError(f"the run {self._run} is deleted")
+
+    def open(self) -> TrackerRun:
+        self._tracker.asked.append(self._run)
+        self._ask()
         self._tracker.points.setdefault(self._run, [])
         return TrackerRun(self._run, "memory://user:secret@host")
 
     def log_points(self, points: Sequence[Point]) -> None:
         assert len(points) <= self.max_points
+        if self._run in self._tracker.deleted:
+            raise RunRefusedError(f"the run {self._run} is deleted")
         if any(point.name in self._tracker.bad for point in points):
             raise TrackerRejectedError("a bad name")
         if self._tracker.crash_after is not None:
@@ -67,20 +85,23 @@ class ListSink:
         self._tracker.points[self._run] += points
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        self._ask()
         self._tracker.parameters.setdefault(self._run, {}).update(parameters)
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        self.probe()
+        self._ask()
         assert 0 <= first_new < len(alerts)
         self._tracker.alerts.setdefault(self._run, []).extend(alerts[first_new:])
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        self.probe()
+        self._ask()
         if artifact.name in self._tracker.refused_files:
             raise TrackerRejectedError("a bad name")
         files = self._tracker.files.setdefault(self._run, {})
         files[artifact.kind, artifact.name] = file.read_bytes()
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        if status is not None and self._target.joined is None:
+            self._ask()
         self._tracker.ended[self._run] = status
         self._tracker.ended_us[self._run] = ended_us

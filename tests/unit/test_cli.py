@@ -103,6 +103,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "run": ["run"],
             "backend": ["--to"],
             "timeout": ["--timeout"],
+            "replace": ["--own-run"],
             "trusted": ["--trust-address"],
             "directory": ["--dir"],
         },

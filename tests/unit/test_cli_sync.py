@@ -174,6 +174,27 @@ def test_a_client_that_fails_shows_no_traceback_and_no_password(
     assert CourierState.load(run, "list").stage == "unreachable"
 
 
+def test_a_run_that_is_refused_is_said_with_the_remedies(
+    tmp_path: Path, backend: ListBackend
+) -> None:
+    made = made_run(tmp_path, "list").bound("list", "gone", "memory://host")
+    run = finished(steps(made).bound("list", "there", "memory://host"))
+    backend.tracker.deleted = {"gone"}
+    result = sync()
+    assert result.exit_code == 1
+    assert result.stdout == f"list: {POINTS} points delivered (run there at memory://host)\n"
+    assert result.stderr == (
+        f"memlog: list: the run gone is deleted: nothing is lost, `memlog sync {run.id}` brings what is left "
+        f"once it is back, `memlog sync {run.id} --own-run` brings it to a run of memlog's own\n"
+    )
+    for command in ("runs", "show"):
+        told = CliRunner().invoke(cli, [command, *["latest"][: command == "show"]]).stdout
+        assert "the run gone is deleted" in " ".join(told.split())
+    assert sync().stdout.startswith("list: nothing more was delivered")
+    assert said("--own-run").startswith(f"list: {POINTS} points delivered (2 runs)")
+    assert set(backend.tracker.points) == {"there", "beside-gone"}
+
+
 def test_refused_points_are_said(run: RunDirectory, backend: ListBackend) -> None:
     backend.tracker.bad = frozenset({"memory/host/rss_peak_mib"})
     assert said().startswith(

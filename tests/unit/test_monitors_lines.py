@@ -111,6 +111,15 @@ def test_a_block() -> None:
     assert printed(scope("nothing", -0.001)) == ["[Memory] nothing: CPU +0.0 MB"]
 
 
+def test_a_label_with_a_line_break_stays_on_its_line() -> None:
+    """It could pass for a line of memlog's own otherwise."""
+    assert printed(scope("a\nmemlog: b\r\u2028c", 1)) == ["[Memory] a memlog: b  c: CPU +1.0 MB"]
+    first, second = point("one\ntwo", 1), point("three", 2)
+    assert [line.count("one two") for line in printed(SummaryNotice((first,)))] == [0, 1]
+    assert [line.count("one two") for line in printed(ProfileNotice((first, second)))] == [0, 1]
+    assert printed(first)[0].startswith("one twoCPU")
+
+
 @pytest.mark.seed(45)
 def test_a_profile() -> None:
     sizes = {

@@ -134,3 +134,35 @@ def test_pauses_keep_rides_within_their_share() -> None:
     waited = [pace.pause(0.001) for _ in range(200)]
     assert waited[-1] > 100 * 0.001 / SHARE
     assert pace.pause(1000) == LONGEST_PAUSE
+
+
+def test_what_is_published_as_a_run_ends_is_waited_for_although_a_ride_is_under_way(
+    tmp_path: Path,
+) -> None:
+    """The journal was read before: the end must wait for the next ride."""
+    trainer = Trainer(tmp_path)
+    trainer.run.artifacts.mkdir()
+
+    def keep(name: str) -> None:
+        (trainer.run.artifacts / name).write_text(name)
+        trainer.journal.append(Artifact(1, name, "report", f"artifacts/{name}", len(name)))
+
+    class Ended(threading.Event):
+        def set(self) -> None:
+            users.is_open = False
+            super().set()
+
+    class EndsMeanwhile(Users):
+        def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:
+            super().log_artifact(artifact, file, memlog_run)
+            if artifact.name == "first":
+                keep("second")
+                trainer.rider._ending.append((self, ended))
+
+    users, ended = EndsMeanwhile(), Ended()
+    trainer.open(users)
+    keep("first")
+    assert ended.wait(10)
+    trainer.finish()
+    assert users.artifacts == ["first", "second"]
+    assert trainer.rider.state.stage == "done"

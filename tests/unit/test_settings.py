@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sinks import ListTracker
 
+from memlog.arguments import split_backends
 from memlog.delivery.messages import Begin, encode
 from memlog.errors import ConfigurationError
 from memlog.settings import Settings, resolve, runs_directory
+from memlog.sink import Target
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +125,23 @@ def test_the_environment_fills_what_nobody_said(monkeypatch: pytest.MonkeyPatch)
     assert resolve({"backends": ("local",)}).backends == ("local",)
     assert resolve({}).directory == "/somewhere"
     assert runs_directory("/given") == Path("/given")
+
+
+@pytest.mark.parametrize("said", ["argument", "config", "environment"])
+def test_a_backend_that_is_named_twice_is_one(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two couriers of one name would keep each other from delivering."""
+    if said == "environment":
+        monkeypatch.setenv("MEMLOG_BACKEND", "mlflow,local, mlflow")
+    names = ("mlflow", "local", "mlflow")
+    arguments = {"backends": names} if said == "argument" else {}
+    config = {"memlog": {"backend": ["mlflow", "local", "mlflow"]}} if said == "config" else None
+    assert resolve(arguments, config).backends == ("mlflow", "local")
+
+
+def test_a_sink_that_is_given_twice_is_one() -> None:
+    tracker = ListTracker()
+    one, other = (tracker.open_sink(Target("r", None)) for _ in range(2))
+    assert split_backends([one, other, one]) == (("local",), [one, other])
 
 
 def test_the_environment_can_switch_everything_off(monkeypatch: pytest.MonkeyPatch) -> None:

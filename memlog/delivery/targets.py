@@ -1,0 +1,179 @@
+"""The runs of a tracker's that one courier delivers to, and the open sinks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from memlog.delivery.refusals import Refusals
+from memlog.delivery.rides import Claim, ClaimOf
+from memlog.delivery.state import CourierState
+from memlog.errors import RunRefusedError, TrackerRejectedError
+from memlog.events import End
+from memlog.journal import Binding
+from memlog.redact import bare_address
+from memlog.sink import Connection, Sink, Target, TrackerRun
+
+OpenSink = Callable[[Target], Sink]
+
+
+class Targets:
+    """Opens a sink for a run when it is first asked for.
+
+    A target is the id of a run of the user's, or ``None``: the sink's own.
+
+    Args:
+        open_sink: Builds a sink for a target; may import the tracker's client.
+        state: What the courier remembers: which runs there are, and which are refused.
+        begins: What a run that a sink opens is told; the rest of it is filled in.
+        claim: Where the user's runs are ridden, in the trainer's process: what a run of the user's has.
+        may_replace: Whether what a run can't take, since the tracker refuses it, goes to one of the sink's
+            own.
+
+    Attributes:
+        refusals: Which of them the tracker refuses.
+    """
+
+    def __init__(
+        self,
+        open_sink: OpenSink,
+        state: CourierState,
+        begins: Target,
+        claim: ClaimOf | None,
+        *,
+        may_replace: bool,
+    ) -> None:
+        self.refusals = Refusals(state, begins.memlog_run, self._is_replaceable)
+        self._open_sink = open_sink
+        self._state = state
+        self._begins = begins
+        self._claim = claim
+        self._may_replace = may_replace
+        self._replaced: set[str | None] = set()
+        self._uris: dict[str, str | None] = {}
+        self._sinks: dict[str | None, Sink] = {}
+
+    def connect(self, connection: Connection) -> None:
+        """Says how the tracker's client is to connect."""
+        self._begins = msgspec.structs.replace(self._begins, connection=connection)
+
+    def know(self, run: TrackerRun) -> None:
+        """Remembers, in memory only, the full address of a run of the user's."""
+        self._uris[run.run_id] = run.uri
+
+    def meet(self, binding: Binding) -> None:
+        """Remembers the address that the journal has, where no fuller one is known."""
+        self._uris.setdefault(binding.run_id, binding.uri)
+
+    def claimed(self, target: str | None) -> Claim | None:
+        """What a run of the user's has that is ridden; ``None``: the courier delivers to it."""
+        return None if target is None or self._claim is None else self._claim(target)
+
+    @property
+    def are_durable(self) -> bool:
+        """Whether what the open sinks have stored is safe."""
+        return all(sink.durable for sink in self._sinks.values())
+
+    def __contains__(self, target: str | None) -> bool:
+        """Whether its sink is open."""
+        return target in self._sinks
+
+    def sink(self, target: str | None) -> Sink:
+        """The sink of a target, which is opened where it is not.
+
+        Raises:
+            RunRefusedError: the tracker refuses the run; that is noted.
+        """
+        if target in self._sinks:
+            return self._sinks[target]
+        self.refusals.check(target)
+        try:
+            sink = self._new_sink(target)
+            sink.probe()
+            opened = sink.open()
+        except TrackerRejectedError as error:
+            if self._may_replace and self._is_replaceable(target):
+                self._replaced.add(target)
+                return self.sink(target)
+            self.refusals.note(target, error)
+            raise RunRefusedError(str(error)) from error
+        self._sinks[target] = sink
+        self.refusals.lift(target)
+        self._remember(target, opened)
+        return sink
+
+    @contextmanager
+    def noting(self, target: str | None) -> Iterator[Sink]:
+        """A target's sink; where the tracker refuses the run as it is used, that is noted.
+
+        Raises:
+            RunRefusedError: it does.
+        """
+        sink = self.sink(target)
+        try:
+            yield sink
+        except RunRefusedError as error:
+            self.refuse(target, error)
+            raise
+
+    def refuse(self, target: str | None, error: RunRefusedError) -> None:
+        """Notes that a run is refused; it is opened anew when it has rested."""
+        self.refusals.note(target, error)
+        sink = self._sinks.get(target)
+        if sink is not None and sink.durable:
+            del self._sinks[target]
+            with suppress(Exception):
+                sink.close(None)
+
+    def close(self, end: End | None) -> None:
+        """Ends the runs that sinks opened, but for those that the tracker refuses."""
+        if self._state.own_run is not None:
+            with suppress(RunRefusedError):
+                self.sink(None)  # opened by an earlier courier, which died before it could end it
+        for target, sink in self._sinks.items():
+            try:
+                sink.close(end.status if end else None, end.time_us if end else None)
+            except TrackerRejectedError as error:  # noqa: PERF203 - others are not refused
+                if not sink.durable:
+                    raise
+                self.refusals.note(target, error)
+
+    def forget(self) -> None:
+        """Opens new sinks from now on."""
+        self._sinks.clear()
+
+    def _is_replaceable(self, target: str | None) -> bool:
+        """Whether a run of the sink's own can take the place of one that is refused."""
+        if target in self._replaced:
+            return False
+        if target is None:
+            return self._state.own_run is not None
+        return target not in self._state.beside and self.claimed(target) is None
+
+    def _new_sink(self, target: str | None) -> Sink:
+        replaced = target in self._replaced or target in self._state.beside
+        users = None if target is None else TrackerRun(target, self._uris.get(target))
+        beside = users if replaced or self.claimed(target) else None
+        own = None if target is not None or replaced else self._state.own_run
+        return self._open_sink(
+            msgspec.structs.replace(
+                self._begins,
+                joined=None if beside else users,
+                beside=beside,
+                opened=TrackerRun(own.run_id, own.uri) if own is not None else None,
+            )
+        )
+
+    def _remember(self, target: str | None, opened: TrackerRun) -> None:
+        state = self._state
+        # Beside a run of the user's that is not written to any more, the sink has opened another one.
+        if target is not None and opened.run_id not in state.joined:
+            state.joined = [*state.joined, opened.run_id]
+        if target is None:
+            uri = None if opened.uri is None else bare_address(opened.uri)
+            state.own_run = Binding(opened.run_id, uri)
+        elif target in self._replaced and target not in state.beside:
+            state.beside = [*state.beside, target]
+        state.stage, state.problem = "delivering", self.refusals.problem
