@@ -11,7 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from memlog.analysis.trace.stream import GRADIENT, INPUT, OPTIMIZER_STATE, OUTSIDE, PARAMETER, pack
+from memlog.analysis.trace.stream import (
+    ENTER,
+    GRADIENT,
+    INPUT,
+    OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
+    pack,
+)
 from memlog.health import Health
 from memlog.tracer import mode, private, resizes
 from memlog.tracer.engine import Finding
@@ -21,7 +29,7 @@ from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
 from memlog.tracer.scratch import Scratch
-from memlog.tracer.spans import Place, Spans
+from memlog.tracer.spans import NO_INPUTS, Place, Spans
 from memlog.tracer.storages import (
     optimizer_tensors,
     parameters_of,
@@ -141,12 +149,16 @@ class DispatchEngine:
 
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins."""
+        tensors = tensors_in(args)
+        before = self._spans.place()
+        if before is not None:
+            before.inputs = self._ledger.largest(tensors) if tensors else NO_INPUTS
         place = self._spans.module_begins(module)
         self._transformed = self._transformed or private.transforming()
         if self._owners.unknown:
             self._seed()
         if place is not None and len(place.stack) == 2 and place.stack[1][1] == private.NO_TASK:  # noqa: PLR2004 - the first module below "outside"
-            for tensor in tensors_in(args):
+            for tensor in tensors:
                 if tensor.grad_fn is None:
                     self._ledger.classify(tensor, OUTSIDE, INPUT)
 
@@ -234,6 +246,7 @@ class DispatchEngine:
             self._ledger.classify(tensor, self._owners.of(parameter), OPTIMIZER_STATE)
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
-        self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, place.number))
+        key, size = place.inputs if kind == ENTER else (0, 0)
+        self._log.append(pack(key, size, self._log.now(), layer, kind, phase, 0, place.number))
         if self._log.full:
             self._log.fold()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -122,6 +122,17 @@ class Ledger:
                 known.category = category
                 now = self._log.now()
                 self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
+
+    def largest(self, tensors: Iterable[Tensor]) -> tuple[int, int]:
+        """The serials of the largest two storages that hold them; 0 for what is not followed."""
+        found = {
+            known.serial: known.size
+            for tensor in tensors
+            for plain in held_by(tensor)
+            if (known := self._known.get(plain.untyped_storage()._cdata)) is not None
+        }
+        first, second, *_ = [*sorted(found, key=lambda serial: -found[serial]), 0, 0]
+        return first, second
 
     def _is_omitted(self, tensor: Tensor) -> bool:
         """Asks the tensor: a storage that Python has once looked at is an object for as long as it lives."""

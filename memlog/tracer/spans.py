@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from memlog.analysis.trace.stream import (
     BACKWARD,
@@ -23,6 +23,9 @@ from memlog.tracer.sequence import SequenceMap
 _MAX_THREADS = 256
 """Their number is one byte of an event."""
 
+NO_INPUTS: Final = (-1, 0)
+"""A module was called with no tensor among its positional arguments."""
+
 
 class Place:
     """Where one thread is.
@@ -33,9 +36,10 @@ class Place:
             "outside all modules".
         optimizing: The optimizer whose step runs, by identity.
         turn: Layer and phase of what happens outside ``forward``.
+        inputs: What the module that is about to begin gets: an engine says it with its ENTER.
     """
 
-    __slots__ = ("last_backward", "number", "optimizing", "stack", "turn")
+    __slots__ = ("inputs", "last_backward", "number", "optimizing", "stack", "turn")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -43,6 +47,7 @@ class Place:
         self.optimizing: int | None = None
         self.turn = (OUTSIDE, FORWARD)
         self.last_backward = OUTSIDE
+        self.inputs = NO_INPUTS
 
 
 class Spans:

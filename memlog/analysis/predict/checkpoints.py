@@ -1,6 +1,7 @@
 """Checkpointing: which modules, and what it would save.
 
-A checkpointed module keeps its inputs alone. What its forward keeps for the backward pass is gone at its
+A checkpointed module keeps its inputs alone, also where its first operation would not: those of ReLU,
+dropout or pooling are gone at once without it. What its forward keeps for the backward pass is gone at its
 end, and is made again (with all that its forward needs on the way) as the backward pass comes to it.
 """
 
@@ -35,6 +36,8 @@ class Replay(NamedTuple):
     """Bytes that this needs at most."""
     done: int
     """When the last of it is freed in the backward pass."""
+    inputs: tuple[Life, ...]
+    """What is kept until then."""
 
 
 class Plan(NamedTuple):
@@ -113,7 +116,9 @@ def _groups(course: Course, replays: dict[int, list[Replay]], peak: int) -> list
 
 def _replays(course: Course) -> dict[int, list[Replay]]:
     """By layer, its calls were it checkpointed; without those that would drop nothing."""
-    already = course.recomputed()
+    if not course.tells_inputs:
+        return {}
+    already = course.recomputed() | {call.layer for call in course.calls if call.inputs is None}
     made = _Made(course)
     found: dict[int, list[Replay]] = {}
     # From the last call to the first: in this order the backward pass comes to them.
@@ -159,7 +164,8 @@ def _replay(course: Course, made: _Made, call: Call, not_before: int) -> Replay 
         if life is not result
     ]
     spike = highest(again_made, call.end - call.begin)
-    return Replay(dropped, call.end, again, spike, max(life.end for life in dropped))
+    done = max(life.end for life in dropped)
+    return Replay(dropped, call.end, again, spike, done, call.inputs or ())
 
 
 def _result(left: Sequence[Life]) -> Life | None:
@@ -180,15 +186,23 @@ def _reached(course: Course, call: Call, first_freed: int) -> int:
 
 def _peak(course: Course, replays: dict[int, list[Replay]], group: Sequence[int]) -> int:
     calls = [replay for layer in group for replay in replays[layer]]
-    gone = {life for replay in calls for life in replay.dropped}
+    kept: dict[Life, int] = {}
+    for replay in calls:
+        for life in replay.inputs:
+            kept[life] = max(replay.done, kept.get(life, life.end))
+    gone = {life for replay in calls for life in replay.dropped} - kept.keys()
     spans = [
-        Span(steady_begin(life), life.end, life.size) for life in course.lives if life not in gone
+        Span(steady_begin(life), kept.get(life, life.end), life.size)
+        for life in course.lives
+        if life not in gone
     ]
-    spans += [span for replay in calls for span in _dropped_spans(replay)]
+    spans += [span for replay in calls for span in _dropped_spans(replay, gone)]
     return highest(spans, course.length, [(replay.again, replay.spike) for replay in calls])
 
 
-def _dropped_spans(replay: Replay) -> Iterator[Span]:
+def _dropped_spans(replay: Replay, gone: set[Life]) -> Iterator[Span]:
+    """What is there until the end of the call, and again from when the forward has run again."""
     for life in replay.dropped:
-        yield Span(life.begin, replay.ends, life.size)
+        if life in gone:
+            yield Span(life.begin, replay.ends, life.size)
         yield Span(replay.again, life.end, life.size)

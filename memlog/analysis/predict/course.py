@@ -54,6 +54,9 @@ class Call(NamedTuple):
     begin: int
     end: int
     thread: int
+    inputs: tuple[Life, ...] | None
+    """The storages of its positional arguments that are followed, the largest two; ``None``: it got none of
+    them so, or the trace does not tell."""
 
 
 class Turn(NamedTuple):
@@ -84,6 +87,7 @@ class Course:
         calls: Every call of a module, in the order in which they end.
         turns: Every change outside modules, in order.
         length: Number of events, which is also the end of what is never freed.
+        tells_inputs: Whether the trace says what modules were called with; those of an older memlog don't.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -93,7 +97,8 @@ class Course:
         self.turns: list[Turn] = []
         self.length = len(trace.events) // stream.EVENT_BYTES
         self._live: dict[int, Life] = {}
-        self._open: dict[int, list[tuple[int, int, int]]] = {}
+        self.tells_inputs = False
+        self._open: dict[int, list[Call]] = {}
         for at, event in enumerate(stream.decode(trace.events)):
             self._take(at, event)
         self._note_state()
@@ -173,7 +178,7 @@ class Course:
         elif event.kind == stream.TURN:
             self.turns.append(Turn(at, event.layer, event.phase))
         elif event.kind == stream.ENTER:
-            self._open.setdefault(event.thread, []).append((event.layer, event.phase, at))
+            self._enter(at, event)
         elif event.kind == stream.EXIT:
             self._exit(at, event)
 
@@ -190,14 +195,31 @@ class Course:
             if event.layer != stream.OUTSIDE:
                 life.layer = event.layer
 
+    def _enter(self, at: int, event: TraceEvent) -> None:
+        self.tells_inputs = self.tells_inputs or event.key > 0
+        inputs = tuple(
+            life
+            for life in (self._live.get(event.key), self._live.get(event.size))
+            if life is not None
+        )
+        call = Call(
+            event.layer,
+            event.phase,
+            at,
+            self.length,
+            event.thread,
+            None if event.key < 0 else inputs,
+        )
+        self._open.setdefault(event.thread, []).append(call)
+
     def _exit(self, at: int, event: TraceEvent) -> None:
         opened = self._open.get(event.thread, [])
-        if all(layer != event.layer for layer, _, _ in opened):
+        if all(call.layer != event.layer for call in opened):
             return  # it began before the trace did
         while True:
-            layer, phase, begin = opened.pop()
-            self.calls.append(Call(layer, phase, begin, at, event.thread))
-            if layer == event.layer:
+            call = opened.pop()
+            self.calls.append(call._replace(end=at))
+            if call.layer == event.layer:
                 return
 
 

@@ -8,7 +8,9 @@ kind      key                size                 meaning
 ========  =================  ===================  ==================================================
 ALLOC     serial             bytes                a storage was allocated by ``layer`` in ``phase``
 FREE      serial             (unused)             it was freed
-ENTER     (unused)           (unused)             a module's ``forward`` begins
+ENTER     serial             serial               a module's ``forward`` begins, on these storages: the
+                                                  largest two of its positional arguments. 0: nothing is
+                                                  known; a key of -1: no tensor was among them
 EXIT      (unused)           (unused)             it ends, by return or by exception
 TURN      (unused)           (unused)             from now on what happens outside ``forward`` belongs to
                                                   ``layer`` and ``phase`` (stretches of the backward pass,
