@@ -20,6 +20,7 @@ from memlog.analysis.trace.stream import (
     PARAMETER,
     pack,
 )
+from memlog.analysis.trace.uses import UNKNOWN
 from memlog.health import Health
 from memlog.tracer import mode, private, resizes
 from memlog.tracer.engine import Finding
@@ -28,6 +29,7 @@ from memlog.tracer.ledger import MOST_LIVE, SMALL, Ledger
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
+from memlog.tracer.precision import Precision
 from memlog.tracer.scratch import Scratch
 from memlog.tracer.spans import NO_INPUTS, Place, Spans
 from memlog.tracer.storages import (
@@ -76,6 +78,7 @@ class DispatchEngine:
         self._mode = mode.ObservingMode(self, health)
         self._fakes = private.faking()
         self._ledger = Ledger(log, fakes=self._fakes)
+        self._precision = Precision(self._ledger)
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
@@ -185,7 +188,7 @@ class DispatchEngine:
 
     # What the dispatch mode tells.
 
-    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Scratch | None) -> None:
         """An operation has run whose result may be a storage of its own, or that takes more inside."""
         place = self._spans.place(join=True)
         if place is None:
@@ -195,18 +198,20 @@ class DispatchEngine:
             self._look_at_detached(out)
             return
         layer, phase = self._spans.owner(place)
+        made = UNKNOWN
         if result == mode.NEW:
+            before = self._ledger.serial
             for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
                 self._ledger.see(tensor, layer, phase, place.number)
+            made = self._precision.operation(func, args, out, layer, phase, before)
         elif result == mode.RESIZED:
             self._look_at_resized(out, layer, phase, place)
         if inside is None:
             if kind > mode.RESULT and not self._fakes:
                 self._unmeasured[str(func)] += 1
         elif inside.peak > inside.kept:
-            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
-        if self._log.full:
-            self._log.fold()
+            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number, made)
+        self._fold()
 
     def _look_at_resized(self, out: Any, layer: int, phase: int, place: Place) -> None:
         for tensor in tensors_in(out):
@@ -248,5 +253,8 @@ class DispatchEngine:
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
         key, size = place.inputs if kind == ENTER else (0, 0)
         self._log.append(pack(key, size, self._log.now(), layer, kind, phase, 0, place.number))
+        self._fold()
+
+    def _fold(self) -> None:
         if self._log.full:
             self._log.fold()

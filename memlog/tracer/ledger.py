@@ -18,10 +18,13 @@ from memlog.analysis.trace.stream import (
     PARAMETER,
     TEMPORARY,
     UNDECIDED,
+    USES,
     pack,
 )
+from memlog.analysis.trace.uses import HALF, MOST_CASTS, UNKNOWN, packed
 from memlog.tracer.log import EventLog
-from memlog.tracer.storages import held_by, plain_tensors
+from memlog.tracer.precision import type_of
+from memlog.tracer.storages import held_by, is_wrapper, plain_tensors
 
 MOST_LIVE = 12_500
 """Live storages that are all followed: about 600 bytes each, with what the analysis keeps of them."""
@@ -33,12 +36,46 @@ live, at most."""
 class _Known(weakref.ref[Any]):
     """Knows a live storage, and, without a closure of its own, what to say when it goes."""
 
-    __slots__ = ("category", "pointer", "serial", "size")
+    __slots__ = (
+        "asked",
+        "cast_first",
+        "cast_last",
+        "casts",
+        "category",
+        "outside",
+        "pointer",
+        "serial",
+        "size",
+        "type",
+        "used",
+        "wide_inside",
+    )
 
     pointer: int
     serial: int
     size: int
     category: int
+    type: int
+    cast_first: int
+    cast_last: int
+    casts: int
+    used: int
+    asked: int
+    wide_inside: bool
+    outside: bool
+
+    def last_word(self, kind: int, now: int) -> bytes:
+        """An event that tells what it was used for."""
+        return pack(
+            self.serial,
+            packed(self.cast_first, self.cast_last, self.used),
+            now,
+            self.asked,
+            kind,
+            self.type,
+            0,
+            min(self.casts, MOST_CASTS),
+        )
 
 
 class Ledger:
@@ -68,6 +105,8 @@ class Ledger:
         """Nothing is said any more."""
         self._closed = True
         for known in list(self._known.values()):
+            if known.cast_first or known.type == HALF:
+                self._log.append(known.last_word(USES, self._log.now()))
             known.serial = -1
         self._known.clear()
 
@@ -77,19 +116,30 @@ class Ledger:
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._known:
-                    self._hold(storage, layer, phase, UNDECIDED, thread)
+                    self._hold(storage, layer, phase, UNDECIDED, thread, type_of(plain))
                     self.complex = self.complex or plain.is_complex()
             if plain is not tensor and tensor.layout is not torch.strided:
                 self.sparse = True
 
-    def passing(self, size: int, layer: int, phase: int, thread: int) -> None:
+    @property
+    def serial(self) -> int:
+        """That of the storage that was seen last."""
+        return self._serial
+
+    def known(self, tensor: Tensor) -> _Known | None:
+        """What is known of the storage that holds a tensor."""
+        if tensor.layout is not torch.strided or is_wrapper(type(tensor)):
+            return None
+        return self._known.get(tensor.untyped_storage()._cdata)
+
+    def passing(self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN) -> None:
         """An operation took ``size`` bytes beside its results before it returned."""
         if not self._closed:
             self._serial = serial = self._serial + 1
             now = self._log.now()
             self._log.append(
                 pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
-                + pack(serial, 0, now, 0, FREE, 0, 0, thread)
+                + pack(serial, 0, now, 0, FREE, made, 0, 0)
             )
 
     def see_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
@@ -101,9 +151,11 @@ class Ledger:
                 return
             category = known.category
             del self._known[known.pointer]
-            serial, known.serial = known.serial, -1
-            self._log.append(pack(serial, 0, self._log.now(), 0, FREE, 0, 0, thread))
-        self._hold(storage, layer, phase, category, thread)
+            self._log.append(known.last_word(FREE, self._log.now()))
+            known.serial = -1
+        self._hold(
+            storage, layer, phase, category, thread, UNKNOWN if known is None else known.type
+        )
 
     def classify(self, tensor: Tensor, layer: int, category: int) -> None:
         """Says what a storage is for; one that nobody has seen yet was there before.
@@ -117,7 +169,7 @@ class Ledger:
             known = self._known.get(storage._cdata)
             if known is None:
                 if not self._is_omitted(plain):
-                    self._hold(storage, layer, BEFORE, category, 0)
+                    self._hold(storage, layer, BEFORE, category, 0, type_of(plain))
             elif known.category != category and known.category not in (PARAMETER, BUFFER):
                 known.category = category
                 now = self._log.now()
@@ -141,7 +193,9 @@ class Ledger:
         self.omitted += 1
         return True
 
-    def _hold(self, storage: Any, layer: int, phase: int, category: int, thread: int) -> None:
+    def _hold(
+        self, storage: Any, layer: int, phase: int, category: int, thread: int, kind: int
+    ) -> None:
         size = storage.nbytes()
         if not size or self._closed or not (self._fakes or storage.device.type == "cpu"):
             return
@@ -149,6 +203,9 @@ class Ledger:
         self._serial = serial = self._serial + 1
         known.pointer = pointer = storage._cdata
         known.serial, known.size, known.category = serial, size, category
+        known.type = kind
+        known.cast_first = known.cast_last = known.casts = known.used = known.asked = 0
+        known.wide_inside = known.outside = False
         self._known[pointer] = known
         now = self._log.now()
         self._log.append(pack(serial, size, now, layer, ALLOC, phase, category, thread))
@@ -161,6 +218,6 @@ class Ledger:
             if known.serial >= 0:
                 if storages.get(known.pointer) is known:
                     del storages[known.pointer]
-                append(pack(known.serial, 0, now(), 0, FREE, 0, 0, 0))
+                append(known.last_word(FREE, now()))
 
         return gone

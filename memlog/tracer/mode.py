@@ -38,8 +38,8 @@ _MAX_KINDS = 10_000
 class Observer(Protocol):
     """Who is shown them."""
 
-    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
-        """``func`` has returned ``out``; ``inside`` says what it took meanwhile, where that was measured."""
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Scratch | None) -> None:
+        """``func`` has returned ``out`` for ``args``; ``inside``: what it took, where that was measured."""
 
 
 class ObservingMode(TorchDispatchMode):
@@ -135,7 +135,7 @@ class ObservingMode(TorchDispatchMode):
             out = func(*args, **kwargs) if kwargs else func(*args)
         if kind:
             try:
-                observer.operation(func, kind, out, inside)
+                observer.operation(func, kind, args, out, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out

@@ -5,7 +5,7 @@ Moments are indices into the trace's stream of events; -1 is before it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from memlog.analysis.trace.stream import (
     UNDECIDED,
     TraceEvent,
 )
+from memlog.analysis.trace.uses import NOTHING_KNOWN, uses_of
 
 START = -1
 
@@ -29,7 +30,7 @@ START = -1
 class Life:
     """A storage, from when it is made to when it is gone."""
 
-    __slots__ = ("begin", "category", "end", "layer", "phase", "size", "thread")
+    __slots__ = ("begin", "category", "end", "layer", "phase", "size", "thread", "uses")
 
     def __init__(self, event: TraceEvent, begin: int, end: int) -> None:
         self.begin = begin
@@ -39,6 +40,7 @@ class Life:
         self.phase = event.phase
         self.category = event.category
         self.thread = event.thread
+        self.uses = NOTHING_KNOWN
 
     @property
     def passing(self) -> bool:
@@ -97,6 +99,8 @@ class Course:
         self.turns: list[Turn] = []
         self.length = len(trace.events) // stream.EVENT_BYTES
         self._live: dict[int, Life] = {}
+        self._serials: list[int] = []
+        self._made: list[int] = []
         self.tells_inputs = False
         self._open: dict[int, list[Call]] = {}
         for at, event in enumerate(stream.decode(trace.events)):
@@ -107,6 +111,11 @@ class Course:
     def has_backward(self) -> bool:
         """Whether a backward pass was seen."""
         return any(turn.phase == BACKWARD for turn in self.turns)
+
+    def made_after(self, serial: int) -> int:
+        """When the first storage after one was made, by its serial; the course's length where none was."""
+        following = bisect_right(self._serials, serial)
+        return self._made[following] if following < len(self._made) else self.length
 
     def turns_before(self, at: int) -> int:
         """How many turns were before a moment."""
@@ -168,11 +177,10 @@ class Course:
         if event.kind == stream.ALLOC:
             begin = START if event.phase == BEFORE else at
             life = self._live[event.key] = Life(event, begin, self.length)
+            self._number(at, event.key)
             self.lives.append(life)
-        elif event.kind == stream.FREE:
-            gone = self._live.pop(event.key, None)
-            if gone is not None:
-                gone.end = at
+        elif event.kind in (stream.FREE, stream.USES):
+            self._last_word(at, event)
         elif event.kind == stream.CLASSIFY:
             self._classify(event)
         elif event.kind == stream.TURN:
@@ -181,6 +189,20 @@ class Course:
             self._enter(at, event)
         elif event.kind == stream.EXIT:
             self._exit(at, event)
+
+    def _number(self, at: int, serial: int) -> None:
+        if not self._serials or serial > self._serials[-1]:
+            self._serials.append(serial)
+            self._made.append(at)
+
+    def _last_word(self, at: int, event: TraceEvent) -> None:
+        """A storage is freed, or is there as the trace ends."""
+        life = self._live.get(event.key)
+        if life is not None:
+            life.uses = uses_of(event)
+            if event.kind == stream.FREE:
+                life.end = at
+                del self._live[event.key]
 
     def _note_state(self) -> None:
         """What an optimizer's step makes and keeps is its state, also where the trace ends within it."""

@@ -11,7 +11,7 @@ import msgspec
 from memlog.analysis.predict import changes
 from memlog.analysis.predict.checkpoints import best_plan, running_statistics
 from memlog.analysis.predict.course import Course
-from memlog.analysis.predict.precision import unknown_to_autocast, with_autocast
+from memlog.analysis.predict.precision import why_not, with_autocast
 from memlog.analysis.trace.records import Trace
 from memlog.units import format_bytes
 
@@ -142,13 +142,9 @@ def _notes(course: Course | None, hints: Sequence[Hint]) -> Iterator[str]:
             "The traced step was the first: the figures are those of a later one, in which the optimizer's "
             "state is there from the start."
         )
-    unknown = unknown_to_autocast(course)
-    if unknown and course.trace.kinds:
-        named = ", ".join(unknown[:_NAMED])
-        yield (
-            f"What autocast would save can't be predicted: {named} may use parameters or buffers in float32, "
-            "which makes what follows float32 again."
-        )
+    why_no_cast = why_not(course)
+    if why_no_cast is not None:
+        yield f"What autocast would save can't be predicted: {why_no_cast}."
     if changes.state_bytes(course) >= _WORTH * peak and changes.kept_state(course) is None:
         yield (
             "What another optimizer would save is not predicted: the state of this one is not so and so many "

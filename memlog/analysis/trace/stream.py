@@ -7,7 +7,9 @@ append one to a ``bytearray`` in a single atomic call, without a lock.
 kind      key                size                 meaning
 ========  =================  ===================  ==================================================
 ALLOC     serial             bytes                a storage was allocated by ``layer`` in ``phase``
-FREE      serial             (unused)             it was freed
+FREE      serial             uses                 it was freed; its other fields tell its type
+                                                  and what used it (`memlog.analysis.trace.uses`), or
+                                                  are 0
 ENTER     serial             serial               a module's ``forward`` begins, on these storages: the
                                                   largest two of its positional arguments. 0: nothing is
                                                   known; a key of -1: no tensor was among them
@@ -17,6 +19,7 @@ TURN      (unused)           (unused)             from now on what happens outsi
                                                   the optimizer's step)
 CLASSIFY  serial             (unused)             the storage is of ``category`` and belongs to ``layer``
 READING   allocated bytes    reserved bytes       the allocator's own statistics
+USES      serial             uses                 as FREE, of a storage that is there as the trace ends
 ========  =================  ===================  ==================================================
 
 Serials are never used twice in a trace. Times are nanoseconds since the trace began. An ALLOC in the phase
@@ -36,6 +39,7 @@ EXIT: Final = 3
 TURN: Final = 4
 CLASSIFY: Final = 5
 READING: Final = 6
+USES: Final = 7
 
 BEFORE: Final = 0
 FORWARD: Final = 1
