@@ -94,8 +94,30 @@ def test_checkpointing_the_named_modules(case: str) -> None:
     found = hint(case, "checkpointing")
     assert all(f"`{path}`" in found.what for path in found.modules)
     measured = measured_peak(CASES[case], checkpointed=found.modules)
-    assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+    assert found.peak == pytest.approx(measured, rel=0.01)
     assert measured < (advice_for(case).peak or 0)
+
+
+def test_checkpointing_a_module_that_is_called_twice() -> None:
+    """The backward pass goes through one call right after the other."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            first, second = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 32, 3, 1, 1)
+            pooled = (nn.MaxPool2d(2), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.net = nn.Sequential(first, nn.ReLU(), *pooled, nn.Linear(32, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.net(x) - self.net(x.flip(-1))
+            return out
+
+    case = Case(Twice, lambda size: torch.randn(size, 3, 32, 32), squares, 16)
+    traced(case)  # what a convolution takes inside is measured once for each shape
+    [found] = [one for one in advise(traced(case)).hints if one.kind == "checkpointing"]
+    assert found.modules == ("net",)
+    measured = measured_peak(case, checkpointed=found.modules)
+    assert found.peak == pytest.approx(measured, rel=0.01)
 
 
 def test_layers_whose_inputs_would_die_are_not_checkpointed_one_by_one() -> None:
@@ -349,6 +371,23 @@ def test_a_lighter_optimizer_where_a_parameter_is_one_number(name: str, words: s
     assert words == "8 bits" or "keeps 2 numbers for each" in found.what
     make: Any = OPTIMIZERS[words]
     assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
+
+
+@pytest.mark.seed(254)
+def test_where_the_trace_ends_with_the_optimizers_first_step_its_state_is_told() -> None:
+    """In a session the window of a step closes before anybody has looked at whose state it is."""
+    case = WITH_ONE_NUMBER["half frozen"]
+    trace = traced(case, step=0)
+    unsaid = b"".join(
+        stream.pack(*event)
+        for event in stream.decode(trace.events)
+        if (event.kind, event.category) != (stream.CLASSIFY, stream.OPTIMIZER_STATE)
+    )
+    advice = advise(replace(trace, events=unsaid))
+    for words, lighter in OPTIMIZERS.items():
+        [found] = [one for one in advice.hints if one.kind == "optimizer" and words in one.what]
+        make: Any = lighter
+        assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(

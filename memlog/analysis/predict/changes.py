@@ -15,6 +15,7 @@ from memlog.analysis.trace.stream import (
     INPUT,
     OPTIMIZER,
     OPTIMIZER_STATE,
+    OUTSIDE,
     PARAMETER,
     RECOMPUTE,
 )
@@ -121,24 +122,34 @@ def kept_state(course: Course) -> State | None:
         Adafactor, which keeps sums over rows and columns.
     """
     smallest = _COUNTERS if course.trace.result.device == "cpu" else _ALLOCATORS_BLOCK
-    parameters = _by_layer_and_size(course, PARAMETER)
     kept = _by_layer_and_size(course, OPTIMIZER_STATE, smallest)
+    stepped = _stepped(course, kept, smallest)
+    if any(key.layer == OUTSIDE for key in kept):  # the trace ends before it says whose they are
+        kept, stepped = _by_size(kept), _by_size(stepped)
     whole = Counter[int]()
     for key, count in kept.items():
-        if parameters[key] and count % parameters[key] == 0:
-            whole[count // parameters[key]] += key.size * count
+        if stepped[key] and count % stepped[key] == 0:
+            whole[count // stepped[key]] += key.size * count
     numbers, size = whole.most_common(1)[0] if whole else (0, 0)
     if not numbers or size < _ALMOST_ALL * _bytes(kept):
         return None
-    gradients, layers = _by_layer_and_size(course, GRADIENT), {key.layer for key in kept}
-    stepped = {
-        key: count
-        for key, count in parameters.items()
-        if key in gradients and key.layer in layers and key.size > smallest
-    }
     # A sum over the rows of a weight may be as large as the bias by chance, but never as the weight.
     enough = size // numbers >= _ALMOST_ALL * _bytes(stepped)
     return State(numbers, size // numbers) if enough else None
+
+
+def _stepped(course: Course, kept: Counter[_Key], above: int) -> Counter[_Key]:
+    """The parameters with gradients, in the layers for which something is kept."""
+    layers = {key.layer for key in kept}
+    gradients = _by_layer_and_size(course, GRADIENT)
+    found = _by_layer_and_size(course, PARAMETER, above).items()
+    return Counter(
+        {
+            key: count
+            for key, count in found
+            if key in gradients and (key.layer in layers or OUTSIDE in layers)
+        }
+    )
 
 
 class _Key(NamedTuple):
@@ -152,6 +163,13 @@ def _by_layer_and_size(course: Course, category: int, above: int = 0) -> Counter
         for life in course.lives
         if life.category == category and life.size > above
     )
+
+
+def _by_size(counts: Counter[_Key]) -> Counter[_Key]:
+    sizes = Counter[_Key]()
+    for key, count in counts.items():
+        sizes[_Key(OUTSIDE, key.size)] += count
+    return sizes
 
 
 def _bytes(counts: Mapping[_Key, int]) -> int:

@@ -2,12 +2,12 @@
 
 Under autocast matrix products and convolutions are computed, and leave their results, in two bytes a number
 in place of four; what follows takes over the type of its input. The parameters stay as they are, and each
-that such an operation uses is copied for as long as the backward pass needs it. What the loss makes, and sums
-along a residual stream that begins with an embedding or with the input itself, stay in four bytes.
+that such an operation uses is copied for as long as the backward pass needs it. What the loss makes stays in
+four bytes.
 
-That is an account of types that the trace does not tell, so it is the least certain of the predictions. It
-is made where all parameters and buffers belong to layers of torch's whose operations are known. What a module
-of another kind does with its own may be a product, which is cast, or a sum, which widens all that follows.
+Which storages these are the trace tells, where it was recorded operation by operation
+(`memlog.tracer.precision`). Parameters were taken there for those of a product or a norm, so a prediction is
+made where all parameters and buffers belong to layers of torch's whose operations are known.
 """
 
 from __future__ import annotations
