@@ -24,6 +24,8 @@ _WORKERS = 0.5
 """Share of the tree's memory in other processes that is worth a word."""
 FAR_LARGER = 1.5
 """From so many times the traced peak on, the failing step was not like the traced one."""
+_NAMED = 6
+"""Modules that a line names."""
 
 
 class Prediction(NamedTuple):
@@ -65,6 +67,11 @@ def needed(failure: OutOfMemory) -> int:
         failure.allocated if failure.device != "host" else 0
     )  # on the host, all that a process holds
     return (in_use or 0) + (failure.requested or 0)
+
+
+def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:
+    """Whether the failing step was not like the traced one."""
+    return bool(trace.peak) and needed(failure) > FAR_LARGER * (trace.peak or 0)
 
 
 def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
@@ -128,7 +135,10 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
             "the process holds, such as data sets, caches and lists, matters more."
         )
         return
-    yield from _by_prediction(predicted, failure) or _by_category(trace)
+    if failure is not None and trace is not None and needed_far_more(failure, trace):
+        yield from _of_a_larger_step(failure, trace, predicted)
+    else:
+        yield from _by_prediction(predicted) or _by_category(trace)
     if trace is None:
         yield "Tracing says who holds the memory: `memlog.init(model=model, layers=True)`."
 
@@ -139,16 +149,46 @@ def _is_small(trace: Trace, moments: LastMoments) -> bool:
     return held is not None and (trace.peak or 0) < _SMALL * held
 
 
-def _by_prediction(predicted: Prediction | None, failure: OutOfMemory | None) -> list[str]:
+def _of_a_larger_step(
+    failure: OutOfMemory, trace: Trace, predicted: Prediction | None
+) -> Iterator[str]:
+    """What helps where the step that failed was not like the traced one.
+
+    The parameters and the optimizer's state are those of any step, so it was what grows with the input that
+    had grown. Figures of the traced step, and shares of it, say nothing about that.
+    """
+    where = {"forward": "forward pass", "backward": "backward pass"}.get(
+        failure.phase or "", "forward or backward pass"
+    )
+    asked = "asked for" if failure.device == "host" else "in use and asked for"
+    yield (
+        f"The step that failed needed far more than the traced one ({format_bytes(needed(failure))} "
+        f"{asked}, {format_bytes(trace.peak)} at the traced peak): its {where} grew with its input. A "
+        "smaller batch, or shorter or smaller inputs, makes that smaller; a lighter optimizer does not, for "
+        "its state does not grow with the input."
+    )
+    modules = _to_checkpoint(predicted)
+    yield (
+        f"`torch.utils.checkpoint`{f' (on {modules})' if modules else ''} computes activations again in "
+        "backward in place of keeping them; bfloat16 autocast makes them smaller. How much either saves "
+        "can't be told from a step that was so much smaller."
+    )
+
+
+def _to_checkpoint(predicted: Prediction | None) -> str:
+    hints = () if predicted is None else predicted.advice.hints
+    modules = next((hint.modules for hint in hints if hint.kind == "checkpointing"), ())
+    return ", ".join(f"`{path}`" for path in modules[:_NAMED])
+
+
+def _by_prediction(predicted: Prediction | None) -> list[str]:
     if predicted is None or not predicted.advice.hints:
         return []
     found = predicted.advice
     step = "a step that was never over" if predicted.step is None else f"step {predicted.step}"
-    larger = failure is not None and found.peak and needed(failure) > FAR_LARGER * found.peak
-    notes = ["The step that failed needed far more: go by the shares there."] if larger else []
     return [hint.sentence() for hint in found.hints] + [
         f"These peaks are predicted from the worst traced step ({step}), which needs "
-        f"{format_bytes(found.peak)}. {' '.join([*notes, *found.notes])}"
+        f"{format_bytes(found.peak)}. {' '.join(found.notes)}"
     ]
 
 

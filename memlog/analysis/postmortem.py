@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from memlog.analysis.advice import FAR_LARGER, Prediction, advice, in_a_step, needed
+from memlog.analysis.advice import Prediction, advice, in_a_step, needed, needed_far_more
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.suspicion import Suspicion, Witness, suspect
 from memlog.events import Batch, OutOfMemory, Trace
@@ -54,9 +54,12 @@ def report(
     parts: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("", lambda: _cause(moments, witness, suspicion))
     ]
-    if suspicion.of_memory and not (moments.failure and moments.failure.worker):
+    telling = suspicion.of_memory and not (moments.failure and moments.failure.worker)
+    if telling:
         parts.append(("Who held what", lambda: _holders(moments)))
     parts.append(("The last steps", lambda: _course(moments)))
+    if moments.trace is not None and not telling:
+        parts.append(("The newest traced step", lambda: _newest_trace(moments)))
     if suspicion.of_memory:
         parts.append(("What would help", lambda: [_list(advice(moments, predicted, health))]))
     else:
@@ -196,6 +199,16 @@ def _holders(moments: LastMoments) -> Iterator[str]:
     yield from _files(moments)
 
 
+def _newest_trace(moments: LastMoments) -> Iterator[str]:
+    """What is known of memory where nothing says that memory is the cause."""
+    trace = moments.trace
+    if trace is not None:
+        yield (
+            f"It was {_traced(trace)}. That is what training needs, and no evidence of what ended this run."
+        )
+        yield from _files(moments)
+
+
 def _traced(trace: Trace) -> str:
     which = "one that was never over" if trace.step is None else f"step {trace.step}"
     return f"{which} ({trace.engine}), at its peak of {format_bytes(trace.peak)} in tensors"
@@ -211,7 +224,7 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
         return f"The step at the end{later} was not traced: it may have been another."
     if not in_a_step(failure, trace):
         return "What found no room was asked for outside the model's layers; what follows is about those."
-    if trace.peak and needed(failure) > FAR_LARGER * trace.peak:
+    if needed_far_more(failure, trace):
         what = "asked for" if failure.device == "host" else "in use and asked for"
         return (
             f"The step that failed{later} was not traced, and it was not like it: "

@@ -58,7 +58,7 @@ def _is_sound(trace: Trace) -> bool:
     if len(trace.events) % stream.EVENT_BYTES or not trace.paths:
         return False
     return all(
-        event.kind <= stream.READING
+        event.kind <= stream.USES
         and event.layer < len(trace.paths)
         and event.phase < len(stream.PHASES)
         and event.category < len(stream.CATEGORIES)

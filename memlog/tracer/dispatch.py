@@ -16,6 +16,7 @@ from torch import Tensor
 from memlog.analysis.trace.stream import (
     BACKWARD,
     BEFORE,
+    ENTER,
     GRADIENT,
     INPUT,
     OPTIMIZER_STATE,
@@ -23,6 +24,7 @@ from memlog.analysis.trace.stream import (
     PARAMETER,
     pack,
 )
+from memlog.analysis.trace.uses import UNKNOWN
 from memlog.health import Health
 from memlog.tracer import mode, private, scratch, taps
 from memlog.tracer.engine import Finding
@@ -31,8 +33,9 @@ from memlog.tracer.ledger import MOST_LIVE, SMALL, Ledger
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
+from memlog.tracer.precision import Precision
 from memlog.tracer.scratch import Scratch
-from memlog.tracer.spans import Place, Spans
+from memlog.tracer.spans import NO_INPUTS, Place, Spans
 from memlog.tracer.storages import (
     optimizer_tensors,
     parameters_of,
@@ -96,6 +99,7 @@ class DispatchEngine:
         self._mode = mode.ObservingMode(self, health)
         self._fakes = private.faking()
         self._ledger = Ledger(log, fakes=self._fakes)
+        self._precision = Precision(self._ledger)
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
@@ -187,12 +191,16 @@ class DispatchEngine:
 
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins."""
+        tensors = tensors_in(args)
+        before = self._spans.place()
+        if before is not None:
+            before.inputs = self._ledger.largest(tensors) if tensors else NO_INPUTS
         place = self._spans.module_begins(module)
         self._transformed = self._transformed or private.transforming()
         if self._owners.unknown:
             self._seed()
         if place is not None and len(place.stack) == 2 and place.stack[1][1] == private.NO_TASK:  # noqa: PLR2004 - the first module below "outside"
-            for tensor in tensors_in(args):
+            for tensor in tensors:
                 if tensor.grad_fn is None:
                     self._ledger.classify(tensor, OUTSIDE, INPUT)
 
@@ -225,7 +233,7 @@ class DispatchEngine:
             for tensor in tensors_in(values):
                 self._ledger.meet(tensor)
 
-    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Scratch | None) -> None:
         """An operation has run whose result may be a storage of its own, or that takes more inside."""
         place = self._spans.place(join=True)
         if place is None:
@@ -235,19 +243,27 @@ class DispatchEngine:
             self._look_at_detached(out)
             return
         layer, phase = self._spans.owner(place)
+        made = UNKNOWN
         if result == mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
-                for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-                    self._ledger.see(tensor, layer, phase, place.number)
+                made = self._look_at_new(func, args, out, layer, phase, place)
         elif result:
             self._ledger.sparse = self._ledger.sparse or bool(result & mode.WRITTEN)
             self._look_at_resized(out, layer, phase, place)
         if inside is not None:
-            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number)
+            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number, made)
         elif kind > mode.RESULT:
             self._count_unmeasured(func)
-        if self._log.full:
-            self._log.fold()
+        self._fold()
+
+    def _look_at_new(
+        self, func: Any, args: Any, out: Any, layer: int, phase: int, place: Place
+    ) -> int:
+        """The results of an operation, and what they would be under autocast."""
+        before = self._ledger.serial
+        for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
+            self._ledger.see(tensor, layer, phase, place.number)
+        return self._precision.operation(func, args, out, layer, phase, before)
 
     def _count_unmeasured(self, func: Any) -> None:
         if not self._fakes:
@@ -323,6 +339,10 @@ class DispatchEngine:
             self._ledger.classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
-        self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, place.number))
+        key, size = place.inputs if kind == ENTER else (0, 0)
+        self._log.append(pack(key, size, self._log.now(), layer, kind, phase, 0, place.number))
+        self._fold()
+
+    def _fold(self) -> None:
         if self._log.full:
             self._log.fold()

@@ -44,8 +44,8 @@ _MAX_KINDS = 10_000
 class Observer(Protocol):
     """Who is shown them."""
 
-    def operation(self, func: Any, kind: int, out: Any, inside: Scratch | None) -> None:
-        """``func`` has returned ``out``; ``inside`` says what it took meanwhile, where that was measured.
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Scratch | None) -> None:
+        """``func`` has returned ``out`` for ``args``; ``inside``: what it took, where that was measured.
 
         Of arguments that it has changed ``out`` has the tensors whose storage is another one, or of another
         size, than it was.
@@ -160,7 +160,7 @@ class ObservingMode(TorchDispatchMode):
         if kind:
             try:
                 shown = out if before is None else changed(out, before)
-                observer.operation(func, kind, shown, inside)
+                observer.operation(func, kind, args, shown, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._health.fault("recording an operation", error)
         return out

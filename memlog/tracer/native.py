@@ -11,6 +11,7 @@ from torch import Tensor
 from memlog.analysis.trace.native import Join, Mark, Seed, label
 from memlog.analysis.trace.stream import (
     CLASSIFY,
+    ENTER,
     GRADIENT,
     OPTIMIZER_STATE,
 )
@@ -22,8 +23,8 @@ from memlog.tracer.history import History
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
-from memlog.tracer.spans import Place
-from memlog.tracer.storages import held_by, optimizer_tensors, parameters_of
+from memlog.tracer.spans import NO_INPUTS, Place
+from memlog.tracer.storages import held_by, optimizer_tensors, parameters_of, tensors_in
 
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
@@ -106,6 +107,13 @@ class NativeEngine(Followed):
 
     # What the hooks tell.
 
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins."""
+        place = self._spans.place()
+        if place is not None:
+            place.inputs = self._largest(args)
+        super().module_begins(module, args)
+
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
         for parameter in parameters_of(optimizer):
@@ -129,7 +137,16 @@ class NativeEngine(Followed):
             allocated, reserved = self._read()
             reading = (allocated, reserved or 0)
         owner = self._spans.resting(place)
-        mark = Mark(self._log.now(), kind, layer, phase, place.number, owner=owner, reading=reading)
+        mark = Mark(
+            self._log.now(),
+            kind,
+            layer,
+            phase,
+            place.number,
+            owner=owner,
+            inputs=place.inputs if kind == ENTER else (0, 0),
+            reading=reading,
+        )
         self._marks.append(mark)
         # Another thread may have appended meanwhile: then this thread's note names its mark, for a moment.
         self._history.note(label(len(self._marks) - 1))
@@ -156,6 +173,15 @@ class NativeEngine(Followed):
         now = self._log.now()
         for address, _ in self._blocks(tensor):
             self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
+
+    def _largest(self, args: Any) -> tuple[int, int]:
+        """The addresses of the largest two storages among a module's arguments."""
+        tensors = tensors_in(args)
+        if not tensors:
+            return NO_INPUTS
+        found = dict(block for tensor in tensors for block in self._blocks(tensor))
+        first, second, *_ = [*sorted(found, key=lambda address: -found[address]), 0, 0]
+        return first, second
 
     def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,6 +25,9 @@ from memlog.tracer.sequence import SequenceMap
 _MAX_THREADS = 256
 """Their number is one byte of an event."""
 
+NO_INPUTS: Final = (-1, 0)
+"""A module was called with no tensor among its positional arguments."""
+
 
 class Place:
     """Where one thread is.
@@ -38,9 +41,10 @@ class Place:
         last_backward: The layer whose backward pass was looked at last.
         made: The number that the graph's next operation had then, where that backward pass makes a graph of
             its own.
+        inputs: What the module that is about to begin gets: an engine says it with its ENTER.
     """
 
-    __slots__ = ("last_backward", "made", "number", "optimizing", "stack", "turn")
+    __slots__ = ("inputs", "last_backward", "made", "number", "optimizing", "stack", "turn")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -49,6 +53,7 @@ class Place:
         self.turn = (OUTSIDE, FORWARD)
         self.last_backward = OUTSIDE
         self.made: int | None = None
+        self.inputs = NO_INPUTS
 
 
 class Spans:

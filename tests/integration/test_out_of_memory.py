@@ -292,6 +292,64 @@ def test_an_error_of_another_kind_has_no_report(tmp_path: Path) -> None:
     }
 
 
+TRAINS = """
+    import os, resource, signal, time
+    import torch
+    import memlog
+
+    torch.set_num_threads(1)
+    blocks = (torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()) for _ in range(4))
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(256, 1))
+    session = memlog.init("local", model=model, layers=True, finish_timeout=60)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train(batch):
+        model(torch.randn(batch, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    {body}
+"""
+GROWS = """
+    resource.setrlimit(resource.RLIMIT_AS, (3 * 1024**3, 3 * 1024**3))
+    for exponent in (6, *range(15, 40)):
+        train(2**exponent)
+"""
+IS_KILLED = """
+    for _ in range(30):
+        train(64)
+    deadline = time.monotonic() + 60
+    graph = session.directory / "artifacts" / "worst-step.speedscope.json.gz"
+    while not graph.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_batch_that_grew_is_told_so_rather_than_a_lighter_optimizer(tmp_path: Path) -> None:
+    body = textwrap.indent(textwrap.dedent(GROWS), "    ")
+    errors = ended(tmp_path, TRAINS.format(body=body.strip()))
+    assert "DefaultCPUAllocator" in errors
+    helps = wait_for_report(only_run(tmp_path)).partition("## What would help")[2]
+    assert "The step that failed needed far more than the traced one" in helps
+    assert "A smaller batch, or shorter or smaller inputs" in helps
+    assert "`torch.utils.checkpoint`" in helps
+    assert "SGD" not in helps
+    assert "8 bits" not in helps
+
+
+def test_a_killed_trainers_newest_trace_is_named(tmp_path: Path) -> None:
+    body = textwrap.indent(textwrap.dedent(IS_KILLED), "    ")
+    with child(tmp_path, TRAINS.format(body=body.strip())) as process:
+        _, errors = process.communicate(timeout=150)
+    assert process.returncode == -signal.SIGKILL, errors
+    text = wait_for_report(only_run(tmp_path))
+    newest = text.partition("## The newest traced step")[2].partition("##")[0]
+    assert "(dispatch), at its peak of " in newest
+    assert "no evidence of what ended this run" in newest
+    assert "`worst-step.speedscope.json.gz`" in newest
+
+
 def test_the_helper_explains_a_trainer_that_was_killed(tmp_path: Path) -> None:
     with child(tmp_path, FOREVER) as process:
         assert process.stdout is not None

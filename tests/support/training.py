@@ -61,12 +61,58 @@ def encoder() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 64), layers, nn.Linear(64, 8))
 
 
+def cells(*, first: nn.Module, rest: Callable[[], list[nn.Module]], last: nn.Module) -> nn.Module:
+    """Blocks between two layers."""
+    return nn.Sequential(first, *(nn.Sequential(*rest()) for _ in range(5)), last)
+
+
+def relu_conv_bn() -> nn.Module:
+    """Blocks whose first operation keeps nothing of its input, as in architecture search and in ResNet v2."""
+    return cells(
+        first=nn.Conv2d(3, 16, 3, 1, 1),
+        rest=lambda: [nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.BatchNorm2d(16)],
+        last=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)),
+    )
+
+
+def tanh_linear_dropout() -> nn.Module:
+    return cells(
+        first=nn.Linear(64, 256),
+        rest=lambda: [nn.Tanh(), nn.Linear(256, 256), nn.Dropout(0.1)],
+        last=nn.Linear(256, 4),
+    )
+
+
+def dropout_linear_relu() -> nn.Module:
+    """Blocks whose last operation keeps its result, which the next block's first does not."""
+    return cells(
+        first=nn.Linear(64, 256),
+        rest=lambda: [nn.Dropout(0.2), nn.Linear(256, 256), nn.ReLU()],
+        last=nn.Linear(256, 4),
+    )
+
+
+def linear_dropout_tanh() -> nn.Module:
+    parts = ((nn.Linear(256, 256), nn.Dropout(0.1), nn.Tanh()) for _ in range(5))
+    return nn.Sequential(*(one for part in parts for one in part))
+
+
 CASES = {
     "gpt": Case(lambda: GPT(width=96, blocks=4), lambda batch: text(batch, 64), entropy, 16),
     "unet": Case(UNet, lambda batch: torch.randn(batch, 2, 64, 64), squares, 8),
     "mlp": Case(lambda: mlp(256, 6), lambda batch: torch.randn(batch, 256), squares, 1024),
     "rollout": Case(Rollout, lambda batch: torch.randn(batch, 2, 32, 32), squares, 8),
     "encoder": Case(encoder, lambda batch: torch.randn(batch, 48, 16), squares, 8),
+    "relu-conv-bn": Case(relu_conv_bn, lambda batch: torch.randn(batch, 3, 32, 32), squares, 16),
+    "tanh-linear-dropout": Case(
+        tanh_linear_dropout, lambda batch: torch.randn(batch, 64), squares, 2048
+    ),
+    "dropout-linear-relu": Case(
+        dropout_linear_relu, lambda batch: torch.randn(batch, 64), squares, 2048
+    ),
+    "linear-dropout-tanh": Case(
+        linear_dropout_tanh, lambda batch: torch.randn(batch, 256), squares, 1024
+    ),
 }
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from support.journals import GIB, MadeRun, at, batch
+from support.journals import GIB, MIB, MadeRun, at, batch
 from support.training import CASES, traced
 
 from memlog.analysis.last_moments import last_moments
@@ -48,7 +48,7 @@ def traced_run(root: Path) -> RunDirectory:
     run = MadeRun(root).write(*(batch(step, GIB) for step in range(8)), event)
     run.write(
         OutOfMemory(
-            at(1), 7, "host", GIB, 0, None, None, None, None, "blocks.1", "forward", "no memory"
+            at(1), 7, "host", MIB, 0, None, None, None, None, "blocks.1", "forward", "no memory"
         )
     )
     directory = run.closed()

@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
+from support import training
 from support.journals import GIB, MIB, MadeRun, at, batch
 
 from memlog.analysis import advice, postmortem
 from memlog.analysis.last_moments import LastMoments, last_moments
 from memlog.analysis.postmortem import Report, report
+from memlog.analysis.predict import advise
 from memlog.analysis.suspicion import Witness
 from memlog.analysis.trace.stream import CATEGORIES
 from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
@@ -211,6 +213,10 @@ def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
     assert "Nothing points to memory as the cause" in found.text
     assert "What would help" not in found.text
     assert "Who held what" not in found.text
+    assert (
+        "## The newest traced step\n\nIt was step 0 (dispatch), at its peak of 400.0" in found.text
+    )
+    assert "no evidence of what ended this run" in found.text
     assert ("dmesg" in found.text) is (kills is None)
     assert "139 a segmentation fault" in found.text
     assert "std::bad_alloc" in found.text
@@ -295,3 +301,34 @@ def test_the_flame_graph_is_named_where_there_is_one(tmp_path: Path) -> None:
     assert "`worst-step.speedscope.json.gz`" in text
     assert "`memlog open k7m2xq9a`" in text
     assert "memlog open" not in told(ended(tmp_path / "without", trace(), FAILURE)).text
+    wordless = told(ended(tmp_path / "wordless", trace(), graph)).text
+    assert "`worst-step.speedscope.json.gz`" in wordless
+    assert "`memlog open k7m2xq9a`" in wordless
+    untraced = told(ended(tmp_path / "untraced")).text
+    assert "newest traced step" not in untraced
+
+
+def predicted() -> advice.Prediction:
+    case = training.CASES["gpt"]
+    return advice.Prediction(advise(training.traced(case)), 0)
+
+
+def test_a_step_that_had_grown_is_told_what_grew(tmp_path: Path) -> None:
+    """A lighter optimizer saves half of a small step, and nothing of one whose batch is huge."""
+    worst = predicted()
+    assert any(hint.kind == "optimizer" for hint in worst.advice.hints)
+    small = trace(peak=10 * MIB, at_peak={"optimizer state": 6 * MIB, "activations": 4 * MIB})
+    text = report(ended(tmp_path / "larger", small, FAILURE), KILLED, worst).text
+    helps = text.partition("## What would help")[2]
+    assert "400.0 MiB asked for, 10.0 MiB at the traced peak): its forward pass grew" in helps
+    assert "A smaller batch, or shorter or smaller inputs" in helps
+    assert "`torch.utils.checkpoint` (on `blocks.0`, `blocks.1`, `blocks.2`)" in helps
+    assert "SGD" not in helps
+    assert "8 bits" not in helps
+    assert "%) less" not in helps
+    untold = told(ended(tmp_path / "untold", small, FAILURE)).text.partition("## What would")[2]
+    assert "A smaller batch" in untold
+    assert "SGD" not in untold
+    alike = report(ended(tmp_path / "alike", trace(), FAILURE), KILLED, worst).text
+    assert "SGD without momentum" in alike
+    assert "%) less" in alike

@@ -17,6 +17,7 @@ from torch.nn import functional
 from memlog import MemoryTracer
 from memlog.analysis.predict import Advice, Hint, advise
 from memlog.analysis.predict.course import Course, Span, highest
+from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
 
 TOLERANCE = 0.1
@@ -81,14 +82,78 @@ def test_where_gradients_matter_adding_them_up_saves_less_than_half_the_batch(ba
         assert measured >= (advice.peak or 0)
 
 
-@pytest.mark.parametrize("case", ["gpt", "unet", "rollout", "encoder"])
+WITH_BLOCKS = [
+    *("gpt", "unet", "rollout", "encoder"),
+    *("relu-conv-bn", "tanh-linear-dropout", "dropout-linear-relu"),
+]
+
+
+@pytest.mark.parametrize("case", WITH_BLOCKS)
 @pytest.mark.seed(254)
 def test_checkpointing_the_named_modules(case: str) -> None:
     found = hint(case, "checkpointing")
     assert all(f"`{path}`" in found.what for path in found.modules)
     measured = measured_peak(CASES[case], checkpointed=found.modules)
-    assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+    assert found.peak == pytest.approx(measured, rel=0.01)
     assert measured < (advice_for(case).peak or 0)
+
+
+def test_checkpointing_a_module_that_is_called_twice() -> None:
+    """The backward pass goes through one call right after the other."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            first, second = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 32, 3, 1, 1)
+            pooled = (nn.MaxPool2d(2), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.net = nn.Sequential(first, nn.ReLU(), *pooled, nn.Linear(32, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.net(x) - self.net(x.flip(-1))
+            return out
+
+    case = Case(Twice, lambda size: torch.randn(size, 3, 32, 32), squares, 16)
+    traced(case)  # what a convolution takes inside is measured once for each shape
+    [found] = [one for one in advise(traced(case)).hints if one.kind == "checkpointing"]
+    assert found.modules == ("net",)
+    measured = measured_peak(case, checkpointed=found.modules)
+    assert found.peak == pytest.approx(measured, rel=0.01)
+
+
+def test_layers_whose_inputs_would_die_are_not_checkpointed_one_by_one() -> None:
+    """Dropout and Tanh keep what they make; checkpointed, each keeps what it was given in its place."""
+    case = CASES["linear-dropout-tanh"]
+    dropouts = ("1", "4", "7", "10", "13")
+    assert measured_peak(case, checkpointed=dropouts) > 0.99 * measured_peak(case)
+    for found in (one for one in advice_for("linear-dropout-tanh").hints if one.modules):
+        measured = measured_peak(case, checkpointed=found.modules)
+        assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+
+
+def test_a_module_whose_inputs_are_not_known_is_not_checkpointed() -> None:
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = CASES["relu-conv-bn"].model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.inner:  # type: ignore[attr-defined] # it is a Sequential
+                x = block(input=x) if isinstance(block, nn.Sequential) else block(x)
+            return x
+
+    advice = advise(traced(CASES["relu-conv-bn"]._replace(model=ByName)))
+    assert not {"inner.1", "inner.2"} & {path for one in advice.hints for path in one.modules}
+
+
+def test_of_a_trace_that_tells_no_inputs_checkpointing_is_not_predicted() -> None:
+    trace = trace_of("gpt")
+    events = b"".join(
+        stream.pack(*(event._replace(key=0, size=0) if event.kind == stream.ENTER else event))
+        for event in stream.decode(trace.events)
+    )
+    advice = advise(replace(trace, events=events))
+    assert "checkpointing" not in {one.kind for one in advice.hints}
+    assert any("checkpointing would save is not predicted" in note for note in advice.notes)
 
 
 def test_the_modules_to_checkpoint_are_the_blocks_without_the_last() -> None:
@@ -265,6 +330,96 @@ def test_bare_norms_are_not_checkpointed() -> None:
     named = {module for one in advice.hints for module in one.modules}
     assert not named & {"1", "4", "7", "10"}
     assert not any("running statistics" in note for note in advice.notes)
+
+
+def recommender() -> nn.Module:
+    """Its last bias is one number, and so are the steps that Adam counts for each parameter."""
+
+    class Recommender(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList(nn.Embedding(20_000, 32) for _ in range(4))
+            self.top = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = [table(x[:, at]) for at, table in enumerate(self.tables)]
+            out: torch.Tensor = self.top(torch.cat(found, 1))
+            return out
+
+    return Recommender()
+
+
+def half_frozen() -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 1))
+    model[:3].requires_grad_(requires_grad=False)
+    return model
+
+
+WITH_ONE_NUMBER = {
+    "recommender": Case(recommender, lambda size: torch.randint(20_000, (size, 4)), squares, 1024),
+    "half frozen": Case(half_frozen, lambda size: torch.randn(size, 512), squares, 64),
+}
+
+
+@pytest.mark.parametrize("words", OPTIMIZERS)
+@pytest.mark.parametrize("name", WITH_ONE_NUMBER)
+@pytest.mark.seed(254)
+def test_a_lighter_optimizer_where_a_parameter_is_one_number(name: str, words: str) -> None:
+    case = WITH_ONE_NUMBER[name]
+    advice = advise(traced(case))
+    [found] = [one for one in advice.hints if one.kind == "optimizer" and words in one.what]
+    assert words == "8 bits" or "keeps 2 numbers for each" in found.what
+    make: Any = OPTIMIZERS[words]
+    assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
+
+
+@pytest.mark.seed(254)
+def test_where_the_trace_ends_with_the_optimizers_first_step_its_state_is_told() -> None:
+    """In a session the window of a step closes before anybody has looked at whose state it is."""
+    case = WITH_ONE_NUMBER["half frozen"]
+    trace = traced(case, step=0)
+    unsaid = b"".join(
+        stream.pack(*event)
+        for event in stream.decode(trace.events)
+        if (event.kind, event.category) != (stream.CLASSIFY, stream.OPTIMIZER_STATE)
+    )
+    advice = advise(replace(trace, events=unsaid))
+    for words, lighter in OPTIMIZERS.items():
+        [found] = [one for one in advice.hints if one.kind == "optimizer" and words in one.what]
+        make: Any = lighter
+        assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("make", "numbers"),
+    [
+        (partial(torch.optim.Adam, amsgrad=True), 3),
+        (torch.optim.NAdam, 2),
+        (partial(torch.optim.RMSprop, momentum=0.9), 2),
+        (torch.optim.RMSprop, 1),
+    ],
+)
+def test_from_optimizers_of_other_kinds_to_a_lighter_one(make: Any, numbers: int) -> None:
+    case = WITH_ONE_NUMBER["half frozen"]
+    found = {
+        one.what: one for one in advise(traced(case, make=make)).hints if one.kind == "optimizer"
+    }
+    keeps = "one number" if numbers == 1 else f"{numbers} numbers"
+    assert any(f"keeps {keeps} for each" in what for what in found)
+    assert len(found) == (3 if numbers > 1 else 2)
+    for what, one in found.items():
+        if "8 bits" not in what or numbers > 1:  # the tests' own optimizer of 8 bits keeps two
+            lighter: Any = next(make for words, make in OPTIMIZERS.items() if words in what)
+            assert one.peak == pytest.approx(measured_peak(case, make=lighter), rel=TOLERANCE)
+
+
+def test_where_the_state_is_no_numbers_for_each_parameter_no_optimizer_is_lighter() -> None:
+    make: Any = torch.optim.Adafactor  # keeps sums over rows and over columns
+    wide = Case(lambda: nn.Linear(2, 4096), lambda size: torch.randn(size, 2), squares, 2)
+    for case in (WITH_ONE_NUMBER["half frozen"], wide):
+        advice = advise(traced(case, make=make))
+        assert "optimizer" not in {one.kind for one in advice.hints}
+    assert any("What another optimizer would save is not predicted" in n for n in advice.notes)
 
 
 def test_an_optimizer_without_state_has_no_lighter_one() -> None:

@@ -17,6 +17,7 @@ from memlog.analysis.trace.accountant import Accountant
 from memlog.analysis.trace.fragmentation import of_segments, of_statistics
 from memlog.analysis.trace.native import Join, Mark, Seed, label, number_of
 from memlog.analysis.trace.stream import (
+    ALLOC,
     BACKWARD,
     BEFORE,
     CLASSIFY,
@@ -86,6 +87,23 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
     assert books.live_bytes == 1024 + 512
     assert books.rows[2, FORWARD].frees == 1
     assert books.rows[1, FORWARD].calls == 1
+
+
+def test_what_a_module_is_called_with_is_told_by_its_storages() -> None:
+    marks = [
+        Mark(1000, TURN, OUTSIDE, FORWARD, 0),
+        Mark(2000, ENTER, 1, FORWARD, 0, inputs=(B, A)),
+        Mark(3000, ENTER, 2, FORWARD, 0, inputs=(C, 0)),  # nobody saw it allocated
+        Mark(4000, ENTER, 3, FORWARD, 0, inputs=(-1, 0)),
+    ]
+    script = Script()
+    script.alloc(A, 512, label(0))
+    script.alloc(B, 1024, label(0))
+    join = Join(marks, [], opening=10_000, started_us=0)
+    events = list(decode(b"".join(join.events(script.entries))))
+    serials = {event.size: event.key for event in events if event.kind == ALLOC}
+    told = [(event.key, event.size) for event in events if event.kind == ENTER]
+    assert told == [(serials[1024], serials[512]), (0, 0), (-1, 0)]
 
 
 def test_a_stale_note_on_a_thread_of_autograds_is_unattributed() -> None:

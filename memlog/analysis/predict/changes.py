@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from memlog.analysis.predict.course import START, Course, Life, Span, highest
 from memlog.analysis.trace.stream import (
@@ -14,8 +15,27 @@ from memlog.analysis.trace.stream import (
     INPUT,
     OPTIMIZER,
     OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
     RECOMPUTE,
 )
+
+_COUNTERS = 8
+"""Bytes of a number that counts steps, at most."""
+_ALLOCATORS_BLOCK = 512
+"""What CUDA's and XPU's allocators make of such a number."""
+_ALMOST_ALL = 0.95
+"""Share of the state's bytes that must be so and so many numbers for each parameter, and of the bytes of
+parameters with gradients that must have such a state."""
+
+
+class State(NamedTuple):
+    """What an optimizer keeps."""
+
+    numbers: int
+    """For each parameter."""
+    parameters: int
+    """Bytes of the parameters that it keeps them for: those that had gradients."""
 
 
 def steady_peak(course: Course) -> int:
@@ -91,12 +111,69 @@ def state_bytes(course: Course) -> int:
     return sum(life.size for life in course.lives if life.category == OPTIMIZER_STATE)
 
 
-def moments(course: Course) -> int:
-    """How many numbers the optimizer keeps for each parameter: two in Adam, one in SGD with momentum."""
-    parameters = Counter(size for sizes in course.parameters().values() for size in sizes)
-    kept = Counter(life.size for life in course.lives if life.category == OPTIMIZER_STATE)
-    each = (kept[size] / count for size, count in parameters.items())
-    return round(max(each, default=0))
+def kept_state(course: Course) -> State | None:
+    """What the optimizer keeps for each parameter: two numbers in Adam, one in SGD with momentum.
+
+    A parameter's state has its size and its layer. What is of a few bytes (Adam counts its steps in a number
+    for each parameter) does not count.
+
+    Returns:
+        ``None`` where it keeps nothing, or its state is no whole number of times the parameters' bytes, as in
+        Adafactor, which keeps sums over rows and columns.
+    """
+    smallest = _COUNTERS if course.trace.result.device == "cpu" else _ALLOCATORS_BLOCK
+    kept = _by_layer_and_size(course, OPTIMIZER_STATE, smallest)
+    stepped = _stepped(course, kept, smallest)
+    if any(key.layer == OUTSIDE for key in kept):  # the trace ends before it says whose they are
+        kept, stepped = _by_size(kept), _by_size(stepped)
+    whole = Counter[int]()
+    for key, count in kept.items():
+        if stepped[key] and count % stepped[key] == 0:
+            whole[count // stepped[key]] += key.size * count
+    numbers, size = whole.most_common(1)[0] if whole else (0, 0)
+    if not numbers or size < _ALMOST_ALL * _bytes(kept):
+        return None
+    # A sum over the rows of a weight may be as large as the bias by chance, but never as the weight.
+    enough = size // numbers >= _ALMOST_ALL * _bytes(stepped)
+    return State(numbers, size // numbers) if enough else None
+
+
+def _stepped(course: Course, kept: Counter[_Key], above: int) -> Counter[_Key]:
+    """The parameters with gradients, in the layers for which something is kept."""
+    layers = {key.layer for key in kept}
+    gradients = _by_layer_and_size(course, GRADIENT)
+    found = _by_layer_and_size(course, PARAMETER, above).items()
+    return Counter(
+        {
+            key: count
+            for key, count in found
+            if key in gradients and (key.layer in layers or OUTSIDE in layers)
+        }
+    )
+
+
+class _Key(NamedTuple):
+    layer: int
+    size: int
+
+
+def _by_layer_and_size(course: Course, category: int, above: int = 0) -> Counter[_Key]:
+    return Counter(
+        _Key(life.layer, life.size)
+        for life in course.lives
+        if life.category == category and life.size > above
+    )
+
+
+def _by_size(counts: Counter[_Key]) -> Counter[_Key]:
+    sizes = Counter[_Key]()
+    for key, count in counts.items():
+        sizes[_Key(OUTSIDE, key.size)] += count
+    return sizes
+
+
+def _bytes(counts: Mapping[_Key, int]) -> int:
+    return sum(key.size * count for key, count in counts.items())
 
 
 def with_state(course: Course, size: float) -> int:

@@ -1,13 +1,14 @@
 """Checkpointing: which modules, and what it would save.
 
-A checkpointed module keeps its inputs alone. What its forward keeps for the backward pass is gone at its
+A checkpointed module keeps its inputs alone, also where its first operation would not: those of ReLU,
+dropout or pooling are gone at once without it. What its forward keeps for the backward pass is gone at its
 end, and is made again (with all that its forward needs on the way) as the backward pass comes to it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memlog.analysis.predict.course import START, Call, Course, Life, Span, highest, steady_begin
@@ -19,6 +20,8 @@ _MOST_GROUPS = 12
 _RESULT = 20
 """A module's result is the last storage that is not this many times smaller than its largest: what comes
 after it (a norm's statistics) is small."""
+_RANDOM_STATE = 5056
+"""Bytes of the CPU's random number generator's state, which is kept for each call (`torch.get_rng_state`)."""
 _SAME = 1.005
 """Peaks within half a per cent are the same."""
 
@@ -26,15 +29,18 @@ _SAME = 1.005
 class Replay(NamedTuple):
     """One call of a checkpointed module."""
 
-    dropped: tuple[Life, ...]
-    """What is gone at the end of the call."""
-    ends: int
+    dropped: dict[Life, int]
+    """What is gone, and when: at the end of the call, or a result once it has been passed on."""
     again: int
     """When the forward runs again."""
     spike: float
     """Bytes that this needs at most."""
     done: int
     """When the last of it is freed in the backward pass."""
+    inputs: tuple[Life, ...]
+    """What is kept until then."""
+    begins: int
+    """When the forward ran first."""
 
 
 class Plan(NamedTuple):
@@ -81,7 +87,7 @@ def _without_the_last(course: Course, replays: dict[int, list[Replay]], plan: Pl
     """The last module of all runs again at once, which seldom saves anything: then it need not."""
     group = [layer for layer in replays if course.path(layer) in plan.modules]
     if len(group) > 1:
-        last = max(group, key=lambda layer: replays[layer][0].ends)
+        last = min(group, key=lambda layer: replays[layer][0].again)
         fewer = tuple(layer for layer in group if layer != last)
         peak = _peak(course, replays, fewer)
         if peak <= plan.peak * _SAME:
@@ -113,7 +119,9 @@ def _groups(course: Course, replays: dict[int, list[Replay]], peak: int) -> list
 
 def _replays(course: Course) -> dict[int, list[Replay]]:
     """By layer, its calls were it checkpointed; without those that would drop nothing."""
-    already = course.recomputed()
+    if not course.tells_inputs:
+        return {}
+    already = course.recomputed() | {call.layer for call in course.calls if call.inputs is None}
     made = _Made(course)
     found: dict[int, list[Replay]] = {}
     # From the last call to the first: in this order the backward pass comes to them.
@@ -121,8 +129,8 @@ def _replays(course: Course) -> dict[int, list[Replay]]:
         wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in already
         wanted = wanted and not is_norm(course.kind(call.layer))
         if wanted and not course.path(call.layer).startswith("("):
-            before = found.get(call.layer, ())
-            replay = _replay(course, made, call, before[-1].done if before else START)
+            before = found.get(call.layer)
+            replay = _replay(course, made, call, before[-1] if before else None)
             if replay is not None:
                 found.setdefault(call.layer, []).append(replay)
     return found
@@ -143,23 +151,40 @@ class _Made:
         ]
 
 
-def _replay(course: Course, made: _Made, call: Call, not_before: int) -> Replay | None:
+def _replay(course: Course, made: _Made, call: Call, before: Replay | None) -> Replay | None:
     inner = made.during(call)
     left = [life for life in inner if life.end > call.end]
     result = _result(left)
     backward = course.backward_after(call.end)
-    dropped = tuple(life for life in left if life is not result and life.end > backward)
+    dropped = {life: call.end for life in left if life is not result and life.end > backward}
     if not dropped:
         return None
-    again = max(_reached(course, call, min(life.end for life in dropped)), not_before)
-    # What is left at the end of the call is made again, but for the result: nobody asks for that.
+    again = _reached(course, call, min(life.end for life in dropped))
+    if before is not None and again < before.done:
+        again = _reached_again(course, before)
+    if result is not None and result.uses.asked in course.below(call.layer):
+        # It was kept by the module itself, whose last operation needs what it has made.
+        dropped[result] = _passed_on(course, call, result)
+        result = None
+    # What is left at the end of the call is made again, but for a result that nobody inside asks for.
     again_made = [
         Span(life.begin - call.begin, min(life.end, call.end) - call.begin, life.size)
         for life in inner
         if life is not result
     ]
     spike = highest(again_made, call.end - call.begin)
-    return Replay(dropped, call.end, again, spike, max(life.end for life in dropped))
+    done = max(life.end for life in dropped)
+    return Replay(dropped, again, spike, done, call.inputs or (), call.begin)
+
+
+def _passed_on(course: Course, call: Call, result: Life) -> int:
+    """When the modules that get a call's result have run their forward."""
+    got = (
+        later.end
+        for later in course.calls
+        if later.begin >= call.end and later.phase == FORWARD and result in (later.inputs or ())
+    )
+    return max(got, default=call.end)
 
 
 def _result(left: Sequence[Life]) -> Life | None:
@@ -178,17 +203,34 @@ def _reached(course: Course, call: Call, first_freed: int) -> int:
     return reached
 
 
+def _reached_again(course: Course, before: Replay) -> int:
+    """When the backward pass comes to a module, having gone through another call of it just before.
+
+    It enters each call where the forward left it: in the same layer.
+    """
+    turns = course.turns[course.turns_before(before.again) :]
+    first = next((turn for turn in turns if turn.phase == BACKWARD), None)
+    if first is not None:
+        for turn in turns:
+            if turn.at >= before.done and turn[1:] == first[1:]:
+                return turn.at
+    return before.done
+
+
 def _peak(course: Course, replays: dict[int, list[Replay]], group: Sequence[int]) -> int:
     calls = [replay for layer in group for replay in replays[layer]]
-    gone = {life for replay in calls for life in replay.dropped}
+    kept: dict[Life, int] = {}
+    for replay in calls:
+        for life in replay.inputs:
+            kept[life] = max(replay.done, kept.get(life, START))
+    ends = {life: end for replay in calls for life, end in replay.dropped.items()}
     spans = [
-        Span(steady_begin(life), life.end, life.size) for life in course.lives if life not in gone
+        Span(steady_begin(life), max(ends.get(life, life.end), kept.get(life, START)), life.size)
+        for life in course.lives
     ]
-    spans += [span for replay in calls for span in _dropped_spans(replay)]
+    spans += [
+        Span(replay.again, life.end, life.size) for replay in calls for life in replay.dropped
+    ]
+    if course.trace.result.device == "cpu":
+        spans += [Span(replay.begins, replay.done, _RANDOM_STATE) for replay in calls]
     return highest(spans, course.length, [(replay.again, replay.spike) for replay in calls])
-
-
-def _dropped_spans(replay: Replay) -> Iterator[Span]:
-    for life in replay.dropped:
-        yield Span(life.begin, replay.ends, life.size)
-        yield Span(replay.again, life.end, life.size)

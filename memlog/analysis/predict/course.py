@@ -5,7 +5,7 @@ Moments are indices into the trace's stream of events; -1 is before it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from memlog.analysis.trace.stream import (
     UNDECIDED,
     TraceEvent,
 )
+from memlog.analysis.trace.uses import NOTHING_KNOWN, uses_of
 
 START = -1
 
@@ -29,7 +30,7 @@ START = -1
 class Life:
     """A storage, from when it is made to when it is gone."""
 
-    __slots__ = ("begin", "category", "end", "layer", "phase", "size", "thread")
+    __slots__ = ("begin", "category", "end", "layer", "phase", "size", "thread", "uses")
 
     def __init__(self, event: TraceEvent, begin: int, end: int) -> None:
         self.begin = begin
@@ -39,6 +40,7 @@ class Life:
         self.phase = event.phase
         self.category = event.category
         self.thread = event.thread
+        self.uses = NOTHING_KNOWN
 
     @property
     def passing(self) -> bool:
@@ -54,6 +56,9 @@ class Call(NamedTuple):
     begin: int
     end: int
     thread: int
+    inputs: tuple[Life, ...] | None
+    """The storages of its positional arguments that are followed, the largest two; ``None``: it got none of
+    them so, or the trace does not tell."""
 
 
 class Turn(NamedTuple):
@@ -84,6 +89,7 @@ class Course:
         calls: Every call of a module, in the order in which they end.
         turns: Every change outside modules, in order.
         length: Number of events, which is also the end of what is never freed.
+        tells_inputs: Whether the trace says what modules were called with; those of an older memlog don't.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -93,7 +99,10 @@ class Course:
         self.turns: list[Turn] = []
         self.length = len(trace.events) // stream.EVENT_BYTES
         self._live: dict[int, Life] = {}
-        self._open: dict[int, list[tuple[int, int, int]]] = {}
+        self._serials: list[int] = []
+        self._made: list[int] = []
+        self.tells_inputs = False
+        self._open: dict[int, list[Call]] = {}
         for at, event in enumerate(stream.decode(trace.events)):
             self._take(at, event)
         self._note_state()
@@ -102,6 +111,11 @@ class Course:
     def has_backward(self) -> bool:
         """Whether a backward pass was seen."""
         return any(turn.phase == BACKWARD for turn in self.turns)
+
+    def made_after(self, serial: int) -> int:
+        """When the first storage after one was made, by its serial; the course's length where none was."""
+        following = bisect_right(self._serials, serial)
+        return self._made[following] if following < len(self._made) else self.length
 
     def turns_before(self, at: int) -> int:
         """How many turns were before a moment."""
@@ -163,19 +177,32 @@ class Course:
         if event.kind == stream.ALLOC:
             begin = START if event.phase == BEFORE else at
             life = self._live[event.key] = Life(event, begin, self.length)
+            self._number(at, event.key)
             self.lives.append(life)
-        elif event.kind == stream.FREE:
-            gone = self._live.pop(event.key, None)
-            if gone is not None:
-                gone.end = at
+        elif event.kind in (stream.FREE, stream.USES):
+            self._last_word(at, event)
         elif event.kind == stream.CLASSIFY:
             self._classify(event)
         elif event.kind == stream.TURN:
             self.turns.append(Turn(at, event.layer, event.phase))
         elif event.kind == stream.ENTER:
-            self._open.setdefault(event.thread, []).append((event.layer, event.phase, at))
+            self._enter(at, event)
         elif event.kind == stream.EXIT:
             self._exit(at, event)
+
+    def _number(self, at: int, serial: int) -> None:
+        if not self._serials or serial > self._serials[-1]:
+            self._serials.append(serial)
+            self._made.append(at)
+
+    def _last_word(self, at: int, event: TraceEvent) -> None:
+        """A storage is freed, or is there as the trace ends."""
+        life = self._live.get(event.key)
+        if life is not None:
+            life.uses = uses_of(event)
+            if event.kind == stream.FREE:
+                life.end = at
+                del self._live[event.key]
 
     def _note_state(self) -> None:
         """What an optimizer's step makes and keeps is its state, also where the trace ends within it."""
@@ -190,14 +217,31 @@ class Course:
             if event.layer != stream.OUTSIDE:
                 life.layer = event.layer
 
+    def _enter(self, at: int, event: TraceEvent) -> None:
+        self.tells_inputs = self.tells_inputs or event.key > 0
+        inputs = tuple(
+            life
+            for life in (self._live.get(event.key), self._live.get(event.size))
+            if life is not None
+        )
+        call = Call(
+            event.layer,
+            event.phase,
+            at,
+            self.length,
+            event.thread,
+            None if event.key < 0 else inputs,
+        )
+        self._open.setdefault(event.thread, []).append(call)
+
     def _exit(self, at: int, event: TraceEvent) -> None:
         opened = self._open.get(event.thread, [])
-        if all(layer != event.layer for layer, _, _ in opened):
+        if all(call.layer != event.layer for call in opened):
             return  # it began before the trace did
         while True:
-            layer, phase, begin = opened.pop()
-            self.calls.append(Call(layer, phase, begin, at, event.thread))
-            if layer == event.layer:
+            call = opened.pop()
+            self.calls.append(call._replace(end=at))
+            if call.layer == event.layer:
                 return
 
 

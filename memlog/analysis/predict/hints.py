@@ -11,7 +11,7 @@ import msgspec
 from memlog.analysis.predict import changes
 from memlog.analysis.predict.checkpoints import best_plan, running_statistics
 from memlog.analysis.predict.course import Course
-from memlog.analysis.predict.precision import unknown_to_autocast, with_autocast
+from memlog.analysis.predict.precision import why_not, with_autocast
 from memlog.analysis.trace.records import Trace
 from memlog.units import format_bytes
 
@@ -131,17 +131,24 @@ def _notes(course: Course | None, hints: Sequence[Hint]) -> Iterator[str]:
         )
     if not course.has_backward:
         yield "The traced step did not reach its backward pass: what that would need is not in these figures."
-    if course.trace.result.peak != changes.steady_peak(course):
+    if course.has_backward and not course.tells_inputs:
+        yield (
+            "What checkpointing would save is not predicted: the trace, of an older memlog, does not say "
+            "what modules were called with."
+        )
+    peak = changes.steady_peak(course)
+    if course.trace.result.peak != peak:
         yield (
             "The traced step was the first: the figures are those of a later one, in which the optimizer's "
             "state is there from the start."
         )
-    unknown = unknown_to_autocast(course)
-    if unknown and course.trace.kinds:
-        named = ", ".join(unknown[:_NAMED])
+    why_no_cast = why_not(course)
+    if why_no_cast is not None:
+        yield f"What autocast would save can't be predicted: {why_no_cast}."
+    if changes.state_bytes(course) >= _WORTH * peak and changes.kept_state(course) is None:
         yield (
-            f"What autocast would save can't be predicted: {named} may use parameters or buffers in float32, "
-            "which makes what follows float32 again."
+            "What another optimizer would save is not predicted: the state of this one is not so and so many "
+            "numbers for each parameter."
         )
     yield "Each figure stands for one change alone: two of them save less than both added up."
 
@@ -196,16 +203,16 @@ def _precision(course: Course, now: int) -> Iterator[Hint]:
 
 
 def _optimizers(course: Course, now: int) -> Iterator[Hint]:
-    state, moments = changes.state_bytes(course), changes.moments(course)
-    if not moments:
+    kept = changes.kept_state(course)
+    if kept is None:
         return
-    keeps = "one number" if moments == 1 else f"{moments} numbers"
+    keeps = "one number" if kept.numbers == 1 else f"{kept.numbers} numbers"
     place = f"in place of an optimizer that keeps {keeps} for each parameter"
-    if moments >= _TWO_MOMENTS:
-        momentum = changes.with_state(course, state / moments)
+    if kept.numbers >= _TWO_MOMENTS:
+        momentum = changes.with_state(course, kept.parameters)
         yield _hint("optimizer", f"SGD with momentum {place}", now, momentum)
     yield _hint("optimizer", f"SGD without momentum {place}", now, changes.with_state(course, 0))
-    eight = changes.with_state(course, state * _8_BIT)
-    yield _hint(
-        "optimizer", "An optimizer with fused kernels whose state has 8 bits a number", now, eight
-    )
+    eight = changes.with_state(course, min(kept.numbers, _TWO_MOMENTS) * kept.parameters * _8_BIT)
+    two = ", two numbers for each parameter" if kept.numbers > _TWO_MOMENTS else ""
+    what = f"An optimizer with fused kernels whose state has 8 bits a number{two}"
+    yield _hint("optimizer", what, now, eight)

@@ -149,6 +149,7 @@ class Accountant:
             self._turn,
             self._classify,
             self._reading,
+            self._uses,
         )
 
     def fold(self, events: bytes) -> None:
@@ -283,6 +284,9 @@ class Accountant:
         held.category = event.category
         if event.layer != OUTSIDE:
             held.layer = event.layer
+
+    def _uses(self, event: TraceEvent) -> None:
+        """Nothing that the books hold."""
 
     def _reading(self, event: TraceEvent) -> None:
         allocated, reserved = event.key, event.size

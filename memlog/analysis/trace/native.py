@@ -37,13 +37,16 @@ class Mark(NamedTuple):
 
     time_ns: int
     kind: int
-    """ENTER, EXIT, TURN, or CLASSIFY, whose ``address`` then holds what became of ``category``."""
+    """ENTER, EXIT, TURN, or CLASSIFY."""
     layer: int
     phase: int
     thread: int
     owner: tuple[int, int] = (OUTSIDE, FORWARD)
     """Layer and phase that the thread's work belongs to from here on."""
     address: int = 0
+    """Of the storage that a CLASSIFY speaks of."""
+    inputs: tuple[int, int] = (0, 0)
+    """Addresses of what a module is called with; as the stream has it, of which the serials are told."""
     category: int = UNDECIDED
     reading: tuple[int, int] | None = None
     """Bytes allocated and reserved."""
@@ -192,7 +195,8 @@ class Join:
             yield pack(
                 allocated, reserved, self._now, mark.layer, READING, mark.phase, 0, mark.thread
             )
-        yield pack(0, 0, self._now, mark.layer, mark.kind, mark.phase, 0, mark.thread)
+        key, size = (self._live.get(one, 0) if one > 0 else one for one in mark.inputs)
+        yield pack(key, size, self._now, mark.layer, mark.kind, mark.phase, 0, mark.thread)
 
     def _alloc(self, entry: Any, number: int | None) -> bytes:
         self._pass_time(entry)

@@ -7,14 +7,19 @@ append one to a ``bytearray`` in a single atomic call, without a lock.
 kind      key                size                 meaning
 ========  =================  ===================  ==================================================
 ALLOC     serial             bytes                a storage was allocated by ``layer`` in ``phase``
-FREE      serial             (unused)             it was freed
-ENTER     (unused)           (unused)             a module's ``forward`` begins
+FREE      serial             uses                 it was freed; its other fields tell its type
+                                                  and what used it (`memlog.analysis.trace.uses`), or
+                                                  are 0
+ENTER     serial             serial               a module's ``forward`` begins, on these storages: the
+                                                  largest two of its positional arguments. 0: nothing is
+                                                  known; a key of -1: no tensor was among them
 EXIT      (unused)           (unused)             it ends, by return or by exception
 TURN      (unused)           (unused)             from now on what happens outside ``forward`` belongs to
                                                   ``layer`` and ``phase`` (stretches of the backward pass,
                                                   the optimizer's step)
 CLASSIFY  serial             (unused)             the storage is of ``category`` and belongs to ``layer``
 READING   allocated bytes    reserved bytes       the allocator's own statistics
+USES      serial             uses                 as FREE, of a storage that is there as the trace ends
 ========  =================  ===================  ==================================================
 
 Serials are never used twice in a trace. Times are nanoseconds since the trace began. An ALLOC in the phase
@@ -34,6 +39,7 @@ EXIT: Final = 3
 TURN: Final = 4
 CLASSIFY: Final = 5
 READING: Final = 6
+USES: Final = 7
 
 BEFORE: Final = 0
 FORWARD: Final = 1
