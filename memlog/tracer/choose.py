@@ -102,12 +102,13 @@ def build(
     health: Health,
     *,
     readings: bool,
+    types: bool,
 ) -> Engine:
-    """The engine of a choice, not yet started."""
+    """The engine of a choice, not yet started; `memlog.tracer.window.Window` explains what it takes."""
     if choice.engine == "native":
         return NativeEngine(log, names, health, History(device), readings=readings)
     if choice.engine == "dispatch":
-        return DispatchEngine(log, names, health)
+        return DispatchEngine(log, names, health, types=types)
     return SamplerEngine(log, names, health, device)
 
 

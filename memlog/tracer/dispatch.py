@@ -90,16 +90,19 @@ class DispatchEngine:
         log: Where events go.
         names: Which module is which layer.
         health: Where errors are counted.
+        types: Whether it is found out what each storage would hold under autocast.
     """
 
-    def __init__(self, log: EventLog, names: ModuleNames, health: Health) -> None:
+    def __init__(
+        self, log: EventLog, names: ModuleNames, health: Health, *, types: bool = False
+    ) -> None:
         self._log = log
         self._health = health
         self._hooks = Hooks(self, health)
         self._mode = mode.ObservingMode(self, health)
         self._fakes = private.faking()
-        self._ledger = Ledger(log, fakes=self._fakes)
-        self._precision = Precision(self._ledger)
+        self._ledger = Ledger(log, fakes=self._fakes, types=types)
+        self._precision = Precision(self._ledger) if types else None
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
@@ -263,6 +266,8 @@ class DispatchEngine:
         before = self._ledger.serial
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._ledger.see(tensor, layer, phase, place.number)
+        if self._precision is None:
+            return UNKNOWN
         return self._precision.operation(func, args, out, layer, phase, before)
 
     def _count_unmeasured(self, func: Any) -> None:

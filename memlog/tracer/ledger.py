@@ -69,7 +69,9 @@ class _Known(weakref.ref[Any]):
     outside: bool
 
     def last_word(self, kind: int, now: int) -> bytes:
-        """An event that tells what it was used for."""
+        """An event that tells what it was used for, as far as anybody has looked."""
+        if self.type == UNKNOWN:
+            return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
             self.serial,
             packed(self.cast_first, self.cast_last, self.used),
@@ -88,6 +90,7 @@ class Ledger:
     Args:
         log: Where they go.
         fakes: Whether fake tensors, which hold nothing, are counted as if they did.
+        types: Whether the types of storages are noted.
 
     Attributes:
         omitted: How often a small storage was seen that was not followed.
@@ -96,9 +99,10 @@ class Ledger:
         nested: Whether nested ones were.
     """
 
-    def __init__(self, log: EventLog, *, fakes: bool = False) -> None:
+    def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
         self._log = log
         self._fakes = fakes
+        self._types = types
         self.omitted = 0
         self.sparse = self.complex = self.nested = False
         self._known: dict[int, _Known] = {}
@@ -121,7 +125,7 @@ class Ledger:
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._known:
-                    self._hold(storage, layer, phase, UNDECIDED, thread, type_of(plain))
+                    self._hold(storage, layer, phase, UNDECIDED, thread, self._type_of(plain))
                     self.complex = self.complex or plain.is_complex()
                     self.nested = self.nested or plain.is_nested
             if plain is not tensor and tensor.layout is not torch.strided:
@@ -133,7 +137,7 @@ class Ledger:
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._known and (self._fakes or storage.resizable()):
-                    self._hold(storage, OUTSIDE, BEFORE, OTHER, 0, type_of(plain))
+                    self._hold(storage, OUTSIDE, BEFORE, OTHER, 0, self._type_of(plain))
 
     @property
     def serial(self) -> int:
@@ -199,7 +203,8 @@ class Ledger:
                 foreign = category == INPUT and not (self._fakes or storage.resizable())
                 if not foreign and not self._is_omitted(plain):
                     made = phase if plain.nbytes == storage.nbytes() else BEFORE
-                    met = self._hold(storage, layer, made, category, 0, type_of(plain)) or met
+                    kind = self._type_of(plain)
+                    met = self._hold(storage, layer, made, category, 0, kind) or met
             elif known.category != category and not _stays(known.category, category):
                 known.category = category
                 now = self._log.now()
@@ -216,6 +221,9 @@ class Ledger:
         }
         first, second, *_ = [*sorted(found, key=lambda serial: -found[serial]), 0, 0]
         return first, second
+
+    def _type_of(self, tensor: Tensor) -> int:
+        return type_of(tensor) if self._types else UNKNOWN
 
     def _is_omitted(self, tensor: Tensor) -> bool:
         """Asks the tensor: a storage that Python has once looked at is an object for as long as it lives."""

@@ -257,7 +257,9 @@ class PeriodicTracer:
             if self._held is None:
                 self._held = hold_optimizer_hooks()
             first, *others = self._known() or [module]
-            window = Window(first, others=others, health=self._health, most_events=_MOST_EVENTS)
+            window = Window(
+                first, others=others, health=self._health, types=True, most_events=_MOST_EVENTS
+            )
             window.start()
             window.module_begins(module, inputs)
         except Exception as error:  # noqa: BLE001 - training goes on

@@ -45,6 +45,8 @@ class Window:
         max_events: Events that are kept one by one.
         readings: Whether the allocator's statistics are read at every change of layer (on a GPU).
         health: Where errors inside the tracer are counted.
+        types: Whether it is found out what each storage would hold under autocast, for `memlog advise`.
+            It makes tracing about a fifth dearer.
         most_events: Events after which the window gives up: it records no more, and only waits to be closed.
 
     Attributes:
@@ -65,6 +67,7 @@ class Window:
         max_events: int = DEFAULT_MAX_EVENTS,
         readings: bool = True,
         health: Health | None = None,
+        types: bool = False,
         most_events: int | None = None,
     ) -> None:
         self.health = health if health is not None else Health()
@@ -82,6 +85,7 @@ class Window:
             self._names,
             self.health,
             readings=readings,
+            types=types,
         )
         self._most_events = most_events
         if most_events is not None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from memlog import MemoryTracer
 from memlog.analysis.trace.records import Trace
+from memlog.tracer.window import Window
 from support.allocator import AllocatorTruth
 from support.models import GPT, UNet, mlp, text
 
@@ -123,13 +123,14 @@ def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam)
     torch.manual_seed(0)
     model, inputs = case.model(), case.inputs(case.batch)
     optimizer = make(model.parameters())
-    tracer = MemoryTracer()
     for _ in range(step):
         _train(case, model, optimizer, inputs)
-    with tracer.trace(model):
-        _train(case, model, optimizer, inputs)
-    assert not tracer.health.faults
-    return tracer.recording
+    window = Window(model, types=True)
+    window.start()
+    _train(case, model, optimizer, inputs)
+    trace = window.stop()
+    assert not window.health.faults
+    return trace
 
 
 def measured_peak(
