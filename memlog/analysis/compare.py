@@ -74,7 +74,9 @@ def compare(
         gates: Judged on each of the others.
         allow_unfinished: Whether a run that failed, was killed or still runs is judged all the same.
     """
-    names = dict.fromkeys(name for run in runs for name in run.figures)
+    # In the order of the run that has most, wherever it stands: a figure that one lacks keeps its place.
+    fullest = sorted(runs, key=lambda run: -len(run.figures))
+    names = dict.fromkeys(name for run in fullest for name in run.figures)
     return Comparison(
         schema=SCHEMA,
         runs=tuple(_compared_run(run) for run in runs),
