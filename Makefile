@@ -89,7 +89,7 @@ $(OLDEST)/made.stamp: pyproject.toml
 	@echo "making $(OLDEST) with torch $(OLDEST_TORCH)"
 	@$(PYTHON) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip --disable-pip-version-check -qq install 'torch==$(OLDEST_TORCH).*' \
-	  -e . numpy pytest pytest-timeout
+	  -e . numpy pytest pytest-timeout hypothesis
 	@touch $@
 
 # The constraints matter most for torch: unpinned, pip takes a build of several gigabytes.
