@@ -171,7 +171,7 @@ def print_where_to_look(backend: str) -> None:
     print(
         "\nLook at the memory of this run:\n"
         "  memlog show latest\n"
-        "  memlog open latest    (which layer holds how much in a training step, in your browser)"
+        "  memlog open latest    (which layer holds how much, in your browser)"
     )
     if backend == "wandb":
         print("  wandb sync wandb/offline-run-*    (uploads it: it was recorded offline)")
@@ -185,8 +185,8 @@ def print_where_to_look(backend: str) -> None:
     else:
         store = '"$MLFLOW_TRACKING_URI"' if address.netloc else uri  # may hold a password, too
         print(
-            f"  mlflow ui --backend-store-uri {store}   (then open http://127.0.0.1:5000:\n"
-            "                        Model training, memlog-demo, the newest run, Model metrics)"
+            f"  mlflow ui --backend-store-uri {store}   "
+            "(http://127.0.0.1:5000: Model training, memlog-demo, its run, Model metrics)"
         )
 
 

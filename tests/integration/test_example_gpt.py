@@ -86,7 +86,7 @@ def test_without_a_tracker_it_ends_with_the_command_that_shows_the_run(
     assert local_lines[-3:] == [
         "Look at the memory of this run:",
         "  memlog show latest",
-        "  memlog open latest    (which layer holds it, in your browser)",
+        "  memlog open latest    (which layer holds how much, in your browser)",
     ]
 
 
@@ -104,8 +104,9 @@ def test_by_default_the_run_is_in_mlflow_in_a_database_in_the_folder(tmp_path: P
     lines = run(tmp_path, EXAMPLE)
     assert lines[-3:] == [
         "  memlog show latest",
-        "  memlog open latest    (which layer holds it, in your browser)",
-        "  mlflow ui --backend-store-uri sqlite:///mlflow.db   (then open http://127.0.0.1:5000)",
+        "  memlog open latest    (which layer holds how much, in your browser)",
+        "  mlflow ui --backend-store-uri sqlite:///mlflow.db   "
+        "(http://127.0.0.1:5000: Model training, memlog-demo, its run, Model metrics)",
     ]
     wait_until(lambda: delivered(tmp_path / "mlflow.db") == STEPS)
 
