@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from memlog.events import Status
 
@@ -21,6 +22,19 @@ def error_at_exit() -> BaseException | None:
     counts as finished, unless it leaves a ``with`` block or ``finish`` was told.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
+def finish_with_the_child(finish: Callable[[Status], None]) -> None:
+    """Ends the run of a ``multiprocessing`` child, which may leave without Python's exit handlers.
+
+    Its finalizers run while the exception that ends it, or its ``sys.exit``, is on its way.
+    """
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None or multiprocessing.parent_process() is None:
+        return
+    from multiprocessing.util import Finalize  # noqa: PLC0415 - such a child has it
+
+    Finalize(None, lambda: finish(status_of(sys.exc_info()[1])), exitpriority=100)
 
 
 def _is_cancelled(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from memlog.arguments import (
     require_wait,
     split_backends,
 )
-from memlog.endings import error_at_exit, status_of
+from memlog.endings import error_at_exit, finish_with_the_child, status_of
 from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Batch, Event, Status
 from memlog.health import Health
@@ -337,7 +337,7 @@ def init(
             raise
         _current = session
         current.set_publisher(session)
-    _finish_with_the_child(session)
+    finish_with_the_child(session.finish)
     return session
 
 
@@ -389,16 +389,3 @@ def _finish_first_at_exit() -> None:
     """
     atexit.unregister(_finish_at_exit)
     atexit.register(_finish_at_exit)
-
-
-def _finish_with_the_child(session: Session) -> None:
-    """Ends the run of a ``multiprocessing`` child, which may leave without Python's exit handlers.
-
-    Its finalizers run while the exception that ends it, or its ``sys.exit``, is on its way.
-    """
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is None or multiprocessing.parent_process() is None:
-        return
-    from multiprocessing.util import Finalize  # noqa: PLC0415 - such a child has it
-
-    Finalize(None, lambda: session.finish(status_of(sys.exc_info()[1])), exitpriority=100)
