@@ -21,7 +21,6 @@ from memlog.delivery.binder import Binder
 from memlog.delivery.rider import Rider
 from memlog.events import (
     Alert,
-    Artifact,
     End,
     Epoch,
     Evaluation,
@@ -250,7 +249,7 @@ class Recording:
     ) -> Path | None:
         """Keeps a file in the run's folder and publishes that it is there."""
         # Imported here: most trainers keep no file.
-        from memlog.journal.kept import Names, keep  # noqa: PLC0415
+        from memlog.journal.kept import Names, keep, not_kept, renamed  # noqa: PLC0415
 
         if forks.generation != self._generation:
             return None
@@ -260,19 +259,13 @@ class Recording:
             file = Path(path)
             artifact = keep(self.run, file, name, kind, self._names)
         except Exception as error:  # noqa: BLE001 - the trainer's step must not fail on a report
-            self._health.drop_each("artifact_not_kept", _not_kept(path, error))
+            self._health.drop_each("artifact_not_kept", not_kept(path, error))
             return None
-        self._say_if_renamed(artifact, file.name if name is None else name, kind)
+        told = renamed(artifact, file.name if name is None else name, kind)
+        if told is not None:
+            self._health.say_once(told, told)
         self.publish(artifact)
         return self.run.path / artifact.path
-
-    def _say_if_renamed(self, artifact: Artifact, name: str, kind: str) -> None:
-        if (artifact.name, artifact.kind) != (name, kind):
-            told = (
-                f"artifact {name!r} ({kind!r}) is kept as {artifact.name!r} ({artifact.kind!r}): a name "
-                "stands for one file, and has letters, digits, '.', '_' and '-' alone"
-            )
-            self._health.say_once(told, told)
 
     def claim_steps(self) -> None:
         """The caller counts, and prints its own lines."""
@@ -290,8 +283,23 @@ class Recording:
         """
         if forks.generation != self._generation:
             return  # a fork's copy: the run is its parent's
-        from memlog.delivery.messages import Finish  # noqa: PLC0415 - there since the helper was started
+        try:
+            last_words = self._close(status, error)
+        except BaseException:  # Ctrl-C, or what another signal's handler raised
+            self._cut_short(status)
+            raise
+        begun = time.monotonic()
+        outcome: Outcome = "dead"
+        try:
+            with self._health.contained("waiting for what is still delivered"):
+                outcome = self._deliver(last_words, timeout)
+        except BaseException:  # likewise
+            self._say_what_is_left("at work", max(time.monotonic() - begun, 0.1))
+            raise
+        self._say_what_is_left(outcome, timeout)
 
+    def _close(self, status: Status, error: BaseException | None) -> Finish:
+        """Takes everything out, and returns what the helper is to hear of it."""
         self._reserve = None
         contained = self._health.contained
         with contained("leaving torch"):
@@ -309,17 +317,23 @@ class Recording:
         with contained("closing the host's memory figures"):
             self.batches.close()
         say_what_was_lost(self.run, self._health)
-        begun = time.monotonic()
+        return self._last_words(end, health)
+
+    def _last_words(self, end: End, health: HealthEvent) -> Finish:
+        from memlog.delivery.messages import Finish  # noqa: PLC0415 - there since the helper was started
+
         dropped, faults = dict(self._health.dropped), dict(self._health.faults)
-        health = msgspec.structs.replace(health, dropped=dropped, faults=faults)
-        outcome: Outcome = "dead"
-        try:
-            with contained("waiting for what is still delivered"):
-                outcome = self._deliver(Finish(end, health), timeout)
-        except BaseException:  # Ctrl-C, or what another signal's handler raised
-            self._say_what_is_left("at work", max(time.monotonic() - begun, 0.1))
-            raise
-        self._say_what_is_left(outcome, timeout)
+        return Finish(end, msgspec.structs.replace(health, dropped=dropped, faults=faults))
+
+    def _cut_short(self, status: Status) -> None:
+        """The helper hears at least that the run is over, and writes down what the journal lacks."""
+        with self._health.contained("leaving torch"):
+            self._autolog.remove()
+        with self._health.contained("closing the journal"):
+            self._journal.close()
+        health = HealthEvent(now_us(), None, None, 0.0, {}, {})
+        with self._health.contained("handing over the end of the run"):
+            self._deliver(self._last_words(End(now_us(), status), health), 0)
 
     def _sum_up(self) -> HealthEvent:
         """Publishes memlog's own state, with what is to be said of the whole run."""
@@ -382,15 +396,3 @@ class Recording:
         undo.callback(helper.abandon)
         helper.start(begin, listener)
         return helper
-
-
-def _not_kept(path: object, error: Exception) -> str:
-    """One line on a file that was not kept, with what to do."""
-    shown = f"{str(path)[:500]!r} is not kept as an artifact"
-    if isinstance(error, (ValueError, TypeError)) and "no file" not in str(error):
-        return (
-            f"{shown}: {error}" if isinstance(error, ValueError) else f"{shown}: pass a file's path"
-        )
-    if isinstance(error, OSError) and error.strerror:
-        return f"{shown} ({error.strerror}): pass a file that can be read, and look for room on the disk"
-    return f"{shown}: there is no such file; write it before save_artifact, a folder as an archive"

@@ -327,9 +327,9 @@ def init(
             parse_rules(settings.alerts)
         # May raise: then the one before goes on.
         session = Session(settings, sinks, model, on_alert)
-        if settings.enabled and not session.enabled:
-            return session  # it has said why; the one before goes on
         try:
+            if settings.enabled and not session.enabled:
+                return session  # it has said why; the one before goes on
             if _current is not None:
                 _current.finish(timeout=0)
         except BaseException:  # Ctrl-C, or what another signal's handler raised

@@ -136,3 +136,25 @@ def safe_name(text: str) -> str:
         raise ValueError(f"{text!r} is no name: use letters, digits, '.', '_' and '-'")
     suffix = Path(safe).suffix[:32]
     return safe if len(safe) <= MAX_NAME else safe[: MAX_NAME - len(suffix)] + suffix
+
+
+def not_kept(path: object, error: Exception) -> str:
+    """One line on a file that was not kept, with what to do."""
+    shown = f"{str(path)[:500]!r} is not kept as an artifact"
+    if isinstance(error, (ValueError, TypeError)) and "no file" not in str(error):
+        return (
+            f"{shown}: {error}" if isinstance(error, ValueError) else f"{shown}: pass a file's path"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return f"{shown} ({error.strerror}): pass a file that can be read, and look for room on the disk"
+    return f"{shown}: there is no such file; write it before save_artifact, a folder as an archive"
+
+
+def renamed(artifact: Artifact, name: str, kind: str) -> str | None:
+    """One line on a file that is kept by another name or kind than it was given; ``None``: it is not."""
+    if (artifact.name, artifact.kind) == (name, kind):
+        return None
+    return (
+        f"artifact {name!r} ({kind!r}) is kept as {artifact.name!r} ({artifact.kind!r}): a name "
+        "stands for one file, and has letters, digits, '.', '_' and '-' alone"
+    )
