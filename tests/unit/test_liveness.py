@@ -119,7 +119,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def begin(then: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", BEGIN + then, str(tmp_path)]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         )
         started.append(process)
         assert process.stdout is not None
