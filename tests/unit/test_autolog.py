@@ -155,6 +155,7 @@ def test_removed_hooks_are_gone() -> None:
     assert counted.steps == 0
 
 
+@pytest.mark.slow
 def test_torch_imported_later_is_noticed_and_left_as_it_would_be() -> None:
     script = """
 import sys
@@ -202,5 +203,6 @@ with memlog.init("local"):
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_the_same_graphs_with_memlog_as_without(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=240, cwd=tmp_path)

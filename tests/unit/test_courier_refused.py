@@ -203,6 +203,7 @@ def test_whatever_else_a_sink_refuses_as_it_is_opened_is_that_runs_alone(
     assert tracker.points == {f"r{n}": wanted(n) for n in (0, 2, 3)}
 
 
+@pytest.mark.slow
 def test_more_runs_than_python_nests_calls_are_passed_over(tmp_path: Path) -> None:
     made = MadeRun(tmp_path, alive=True)
     runs = 1_200

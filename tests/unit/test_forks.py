@@ -28,6 +28,7 @@ def holders() -> Iterator[tuple[Any, str]]:
                         yield value, attribute
 
 
+@pytest.mark.slow
 def test_every_lock_of_the_process_is_free_in_a_child() -> None:
     for found in pkgutil.walk_packages(memlog.__path__, "memlog."):
         if not found.name.endswith("__main__") and ".site." not in found.name:

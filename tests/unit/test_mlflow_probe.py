@@ -86,6 +86,7 @@ def test_a_database_server_that_is_gone_is_unavailable() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_locked_database_is_unavailable_until_it_is_free(
     uri: str, client: MlflowClient, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,8 @@ from memlog.analysis.predict.course import Course, Span, highest
 from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
 
+pytestmark = pytest.mark.slow  # together they take longer than a quick look may
+
 TOLERANCE = 0.1
 
 

@@ -16,6 +16,8 @@ from torch.nn import functional
 from memlog.analysis.predict import advise
 from memlog.analysis.trace import stream
 
+pytestmark = pytest.mark.slow  # together they take longer than a quick look may
+
 TOLERANCE = 0.1
 
 

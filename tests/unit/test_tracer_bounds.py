@@ -82,6 +82,7 @@ def test_a_hundred_thousand_events_take_under_12_mb() -> None:
     assert highest < LIMIT
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_storages_that_stay_take_under_12_mb_too() -> None:
     def work() -> Any:
         return [torch.empty(8) for _ in range(EVENTS)]

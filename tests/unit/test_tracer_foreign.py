@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memlog import MemoryTracer
 
+pytestmark = pytest.mark.slow  # together they take longer than a quick look may
+
 TOLERANCE = 0.002
 ARRAY = np.ones((64, 512), np.float32)
 X = torch.linspace(-1, 1, 64 * 512).reshape(64, 512)
