@@ -1,6 +1,8 @@
 """What holds for every test."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,3 +24,13 @@ pytest_plugins = ["pytester"]
 def pytest_configure(config: pytest.Config) -> None:
     """Lets docs/seeds.md be judged at the end of a whole run."""
     config.pluginmanager.register(SeedsPlugin(), "memlog-seeds")
+
+
+@pytest.fixture
+def without_mlflows_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process as before, and no files of MLflow's in the working directory."""
+    from support.mlflow_server import environment_without_mlflow
+
+    monkeypatch.chdir(tmp_path)
+    with environment_without_mlflow():
+        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from support.mlflow_server import (
+    IN_PROCESS,
     MEMLOG_RUN,
-    environment_without_mlflow,
     points,
     rss_rows,
     sink_for,
@@ -23,19 +22,7 @@ from memlog.events import Alert
 from memlog.sink import Connection, Target, TrackerRun
 from memlog_mlflow.sink import MlflowSink
 
-pytestmark = [
-    pytest.mark.integration,
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # MLflow may put files into the working directory.
-    monkeypatch.chdir(tmp_path)
-    with environment_without_mlflow():
-        yield
+pytestmark = IN_PROCESS
 
 
 @pytest.fixture(params=["database", "folder"])

@@ -16,10 +16,10 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 from support.mlflow_server import (
+    IN_PROCESS,
     MEMLOG_RUN,
     START_US,
     MlflowServer,
-    environment_without_mlflow,
     points,
     rss_rows,
     running_mlflow_server,
@@ -31,19 +31,7 @@ from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Sink, TrackerRun
 
-pytestmark = [
-    pytest.mark.integration,
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # MLflow may put files into the working directory.
-    monkeypatch.chdir(tmp_path)
-    with environment_without_mlflow():
-        yield
+pytestmark = IN_PROCESS
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from memlog.sink import Connection, Point, Target, TrackerRun
 from memlog_mlflow import backend
 
@@ -32,6 +34,14 @@ if TYPE_CHECKING:
 
 MEMLOG_RUN = "20261121-101500-a1b2c3"
 START_US = 1_795_000_000_000_000
+
+IN_PROCESS = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("without_mlflows_environment"),
+    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+]
+"""Marks of tests that call MLflow in this process."""
 
 BOOT_TIMEOUT = 120.0
 """Seconds; it boots in 9 to 28 on two cores."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from support.mlflow_server import (
+    IN_PROCESS,
     Answering,
     answering_server,
-    environment_without_mlflow,
     free_port,
     points,
     rss_rows,
@@ -23,19 +23,7 @@ from support.mlflow_server import (
 
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 
-pytestmark = [
-    pytest.mark.integration,
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # MLflow may put files into the working directory.
-    monkeypatch.chdir(tmp_path)
-    with environment_without_mlflow():
-        yield
+pytestmark = IN_PROCESS
 
 
 @pytest.fixture

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Experiment
 from support.mlflow_server import (
+    IN_PROCESS,
     MEMLOG_RUN,
-    environment_without_mlflow,
     points,
     sink_for,
     sqlite_store,
@@ -24,19 +23,7 @@ from memlog.sink import Connection, Target
 from memlog_mlflow import backend, runs
 from memlog_mlflow.sink import MlflowSink
 
-pytestmark = [
-    pytest.mark.integration,
-    # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _process_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # MLflow may put files into the working directory.
-    monkeypatch.chdir(tmp_path)
-    with environment_without_mlflow():
-        yield
+pytestmark = IN_PROCESS
 
 
 @pytest.fixture
