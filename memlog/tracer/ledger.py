@@ -37,8 +37,19 @@ SMALL = 64 * 1024
 live, at most."""
 
 
-class _Known(weakref.ref[Any]):
-    """Knows a live storage, and, without a closure of its own, what to say when it goes."""
+class Known(weakref.ref[Any]):
+    """Knows a live storage, and, without a closure of its own, what to say when it goes.
+
+    Attributes:
+        type: What it would be, as `memlog.analysis.trace.uses` has it.
+        cast_first: When it was first given to a product, by the serial that was the last then; 0: never.
+        cast_last: When last.
+        casts: How many products of the forward pass got it.
+        used: When another operation got it last.
+        asked: The layer whose backward pass got it first.
+        wide_inside: Made within an attention that goes back to four bytes.
+        outside: Made by no module.
+    """
 
     __slots__ = (
         "asked",
@@ -105,7 +116,7 @@ class Ledger:
         self._types = types
         self.omitted = 0
         self.sparse = self.complex = self.nested = False
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, Known] = {}
         self._serial = 0
         self._gone = self._finalizer()
         self._closed = False
@@ -144,7 +155,7 @@ class Ledger:
         """That of the storage that was seen last."""
         return self._serial
 
-    def known(self, tensor: Tensor) -> _Known | None:
+    def known(self, tensor: Tensor) -> Known | None:
         """What is known of the storage that holds a tensor."""
         if tensor.layout is not torch.strided or is_wrapper(type(tensor)):
             return None
@@ -238,7 +249,7 @@ class Ledger:
         size = storage.nbytes()
         if not size or self._closed or not (self._fakes or _has_bytes(storage)):
             return False
-        known = _Known(storage, self._gone)
+        known = Known(storage, self._gone)
         self._serial = serial = self._serial + 1
         known.pointer = pointer = storage._cdata
         known.serial, known.size, known.category = serial, size, category
@@ -250,11 +261,11 @@ class Ledger:
         self._log.append(pack(serial, size, now, layer, ALLOC, phase, category, thread))
         return True
 
-    def _finalizer(self) -> Callable[[_Known], None]:
+    def _finalizer(self) -> Callable[[Known], None]:
         """What runs when a storage goes, maybe in the middle of our own code: one append and no lock."""
         append, now, storages = self._log.append, self._log.now, self._known
 
-        def gone(known: _Known) -> None:
+        def gone(known: Known) -> None:
             if known.serial >= 0:
                 if storages.get(known.pointer) is known:
                     del storages[known.pointer]

@@ -8,7 +8,7 @@ each operation's arguments tells the type of its results. Nothing is cast and no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from memlog.analysis.trace.stream import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
 from memlog.analysis.trace.uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
 from memlog.tracer.storages import tensors_in
+
+if TYPE_CHECKING:
+    from memlog.tracer.ledger import Known, Ledger
 
 _PRODUCT: Final = 1
 _LOSS: Final = 2
@@ -48,38 +51,6 @@ _NORMS = {
 """How many of their arguments, the first ones, decide: not their parameters, nor their statistics."""
 
 
-class Known(Protocol):
-    """A live storage, as the ledger knows it.
-
-    Attributes:
-        type: What it would be, as `memlog.analysis.trace.uses` has it.
-        cast_first: When it was first given to a product, by the serial that was the last then; 0: never.
-        cast_last: When last.
-        casts: How many products of the forward pass got it.
-        used: When another operation got it last.
-        asked: The layer whose backward pass got it first.
-        wide_inside: Made within an attention that goes back to four bytes.
-        outside: Made by no module.
-    """
-
-    category: int
-    type: int
-    cast_first: int
-    cast_last: int
-    casts: int
-    used: int
-    asked: int
-    wide_inside: bool
-    outside: bool
-
-
-class Books(Protocol):
-    """Who knows live storages."""
-
-    def known(self, tensor: Tensor) -> Known | None:
-        """The storage that holds a tensor, where it is followed."""
-
-
 def type_of(tensor: Tensor) -> int:
     """What a storage is now, as far as nobody has looked at what made it."""
     if tensor.dtype == torch.float32:
@@ -94,7 +65,7 @@ class Precision:
         books: Whose notes on storages are kept up to date.
     """
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Ledger) -> None:
         self._books = books
         self._product: tuple[list[Known], list[Known]] = ([], [])
         """What the last product got and made."""
