@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks import startup
 from benchmarks.loops import LOOPS, Worker
 from benchmarks.publish import measure
 from benchmarks.statistics import estimate
@@ -25,7 +26,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="steps a block (default 200)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, too")
     options = parser.parse_args()
-    tables = "\n\n".join([machine(), loops_table(options.rounds, options.steps), publish_table()])
+    tables = "\n\n".join(
+        [
+            machine(),
+            loops_table(options.rounds, options.steps),
+            publish_table(),
+            startup_table(options.rounds),
+        ]
+    )
     Console().print(tables, markup=False, highlight=False)
     if options.write:
         options.write.write_text(_PREFACE + tables + "\n")
@@ -104,6 +112,18 @@ def publish_table() -> str:
     """Times one publish."""
     lines = ["One batch event, with nothing else in the loop:\n", "| | µs |", "|---|---|"]
     lines += [f"| {name} | {value.format(2)} |" for name, value in measure().items()]
+    return "\n".join(lines)
+
+
+def startup_table(rounds: int) -> str:
+    """Times what happens once a run."""
+    lines = [
+        f"Once a run, in {rounds} fresh processes, of which each imports what it needs anew:\n",
+        "| | ms | of which processor time, ms |",
+        "|---|---|---|",
+    ]
+    for name, (clock, processor) in startup.measure(rounds).items():
+        lines.append(f"| `{name}` | {clock.format(1)} | {processor.format(1)} |")
     return "\n".join(lines)
 
 

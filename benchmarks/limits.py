@@ -41,7 +41,8 @@ _BOUNDS = {
     "alerts that a tracker shows": "the newest 1,000 of a run",
     "the name of an artifact": "128 characters",
     "`finish`": (
-        "10 s (`finish_timeout`); the helper goes on for 120 s more (`linger`), for 20 s after SIGTERM"
+        "10 s (`finish_timeout`), 2 s if no tracker can be reached; "
+        "the helper goes on for 120 s more (`linger`), for 20 s after SIGTERM"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Trains a small GPT for about a minute, while memlog records where the memory goes.
+"""Trains a small GPT for a minute or two, while memlog records where the memory goes.
 
     python examples/train_gpt.py                    # into MLflow: ./mlflow.db, or your server
     python examples/train_gpt.py --backend wandb    # into W&B, offline unless WANDB_MODE says otherwise

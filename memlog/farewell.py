@@ -18,24 +18,48 @@ _SHOWN = 5
 """Rules that a line names."""
 _SAY_WAITING_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line says for what."""
+_UNREACHABLE_AFTER = 2.0
+"""Seconds after which ``finish`` leaves the rest to the helper if no tracker can be reached."""
+_LOOK_EVERY = 0.2
+"""Seconds between looks at how delivery is going."""
 
 
 class Waiting:
-    """Says once that ``finish`` is waiting.
+    """Prints once that ``finish`` is waiting, and tells when that is of no use.
 
     Args:
-        timeout: Seconds that it waits at most.
+        run: The run.
+        timeout: Seconds that ``finish`` waits at most.
+        health: Counts errors while the state of delivery is read.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, run: RunDirectory, timeout: float, health: Health) -> None:
+        self._run = run
         self._timeout = timeout
+        self._health = health
         self._said = False
+        self._next_look = _UNREACHABLE_AFTER
+        self._failed = {state.backend: state.failed_attempts for state in _states(run, health)}
 
-    def __call__(self, waited: float) -> None:
-        """So many seconds were waited by now."""
+    def __call__(self, waited: float) -> bool:
+        """Whether no tracker that lacks something can be reached.
+
+        Args:
+            waited: Seconds since the waiting began.
+        """
         if waited >= _SAY_WAITING_AFTER and not self._said:
             self._said = True
             say(f"delivering the last points (at most {self._timeout:g} s)")
+        if waited < self._next_look:
+            return False
+        self._next_look = waited + _LOOK_EVERY
+        unfinished = [s for s in _states(self._run, self._health) if s.stage != "done"]
+        return bool(unfinished) and all(map(self._failed_again, unfinished))
+
+    def _failed_again(self, state: CourierState) -> bool:
+        """Whether an attempt has failed since the waiting began: an older failure says nothing of now."""
+        failed_before = self._failed.get(state.backend, 0)
+        return state.stage == "unreachable" and state.failed_attempts > failed_before
 
 
 def say_never_judged(rules: Mapping[str, str]) -> None:
@@ -57,13 +81,16 @@ def say_what_was_lost(run: RunDirectory, health: Health) -> None:
         say(f"{lost} events of run {run.id} could not be written and are lost")
 
 
-def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health: Health) -> None:
-    """What the trackers lack, and how they get it.
+def say_what_is_left(
+    run: RunDirectory, outcome: Outcome, waited: float, linger: float, health: Health
+) -> None:
+    """Print what the trackers lack, and how they get it.
 
     Args:
         run: The run.
         outcome: What has become of delivery.
         waited: Seconds that were waited for it; with 0 nobody wants to know.
+        linger: Seconds that the helper process keeps trying.
         health: Counts what goes wrong meanwhile.
     """
     report = run.artifacts / "postmortem.md"
@@ -85,6 +112,11 @@ def say_what_is_left(run: RunDirectory, outcome: Outcome, waited: float, health:
             f"background: `memlog show {run.id}` says how far it is, `memlog sync {run.id}` brings what is "
             "left"
         )
+    elif outcome == "unreachable":
+        say(
+            f"not everything is delivered{_problems(run, health)}: the helper process tries for "
+            f"{linger:g} s more; `memlog sync {run.id}` delivers what is left after that"
+        )
 
 
 def _is_there(path: Path, *, otherwise: bool) -> bool:
@@ -96,19 +128,21 @@ def _is_there(path: Path, *, otherwise: bool) -> bool:
 
 def _refused(run: RunDirectory, health: Health) -> list[str]:
     """Which runs trackers refuse, where the helper has delivered all but what is for these."""
-    from memlog.delivery.state import read_states  # noqa: PLC0415 - for a message alone
-
-    states: list[CourierState] = []
-    with health.contained("reading what is refused"):
-        states = [state for state in read_states(run) if state.stage == "waiting"]
+    states = [state for state in _states(run, health) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]
 
 
 def _problems(run: RunDirectory, health: Health) -> str:
     """Why delivery takes its time, as far as the helper has written that down."""
-    from memlog.delivery.state import read_states  # noqa: PLC0415 - for a message alone
-
-    problems: list[str] = []
-    with health.contained("reading how far delivery is"):
-        problems = [f"{s.backend}: {s.problem}" for s in read_states(run) if s.problem]
+    problems = [f"{s.backend}: {s.problem}" for s in _states(run, health) if s.problem]
     return f" ({'; '.join(problems)})" if problems else ""
+
+
+def _states(run: RunDirectory, health: Health) -> list[CourierState]:
+    """How far delivery to each tracker is, as the helper has written it down."""
+    from memlog.delivery.state import read_states  # noqa: PLC0415 - at the end of a run alone
+
+    states: list[CourierState] = []
+    with health.contained("reading how far delivery is"):
+        states += read_states(run)
+    return states

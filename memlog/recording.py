@@ -346,14 +346,16 @@ class Recording:
 
     def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:
         with self._health.contained("saying what is left to deliver"):
-            say_what_is_left(self.run, outcome, waited, self._health)
+            say_what_is_left(self.run, outcome, waited, self._settings.linger, self._health)
 
     def _deliver(self, last_words: Finish, timeout: float) -> Outcome:
         """Waits until trackers have everything, for so long at most; says what has become of it."""
         deadline = time.monotonic() + timeout
         threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
         try:
-            outcome = self._helper.finish(last_words, timeout, Waiting(timeout))
+            outcome = self._helper.finish(
+                last_words, timeout, Waiting(self.run, timeout, self._health)
+            )
         finally:
             for thread in threads:
                 thread.complete()

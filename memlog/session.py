@@ -261,8 +261,8 @@ def init(
 ) -> Session:
     """Begins to record this process's memory; a running session is ended first.
 
-    An unchanged PyTorch loop then gives one event a step. It returns in under 0.1 s, whatever the
-    tracker is doing: everything that could wait happens in a helper process.
+    An unchanged PyTorch loop then gives one event a step. It waits for no tracker: everything that could
+    wait happens in a helper process.
 
     Args:
         backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal alone), a `Sink` of your own, or
@@ -289,7 +289,8 @@ def init(
         layers: Trace a training step now and then, layer by layer: whose memory it is. The first one is,
             from ``model``'s first call on (without ``model``: that of the first module that is called).
         budget: Share of training time that this may cost, 0 to 1.
-        finish_timeout: Seconds that `finish` waits, at most, until trackers have everything.
+        finish_timeout: Seconds that `finish` waits, at most, until trackers have everything; if none can be
+            reached, it leaves the rest to the helper process after 2 s.
 
     Returns:
         The session, which is also a context manager.

@@ -1,4 +1,4 @@
-"""``memlog demo``: trains a small GPT for about a minute, recorded by memlog."""
+"""``memlog demo``: trains a small GPT for a minute or two, recorded by memlog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memlog.sink import LOCAL, is_installed, load_backend
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Optimizer steps; by default as many as two CPU cores do in about a minute.",
+    help="Optimizer steps; by default as many as two CPU cores do in a minute or two.",
 )
 @click.option(
     "--backend",

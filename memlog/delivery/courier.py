@@ -166,6 +166,7 @@ class Courier:
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
+        self.state.failed_attempts += 1
         self.state.stage = "unreachable"
         self.state.problem = without_credentials(str(error) or type(error).__name__)
         self._save()

@@ -23,8 +23,12 @@ from memlog.health import Health
 _POLL = 0.02
 """Seconds between looks at whether the helper has ended."""
 
-Outcome: TypeAlias = Literal["delivered", "at work", "dead"]
-"""What has become of a helper when ``finish`` stops waiting: ``dead`` means that it ended too early."""
+Outcome: TypeAlias = Literal["delivered", "at work", "unreachable", "dead"]
+"""State of the helper when ``finish`` stops waiting.
+
+``at work``: it still delivers. ``unreachable``: no tracker that lacks something takes it; the helper keeps
+trying. ``dead``: it ended too early.
+"""
 
 _outliving: list[subprocess.Popen[bytes]] = []
 """Helpers that were still delivering when their run's ``finish`` stopped waiting."""
@@ -127,14 +131,15 @@ class HelperProcess:
         self,
         last_words: messages.Finish,
         timeout: float,
-        on_wait: Callable[[float], None] | None = None,
+        on_wait: Callable[[float], bool] | None = None,
     ) -> Outcome:
         """Tells the helper that the journal is complete; waits until it has delivered everything.
 
         Args:
             last_words: How the run ended, as its journal says too where its disk is not full.
             timeout: Seconds to wait at most; it goes on by itself after that.
-            on_wait: Called now and then with the seconds waited so far.
+            on_wait: Called now and then with the seconds waited so far; returns whether waiting is of no
+                use because no tracker can be reached.
 
         Returns:
             What has become of it.
@@ -146,7 +151,7 @@ class HelperProcess:
         except BaseException:  # Ctrl-C: the helper goes on all the same
             _outliving.append(self._process)
             raise
-        if outcome == "at work":
+        if outcome in ("at work", "unreachable"):
             _outliving.append(self._process)
         return outcome
 
@@ -155,7 +160,7 @@ class HelperProcess:
         process: subprocess.Popen[bytes],
         last_words: messages.Finish,
         timeout: float,
-        on_wait: Callable[[float], None] | None,
+        on_wait: Callable[[float], bool] | None,
     ) -> Outcome:
         early = process.poll() is not None
         if not early:
@@ -168,8 +173,8 @@ class HelperProcess:
             waited = time.monotonic() - begun
             if waited >= timeout:
                 return "at work"
-            if on_wait is not None:
-                on_wait(waited)
+            if on_wait is not None and on_wait(waited):
+                return "unreachable"
             time.sleep(min(_POLL, timeout))
         return "delivered" if process.returncode == 0 else "dead"
 

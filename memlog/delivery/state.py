@@ -85,6 +85,8 @@ class CourierState(msgspec.Struct, kw_only=True):
     stage: Stage = "waiting"
     problem: str | None = None
     """Why it is not delivering, in one line."""
+    failed_attempts: int = 0
+    """Attempts to deliver that failed, since the beginning."""
     address: str | None = None
     """Where the tracker is, without user and password, as the trainer's client had it."""
     own_run: Binding | None = None
