@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 # -qq: pip's progress is noise in a log. Its errors are still shown.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 PYTEST := $(BIN)/python -m pytest
+# A worker a core; a file's tests stay together, since they share a server.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 SETTINGS := pyproject.toml constraints.txt
 OLDEST := .venv-oldest-torch
 # Of the line `torch = ["torch>=2.6"]`.
@@ -28,7 +30,7 @@ demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS
 	@echo "(memlog and mlflow are in $(BIN); to have them as commands: . $(BIN)/activate)"
 
 test: lint types contracts wheel ## everything that must pass: the checks, the wheel, all tests
-	$(PYTEST)
+	$(PYTEST) $(PARALLEL)
 
 check: lint types contracts unit ## the quick part of `make test`, in under two minutes
 
@@ -50,7 +52,7 @@ wheel: $(VENV)/dev.stamp ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 
 unit: $(VENV)/dev.stamp ## the unit tests alone
-	$(PYTEST) tests/unit -m "not integration and not slow and not gpu"
+	$(PYTEST) $(PARALLEL) tests/unit -m "not integration and not slow and not gpu"
 
 test-oldest-torch: $(OLDEST)/made.stamp ## the tracer's tests on the oldest torch supported, in its own environment
 	$(OLDEST)/bin/python -m pytest $(TRACER_TESTS)

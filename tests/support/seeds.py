@@ -14,6 +14,8 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
 OUTCOMES = ("kept", "better", "refused")
 ROWS = 283
+_ROWS = "seeds"
+"""Key of a test's rows among its properties."""
 
 
 class Row(NamedTuple):
@@ -62,7 +64,10 @@ def unshown(
 
 
 class SeedsPlugin:
-    """Collects marks and results, and judges them at the end."""
+    """Collects marks and results, and judges them at the end.
+
+    Tests may run in worker processes: what each bears travels in its reports, and the controller judges.
+    """
 
     def __init__(self) -> None:
         self.marked: dict[str, set[int]] = {}
@@ -70,24 +75,26 @@ class SeedsPlugin:
         self.whole = True
         self.wrong: list[str] = []
 
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        """Before anything is deselected: every test with its rows."""
-        everything = config.args == config.getini("testpaths")
-        self.whole = everything and not config.option.collectonly
-        for item in items:
-            name = getattr(item, "originalname", item.name)
-            rows = {row for mark in item.iter_markers("seed") for row in mark.args}
-            self.marked.setdefault(name, set()).update(rows)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Whether this is the controller of a run of all tests."""
+        option = config.option
+        narrowed = option.collectonly or option.keyword or option.markexpr or option.deselect
+        again = config.getoption("lf", False) or config.getoption("stepwise", False)
+        everything = config.args == config.getini("testpaths") and not (narrowed or again)
+        self.whole = everything and not hasattr(config, "workerinput")
 
-    def pytest_deselected(self) -> None:
-        """By ``-k``, ``-m``, ``--lf`` and the like."""
-        self.whole = False
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Every test with its rows."""
+        for item in items:
+            rows = {row for mark in item.iter_markers("seed") for row in mark.args}
+            item.user_properties.append((_ROWS, sorted(rows)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A part of a test is over: its setup, its call, its teardown."""
         name = report.location[2].partition("[")[0].rpartition(".")[2]
+        for key, rows in report.user_properties:
+            if key == _ROWS:
+                self.marked.setdefault(name, set()).update(rows)
         if report.failed or (report.when == "call" and report.passed):
             self.passed[name] = report.passed and self.passed.get(name, True)
 
