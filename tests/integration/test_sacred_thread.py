@@ -94,7 +94,8 @@ def test_nothing_waits_for_a_helper_that_hangs(tmp_path: Path) -> None:
     """A helper that never runs is the worst of trackers: training goes on and the journal is whole."""
     run_id, helper, init_seconds, finish_seconds = child.run(STOPPED_HELPER, tmp_path).split()
     os.kill(int(helper), signal.SIGKILL)
-    assert float(init_seconds) < 0.1
-    assert float(finish_seconds) < 2  # it would be 10 if it waited
+    # Bounds below what waiting would take, the helper's imports or 10 s; `make bench` has the times.
+    assert float(init_seconds) < 1.0
+    assert float(finish_seconds) < 5.0
     segments = (tmp_path / "runs" / run_id).glob("trainer-*")
     assert sum(path.read_bytes().count(b'["batch",') for path in segments) == 20_000

@@ -160,10 +160,10 @@ def test_a_server_that_is_gone_or_silent_is_unavailable_soon(
     began = time.monotonic()
     with pytest.raises(TrackerUnavailableError, match="refused"):
         sink_for(f"http://127.0.0.1:{free_port()}").probe()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     with Answering(200) as silent, pytest.raises(TrackerUnavailableError, match="timeout"):
         sink_for(silent.url).probe()
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 15
 
 
 def test_nothing_is_asked_where_nothing_can_be() -> None:
