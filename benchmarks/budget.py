@@ -45,12 +45,16 @@ class Outcome(msgspec.Struct, frozen=True):
     Attributes:
         bare: The blocks without memlog.
         memlog: The block beside each, with it.
+        setting_up: The first block with memlog, which is none of those: tracing is set up in it.
         traced: The traced steps' numbers.
+        said: Seconds that tracing has cost by its own account, without setting up.
     """
 
     bare: list[Block]
     memlog: list[Block]
+    setting_up: Block
     traced: list[int]
+    said: float
 
     @property
     def steps(self) -> int:
@@ -69,17 +73,21 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> Estimate:
-        """Of all steps: the traced ones and the first are among them."""
+        """Of all steps but those of setting up: the traced ones are among them."""
         return ratio_of_sums([b.wall for b in self.memlog], [b.wall for b in self.bare])
 
     def told(self) -> str:
         """What does not fit into the table."""
         pairs = list(zip(self.memlog, self.bare, strict=True))
         work = ratio_of_sums([a.processor for a, _ in pairs], [b.processor for _, b in pairs])
+        bare = [block.wall for block in self.bare]
+        set_up = self.setting_up.wall - sum(bare) / len(bare)
+        later = [step for step in self.traced if step >= BLOCK]
         return (
-            f"Within its budget: {len(self.traced)} of {self.steps} steps were traced "
-            f"({', '.join(map(str, self.traced))}). The process's own processor time was "
-            f"{work.format(3)} times the bare steps'; the median block of {BLOCK} steps took "
+            f"Within its budget: setting up took {set_up:.2f} s more than {BLOCK} bare steps; of the "
+            f"{self.steps} steps after that {len(later)} were traced ({', '.join(map(str, later))}), which "
+            f"by memlog's own account cost {self.said / sum(bare):.1%} of the time. The process's processor "
+            f"time was {work.format(3)} times the bare steps'; the median block of {BLOCK} steps took "
             f"{estimate([mine.wall / other.wall for mine, other in pairs]).format(3)} times its bare "
             "neighbour."
         )
@@ -116,6 +124,11 @@ class Pause:
         self._waited = False
         self._since = 0.0
 
+    def tracing_cost(self) -> float:
+        """Seconds, as `memlog show` tells them."""
+        spent, _ = self._tracer.cost()
+        return float(spent)
+
     def begin(self) -> None:
         """From here on torch has no hook of memlog's."""
         self._since = time.perf_counter()
@@ -145,6 +158,7 @@ def train(model: str, device: str, steps: int) -> Outcome:
     session = memlog.init("local", model=training.model, layers=True)
     assert session.directory is not None
     pause = Pause(session)
+    setting_up = block(training, BLOCK)
     bare, ours = [], []
     for number in range(steps // BLOCK):
         if number % 2:
@@ -155,7 +169,7 @@ def train(model: str, device: str, steps: int) -> Outcome:
         if not number % 2:
             ours.append(block(training, BLOCK))
     memlog.finish()
-    return Outcome(bare, ours, traced(session.directory))
+    return Outcome(bare, ours, setting_up, traced(session.directory), pause.tracing_cost())
 
 
 def block(training: Training, steps: int) -> Block:

@@ -109,9 +109,10 @@ _PREFACE = """# What tracing a step costs
 Written by `make bench-layers`. Every way of tracing runs in blocks that are interleaved, and each is compared
 with the bare block of its own round: medians, with an interval that holds the true one with at least 95 %
 confidence (from six rounds on). The second row is of another kind: what it traces is rare and dear, so all
-its steps are summed, the very first trace with its imports among them, against as many bare steps of the same
-process, block by block by turns; the interval is a bootstrap's. "Added" is what a step takes beyond a bare
-one's, and the last column how many times more MemTracker adds.
+its steps are summed against as many bare steps of the same process, block by block by turns; the interval is
+a bootstrap's. The block in which tracing is set up (imports, the first two traces) stands apart, below the
+table. "Added" is what a step takes beyond a bare one's, and the last column how many times more MemTracker
+adds.
 
 """
 

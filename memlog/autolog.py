@@ -2,7 +2,8 @@
 
 PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is
 the clock: a wrapper begins before the optimizer that it wraps, so nested steps count once, and of several
-optimizers that take turns one is counted. Where the clock falls silent another takes over.
+optimizers that take turns one is counted. Where the clock falls silent, or another takes its place, that is
+the clock from then on.
 
 A step that a ``GradScaler`` skips calls no hook and micro-batches of an accumulated gradient are no steps:
 neither has an event. Nor has a step inside ``torch.compile``: reading memory there would break its graph.
@@ -21,10 +22,19 @@ from memlog.imports import ImportWatch
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 SILENCE = 10
 """So many steps of other optimizers without one of the clock's mean that it has fallen silent."""
+_SETTLED = 2
+"""Steps of the clock after which it is known how many steps of others come between them."""
+_PARTNERS = 32
+"""Optimizers that are known to take turns with the clock, at most."""
 
 
 class OptimizerClock:
     """Decides which optimizer steps count.
+
+    Of optimizers that take turns the first is the clock. Where one steps that has not stepped since, and the
+    clock has been silent for longer than ever before, it is counted at once: it may have taken the clock's
+    place for good. Should the clock come back within `SILENCE` steps the two take turns after all, and as
+    many of its steps are passed over as were counted meanwhile: the number is the clock's own again.
 
     Args:
         on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
@@ -36,28 +46,118 @@ class OptimizerClock:
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.on_step = on_step
-        self._clock: weakref.ref[Any] | None = None
+        self._tenure: _Tenure | None = None
+        self._before: list[_Tenure] = []
+        self._at_work: list[int] = []
         self._armed = False
-        self._others = 0
 
     def begin(self, optimizer: Any) -> None:
         """A step begins."""
-        if self._clock is None or self._clock() is None or self._others >= SILENCE:
-            self._clock = weakref.ref(optimizer)
-            self._others = 0
-        if self._clock() is optimizer:
+        nested = bool(self._at_work) and id(optimizer) not in self._at_work
+        self._at_work.append(id(optimizer))
+        tenure = self._tenure
+        if tenure is None or tenure.clock() is None or tenure.others >= SILENCE:
+            self._before.clear()
+            self._follow(_Tenure(optimizer))
+        elif tenure.clock() is not optimizer and not nested:
+            self._look_at_another(optimizer, tenure)
+        if self._tenure is not None and self._tenure.clock() is optimizer:
             self._armed = True
 
     def end(self, optimizer: Any) -> None:
         """A step is over."""
-        if self._clock is None or self._clock() is not optimizer:
-            self._others += 1
+        if id(optimizer) in self._at_work:  # with those that began within it and raised
+            del self._at_work[self._at_work.index(id(optimizer)) :]
+        tenure = self._tenure
+        if tenure is None:
+            return
+        if tenure.clock() is not optimizer:
+            tenure.other_stepped(optimizer, nested=bool(self._at_work))
         elif self._armed:
             # A subclass's step that calls its parent's ends twice. It began twice as well, so the hooks
             # can't be paired by counting: a step that raised has begun and never ends.
             self._armed = False
-            self._others = 0
-            self.on_step(optimizer)
+            if tenure.clock_stepped():
+                self.on_step(optimizer)
+
+    def _look_at_another(self, optimizer: Any, tenure: _Tenure) -> None:
+        """Another than the clock steps by itself: it was the clock before, or may be it from now on."""
+        meanwhile = [tenure]
+        for former in reversed(self._before):
+            if sum(between.steps for between in meanwhile) >= SILENCE:
+                break
+            if former.clock() is optimizer:
+                del self._before[-len(meanwhile) :]
+                former.returns(meanwhile)
+                self._follow(former)
+                return
+            meanwhile.append(former)
+        if tenure.may_be_over(optimizer):
+            self._before = [*self._before[1 - SILENCE :], tenure]
+            self._follow(_Tenure(optimizer))
+
+    def _follow(self, tenure: _Tenure) -> None:
+        self._tenure = tenure
+        self._armed = False
+
+
+class _Tenure:
+    """An optimizer as the clock, and what is known of those that step meanwhile.
+
+    Args:
+        optimizer: Held weakly.
+
+    Attributes:
+        clock: It.
+        steps: Of it.
+        others: Steps of others since its last.
+        apart: Those of them that were not made within a third's.
+        partners: Who made those, at any time.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.clock = weakref.ref(optimizer)
+        self.steps = 0
+        self.others = 0
+        self.apart = 0
+        self._longest = 0
+        self.partners: list[weakref.ref[Any]] = []
+        self._passed_over = 0
+
+    def clock_stepped(self) -> bool:
+        """It has made a step; whether that counts."""
+        self.steps += 1
+        self._longest = max(self._longest, self.apart)
+        self.others = self.apart = 0
+        counts = not self._passed_over
+        self._passed_over = max(0, self._passed_over - 1)
+        return counts
+
+    def other_stepped(self, optimizer: Any, *, nested: bool) -> None:
+        """Another has, within a step of a third or by itself."""
+        self.others += 1
+        if not nested:
+            self.apart += 1
+            self._meet(optimizer)
+
+    def may_be_over(self, newcomer: Any) -> bool:
+        """Whether one that begins a step by itself may have taken its place."""
+        known = any(partner() is newcomer for partner in self.partners)
+        return not known and self.steps >= _SETTLED and self.apart >= self._longest
+
+    def returns(self, meanwhile: list[_Tenure]) -> None:
+        """It steps again, after others had taken its place."""
+        for tenure in meanwhile:
+            self._passed_over += tenure.steps
+            self.apart += tenure.steps + tenure.apart
+            self._meet(tenure.clock())
+            for partner in tenure.partners:
+                self._meet(partner())
+
+    def _meet(self, partner: Any) -> None:
+        known = any(one() is partner for one in self.partners)
+        if partner is not None and not known and len(self.partners) < _PARTNERS:
+            self.partners.append(weakref.ref(partner))
 
 
 class Autolog:

@@ -62,6 +62,8 @@ class BatchRecorder:
         self._cost = _Cost()
         self.after_step: Callable[[int], object] | None = None
         """Called with the number of each step that is over. Must not raise."""
+        self.tracing_cost: Callable[[], tuple[float, float]] | None = None
+        """Seconds that tracing has cost, and setting it up. Must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """The clock's optimizer made a step. Never raises."""
@@ -131,6 +133,7 @@ class BatchRecorder:
     def publish_health(self, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
         """Publishes memlog's own state, at the end with the rules that were never judged; returns it."""
         per_step, total = self._cost.take()
+        tracing, set_up = self.tracing_cost() if self.tracing_cost is not None else (0.0, 0.0)
         event = HealthEvent(
             time_us=now_us(),
             step=self.last_step,
@@ -140,6 +143,8 @@ class BatchRecorder:
             faults=dict(self._health.faults),
             queued=self._journal.queued,
             unjudged=dict(unjudged or {}),
+            tracing_ms=tracing * 1e3,
+            tracing_set_up_ms=set_up * 1e3,
         )
         self._bus.publish(event)
         return event

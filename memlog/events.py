@@ -237,7 +237,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     step: Int | None
     engine: str
     exact: bool
-    """Whether every allocation was seen."""
+    """Whether every allocation was seen, of a whole training iteration."""
     peak: Int | None
     """Highest that was in use during the step."""
     at_peak: dict[str, Int]
@@ -319,6 +319,10 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     """Whether the file system is so slow that writing moved to a queue."""
     unjudged: dict[str, str] = {}
     """At the end: alert rules that could not be judged in the whole run, and why."""
+    tracing_ms: float = 0.0
+    """What traced steps have taken beyond others so far, in all."""
+    tracing_set_up_ms: float = 0.0
+    """The same of the first ones, which set tracing up."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):

@@ -156,7 +156,7 @@ class Recording:
         self._bus.subscribe(self._allocator)
         undo.callback(self._allocator.stop)
         if settings.layers:
-            self._tracer = self._begin_tracing(settings, model)
+            self._tracer = self._begin_tracing(settings.budget, model)
             undo.callback(self._tracer.finish)
         self._autolog = listen(self.batches.optimizer_stepped)
         undo.callback(self._autolog.remove)
@@ -228,20 +228,19 @@ class Recording:
             self._labels.add(event.label)
         return msgspec.structs.replace(event, step=self.batches.last_step)
 
-    def _begin_tracing(self, settings: Settings, model: Any) -> PeriodicTracer:
+    def _begin_tracing(self, budget: float, model: Any) -> PeriodicTracer:
         from memlog.tracer.periodic import PeriodicTracer  # noqa: PLC0415 - for those who want layers
 
-        tracer = PeriodicTracer(
-            self.run.worst_step, self._bus.publish, self._health, model, settings.budget
-        )
+        tracer = PeriodicTracer(self.run.worst_step, self._bus.publish, self._health, model, budget)
         self.batches.after_step = tracer.after_step
+        self.batches.tracing_cost = tracer.cost
         return tracer
 
     def snapshot(self) -> None:
         """Traces the step that is now beginning."""
         if forks.generation == self._generation:
             if self._tracer is None:
-                self._tracer = self._begin_tracing(self._settings, None)
+                self._tracer = self._begin_tracing(0.0, None)
             self._tracer.want()
 
     def save_artifact(
@@ -307,7 +306,7 @@ class Recording:
         self._allocator.stop()
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
-                self._tracer.finish()
+                self._tracer.finish(failed=status != "finished")
         self._explain(error)
         health, end = self._sum_up(), End(now_us(), status)
         self._bus.publish(end)

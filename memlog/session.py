@@ -286,9 +286,10 @@ def init(
             differs from its default goes before it.
         enabled: ``False`` installs nothing: every call is then next to free.
         initial_step: Number of the first step, where training resumes.
-        layers: Trace a training step now and then, layer by layer: whose memory it is. The first one is,
-            from ``model``'s first call on (without ``model``: that of the first module that is called).
-        budget: Share of training time that this may cost, 0 to 1.
+        layers: Trace a training step now and then, layer by layer: whose memory it is. The first and the
+            third are, from ``model``'s first call on (without ``model``: that of the first module that is
+            called) until every optimizer has stepped.
+        budget: Share of training time that the later ones may cost, 0 to 1.
         finish_timeout: Seconds that `finish` waits, at most, until trackers have everything; if none can be
             reached, it leaves the rest to the helper process after 2 s.
 

@@ -10,6 +10,7 @@ from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.predict import Advice
 from memlog.analysis.suspicion import FULL_SHARED_MEMORY
 from memlog.analysis.trace import stream
+from memlog.analysis.traced import among
 from memlog.events import OutOfMemory, Trace
 from memlog.health import Health
 from memlog.units import format_bytes
@@ -34,6 +35,8 @@ class Prediction(NamedTuple):
     advice: Advice
     step: int | None
     """Which step that was; ``None``: one that was never over."""
+    among: int = 1
+    """How many were traced."""
 
 
 def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -> list[str]:
@@ -187,7 +190,7 @@ def _by_prediction(predicted: Prediction | None) -> list[str]:
     found = predicted.advice
     step = "a step that was never over" if predicted.step is None else f"step {predicted.step}"
     return [hint.sentence() for hint in found.hints] + [
-        f"These peaks are predicted from the worst traced step ({step}), which needs "
+        f"These peaks are predicted from {step}, {among(predicted.among)}, which needs "
         f"{format_bytes(found.peak)}. {' '.join(found.notes)}"
     ]
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from memlog.analysis.folds import MAX_NAMES, MetricFold, PeakFold
 from memlog.analysis.labels import LabelFold
+from memlog.analysis.traced import TraceFold
 from memlog.events import (
     Alert,
     Artifact,
@@ -40,6 +41,7 @@ class Digest:
         metrics: Their aggregates.
         peaks: Likewise.
         labels: What the user watched by hand.
+        traces: The steps that were traced.
         begin: How the run began; ``None`` where the journal doesn't say.
         end: How it ended; ``None`` where it did not say.
         devices: The accelerators by name.
@@ -58,6 +60,7 @@ class Digest:
         self.metrics = MetricFold()
         self.peaks = PeakFold()
         self.labels = LabelFold()
+        self.traces = TraceFold()
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
@@ -89,6 +92,7 @@ class Digest:
             self.dropped["journal_garbage"] += 1
             return
         self.peaks.take(event)
+        self.traces.take(event)
         self.published += 1
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us

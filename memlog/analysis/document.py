@@ -96,6 +96,21 @@ class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
+class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps whose layers were traced."""
+
+    steps: int
+    worst_step: int | None
+    """That which needed most; ``None``: one that was never over, or nobody can tell bytes."""
+    worst_peak_bytes: int | None
+    worst_exact: bool | None
+    """Whether that is exact, of a whole training iteration."""
+    cost_ms: float | None
+    """What they took beyond others, in all; ``None``: it has not been said."""
+    set_up_ms: float | None
+    """The same of the first two, which set tracing up."""
+
+
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Several sizes under one label, or several changes."""
 
@@ -181,6 +196,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     peaks: dict[str, Peak]
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
+    traced: TracedFacts
     scopes: dict[str, ScopeFacts]
     """By label; the first 200 labels."""
     points: dict[str, PointFacts]

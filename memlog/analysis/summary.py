@@ -22,6 +22,7 @@ from memlog.analysis.document import (
     RunFacts,
     RunStatus,
     Summary,
+    TracedFacts,
     TrackedRun,
 )
 from memlog.events import Alert, Artifact, Device
@@ -126,6 +127,7 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
         peaks=digest.peaks.summary(),
         alerts=[_alert(event) for event in sorted(digest.alerts, key=_moment)],
         artifacts=[_artifact(event) for event in digest.artifacts],
+        traced=_traced(digest),
         scopes=digest.labels.scopes(),
         points=digest.labels.points(),
         health=_health(digest, thinned),
@@ -223,6 +225,19 @@ def _artifact(event: Artifact) -> ArtifactFacts:
         kind=event.kind,
         path=event.path,
         size_bytes=event.size,
+    )
+
+
+def _traced(digest: Digest) -> TracedFacts:
+    fold = digest.traces
+    worst, told = fold.worst, [event for event, _ in digest.health.values() if fold.steps]
+    return TracedFacts(
+        steps=fold.steps,
+        worst_step=worst.step if worst else None,
+        worst_peak_bytes=worst.peak if worst else None,
+        worst_exact=worst.exact if worst else None,
+        cost_ms=sum(event.tracing_ms for event in told) if told else None,
+        set_up_ms=sum(event.tracing_set_up_ms for event in told) if told else None,
     )
 
 

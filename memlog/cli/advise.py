@@ -9,7 +9,8 @@ import msgspec
 from rich.console import Console
 
 from memlog.analysis.predict import Advice, advise
-from memlog.analysis.worst import read_worst_step
+from memlog.analysis.traced import among
+from memlog.analysis.worst import count_traced, read_worst_step
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.journal import find_run
@@ -25,6 +26,7 @@ class RunAdvice(msgspec.Struct, frozen=True):
     schema: int
     run: str
     step: int | None
+    traced: int
     advice: Advice
 
 
@@ -40,7 +42,7 @@ def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     """
     found = find_run(runs_directory(directory), run)
     event, trace = read_worst_step(found)
-    told = RunAdvice(SCHEMA, found.id, event.step, advise(trace))
+    told = RunAdvice(SCHEMA, found.id, event.step, count_traced(found), advise(trace))
     if as_json:
         print_json(msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2))
         return
@@ -53,7 +55,8 @@ def _print(console: Console, told: RunAdvice) -> None:
     step = "a step that was not over" if told.step is None else f"step {told.step}"
     console.print(
         plain(
-            f"run {told.run}, {step}: {format_bytes(advice.traced_peak)} at the peak on {advice.device}"
+            f"run {told.run}, {step}: {format_bytes(advice.traced_peak)} at the peak on {advice.device}, "
+            f"{among(told.traced)}"
         )
     )
     _print_holders(console, advice)

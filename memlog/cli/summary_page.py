@@ -17,8 +17,10 @@ from memlog.analysis.document import (
     Peak,
     RunFacts,
     Summary,
+    TracedFacts,
 )
 from memlog.analysis.folds import ALLOCATED, RESERVED
+from memlog.analysis.traced import among
 from memlog.cli.addresses import told_place
 from memlog.cli.label_tables import points, scopes
 from memlog.cli.output import (
@@ -60,6 +62,9 @@ def print_summary(console: Console, summary: Summary) -> None:
         _print_section(console, "Blocks and functions", scopes(console, summary.scopes))
     if summary.points:
         _print_section(console, "Points", points(console, summary.points))
+    if summary.traced.steps:
+        facts = _traced(summary.traced, summary.run.duration_s)
+        _print_section(console, "Traced steps", _facts(facts))
     if summary.alerts:
         _print_section(console, "Alerts", _alerts(console, summary))
     if summary.artifacts:
@@ -169,6 +174,26 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
         unit = _UNITS.get(name.rpartition("_")[2], "")
         made.add_row(plain(name), unit, number(metric.last), number(metric.min), number(metric.max))
     return made
+
+
+def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
+    facts: dict[str, str | Text] = {}
+    if traced.worst_peak_bytes is not None:
+        step = "one that was never over"
+        if traced.worst_step is not None:
+            step = f"step {traced.worst_step:,}"
+        facts["peak"] = (
+            f"{format_bytes(traced.worst_peak_bytes)} in tensors"
+            f" ({'exact' if traced.worst_exact else 'lower bound'}), {step}: {among(traced.steps)}"
+        )
+    else:
+        facts["peak"] = f"unknown; {traced.steps:,} traced"
+    if traced.cost_ms is not None and traced.set_up_ms is not None:
+        share = f", {traced.cost_ms / 1e3 / duration_s:.1%} of the run" if duration_s else ""
+        facts["cost"] = (
+            f"{duration(traced.cost_ms / 1e3)}{share}; {duration(traced.set_up_ms / 1e3)} more to set up"
+        )
+    return facts
 
 
 def _alerts(console: Console, summary: Summary) -> Table:

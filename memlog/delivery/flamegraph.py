@@ -56,4 +56,4 @@ class WorstStep:
             file = Path(folder) / FLAME_GRAPH
             exporters.write_json(exporters.flame_graph(trace), file)
             self._publish(keep(self._run, file, FLAME_GRAPH, KIND))
-        logger.info("the flame graph of the worst traced step (%s) is kept", step)
+        logger.info("the flame graph of the worst of the traced steps (%s) is kept", step)

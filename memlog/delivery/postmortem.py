@@ -41,19 +41,23 @@ def explain(run: RunDirectory, bus: EventBus, witness: Witness, health: Health) 
         _publish(run, bus, moments, witness, health)
 
 
-def _predicted(run: RunDirectory, health: Health) -> Prediction | None:
+def _predicted(run: RunDirectory, moments: LastMoments, health: Health) -> Prediction | None:
     """What would make the worst traced step smaller; ``None`` where none was traced."""
     found: Prediction | None = None
     with health.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
-        found = Prediction(advise(trace), event.step)
+        if moments.trace is None:
+            # The trainer was killed before the next step told it that the first was a whole iteration.
+            moments.trace, moments.traced = event, 1
+        found = Prediction(advise(trace), event.step, max(moments.traced, 1))
     return found
 
 
 def _publish(
     run: RunDirectory, bus: EventBus, moments: LastMoments, witness: Witness, health: Health
 ) -> None:
-    written = report(moments, witness, _predicted(run, health), health)
+    predicted = _predicted(run, moments, health)
+    written = report(moments, witness, predicted, health)
     with TemporaryDirectory() as folder:
         source = Path(folder) / FILE
         source.write_text(written.text, encoding="utf-8")

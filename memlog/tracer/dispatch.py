@@ -111,10 +111,12 @@ class DispatchEngine:
         self._compiled_calls = 0
         self._code: Sequence[Tap] = ()
 
-    def start(self) -> None:
+    def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Begins to record on this thread."""
         self._spans.begin()
         self._seed()
+        for optimizer in optimizers:
+            self._look_at_optimizer(optimizer)
         scratch.look_at_precisions()
         self._hooks.install()
         self._code = taps.compiled_code()
@@ -216,10 +218,7 @@ class DispatchEngine:
         """An optimizer's step begins."""
         if self._spans.place() is None:
             return
-        for parameter in parameters_of(optimizer):
-            if parameter.grad is not None:
-                self._look_at_gradient(parameter, parameter.grad)
-        self._look_at_state(optimizer)
+        self._look_at_optimizer(optimizer)
         self._spans.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -338,6 +337,13 @@ class DispatchEngine:
         phase = BEFORE if layer == OUTSIDE else BACKWARD
         if self._ledger.classify(gradient, layer, GRADIENT, phase) and phase == BACKWARD:
             self._late_gradients = True
+
+    def _look_at_optimizer(self, optimizer: Any) -> None:
+        for parameter in parameters_of(optimizer):
+            self._ledger.classify(parameter, self._owners.of(parameter), PARAMETER)
+            if parameter.grad is not None:
+                self._look_at_gradient(parameter, parameter.grad)
+        self._look_at_state(optimizer)
 
     def _look_at_state(self, optimizer: Any) -> None:
         for state in optimizer_tensors(optimizer):

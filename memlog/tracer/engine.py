@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -25,8 +26,12 @@ class Finding(msgspec.Struct, frozen=True):
 class Engine(Protocol):
     """Records one window into an `EventLog`."""
 
-    def start(self) -> None:
-        """Begins, on this thread."""
+    def start(self, optimizers: Sequence[Any] = ()) -> None:
+        """Begins, on this thread.
+
+        Args:
+            optimizers: Those that are known already.
+        """
 
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins: said by the hooks, or by who opens a window within one."""

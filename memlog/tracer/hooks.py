@@ -4,13 +4,14 @@ Nothing is put on a module or a parameter: a hook there would be pickled with th
 hooks break models with in-place activations. In a compiled graph the hooks are nothing at all.
 
 torch walks through its table of optimizer hooks while it calls them, and raises into the training loop where
-that table changes meanwhile. So whoever opens and closes windows in such hooks holds the optimizer's
-(`hold_optimizer_hooks`) for as long as it may, and windows only come and go as their listeners.
+that table changes meanwhile. So whoever opens and closes windows in such hooks listens to optimizers itself
+(`OptimizersHeard`) for as long as it may, and windows only come and go as further listeners.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -30,20 +31,24 @@ from memlog.tracer.scopes import LISTENERS, Scope
 from memlog.tracer.silence import Silence
 
 
-class Listener(Protocol):
-    """What is told."""
-
-    def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
-
-    def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended; ``output`` is ``None`` where an exception ended it."""
+class OptimizerListener(Protocol):
+    """What is told of optimizers."""
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """It has ended."""
+
+
+class Listener(OptimizerListener, Protocol):
+    """What is told of modules, too."""
+
+    def module_begins(self, module: Any, args: Any) -> None:
+        """A module's ``forward`` begins."""
+
+    def module_ends(self, module: Any, output: Any) -> None:
+        """It has ended; ``output`` is ``None`` where an exception ended it."""
 
 
 class Hooks:
@@ -59,7 +64,7 @@ class Hooks:
         self._health = health
         self._handles: list[Any] = []
         self._silence: Silence | None = None
-        self._optimizer: _OptimizerListener | None = None
+        self._optimizers: OptimizersHeard | None = None
 
     def install(self) -> None:
         """Puts the hooks in: all of them or none."""
@@ -68,9 +73,7 @@ class Hooks:
         try:
             self._handles.append(register_module_forward_pre_hook(begins))
             self._handles.append(register_module_forward_hook(ends, always_call=True))
-            self._handles.append(hold_optimizer_hooks())
-            self._optimizer = _OptimizerListener(self._listener, self._health)
-            _watch.listeners = (*_watch.listeners, self._optimizer)
+            self._optimizers = OptimizersHeard(self._listener, self._health)
             LISTENERS.add(self)
         except BaseException:
             self.remove()
@@ -79,10 +82,9 @@ class Hooks:
     def remove(self) -> None:
         """Takes them out again. Calling it again is harmless."""
         LISTENERS.remove(self)
-        gone, self._optimizer = self._optimizer, None
-        if gone is not None:
-            gone.close()
-            _watch.listeners = tuple(one for one in _watch.listeners if one is not gone)
+        optimizers, self._optimizers = self._optimizers, None
+        if optimizers is not None:
+            optimizers.remove()
         while self._handles:
             self._handles.pop().remove()
         if self._silence is not None:
@@ -122,51 +124,50 @@ class Hooks:
         return begins, ends
 
 
-class OptimizerHooksHeld:
-    """The optimizer hooks stay in torch until `remove` has been called on everybody's."""
+class OptimizersHeard:
+    """Passes on to a listener what optimizers do, until `remove`; the hooks stay in torch as long.
 
-    def __init__(self) -> None:
-        self._held = True
+    Neither the first of these nor removing the last may happen within an optimizer's step.
 
-    def remove(self) -> None:
-        """Lets go. Calling it again is harmless."""
-        if self._held:
-            self._held = False
-            _watch.release()
-
-
-def hold_optimizer_hooks() -> OptimizerHooksHeld:
-    """Puts the optimizer hooks into torch, where nobody holds them yet.
-
-    Neither this nor letting go of the last may happen within an optimizer's step, unless somebody else holds
-    them too.
+    Args:
+        listener: Who is told.
+        health: Where its errors are counted.
     """
-    _watch.acquire()
-    return OptimizerHooksHeld()
 
-
-class _OptimizerListener:
-    """Passes on to one engine what optimizers do."""
-
-    def __init__(self, listener: Listener, health: Health) -> None:
+    def __init__(self, listener: OptimizerListener, health: Health) -> None:
         self._listener = listener
         self._health = health
-        self._at_work: list[Any] = []
+        self._at_work: list[weakref.ref[Any]] = []
+        self._removed = False
+        _watch.acquire(self)
 
-    def close(self) -> None:
-        """Ends what has begun: a session's own hook closes a window before the last step's end is heard."""
-        for optimizer in self._at_work[::-1]:
-            self.ends(optimizer)
+    def remove(self) -> None:
+        """Ends what has begun, and tells no more. Calling it again is harmless.
+
+        A session's own hook closes a window before the last step's end is heard.
+        """
+        if not self._removed:
+            for optimizer in [reference() for reference in self._at_work[::-1]]:
+                if optimizer is not None:
+                    self.ends(optimizer)
+            self._removed = True
+            _watch.release(self)
 
     def begins(self, optimizer: Any) -> None:
-        self._at_work.append(optimizer)
+        """An optimizer's step begins."""
+        if self._removed:
+            return
+        self._at_work.append(weakref.ref(optimizer))
         try:
             self._listener.optimizer_begins(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._health.fault("noticing an optimizer's step", error)
 
     def ends(self, optimizer: Any) -> None:
-        self._at_work = [other for other in self._at_work if other is not optimizer]
+        """It has ended."""
+        if self._removed:
+            return
+        self._at_work = [other for other in self._at_work if other() is not optimizer]
         try:
             self._listener.optimizer_ends(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
@@ -177,35 +178,34 @@ class _OptimizerWatch:
     """The process's one pair of optimizer hooks, and who listens to it now."""
 
     def __init__(self) -> None:
-        self.listeners: tuple[_OptimizerListener, ...] = ()
+        self._listeners: tuple[OptimizersHeard, ...] = ()
         self._lock = threading.Lock()
-        self._holders = 0
         self._handles: list[Any] = []
 
-    def acquire(self) -> None:
+    def acquire(self, listener: OptimizersHeard) -> None:
         with self._lock:
-            if not self._holders:
+            if not self._listeners:
                 self._handles = [
                     register_optimizer_step_pre_hook(self._begins),
                     register_optimizer_step_post_hook(self._ends),
                 ]
-            self._holders += 1
+            self._listeners = (*self._listeners, listener)
 
-    def release(self) -> None:
+    def release(self, listener: OptimizersHeard) -> None:
         with self._lock:
-            self._holders -= 1
-            if not self._holders:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+            if not self._listeners:
                 while self._handles:
                     self._handles.pop().remove()
 
     def _begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            for listener in self.listeners:
+            for listener in self._listeners:
                 listener.begins(optimizer)
 
     def _ends(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            for listener in self.listeners:
+            for listener in self._listeners:
                 listener.ends(optimizer)
 
 

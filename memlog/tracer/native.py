@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from memlog.analysis.trace.stream import (
     ENTER,
     GRADIENT,
     OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
 )
 from memlog.health import Health
 from memlog.tracer import statistics
@@ -68,7 +71,7 @@ class NativeEngine(Followed):
         self._started_us = 0
         self._finding = Finding()
 
-    def start(self) -> None:
+    def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Begins."""
         self._spans.begin()
         self._history.start()
@@ -76,6 +79,8 @@ class NativeEngine(Followed):
         if self._read is not None:
             self._opening = self._read()[0]
         self._seed()
+        for optimizer in optimizers:
+            self._seed_optimizer(optimizer)
         self._hooks.install()
 
     def stop(self) -> Finding:
@@ -164,6 +169,21 @@ class NativeEngine(Followed):
                 self._seeds.append(Seed(address, size, layer, category))
             if late:
                 self._classify(tensor, layer, category)
+
+    def _seed_optimizer(self, optimizer: Any) -> None:
+        """Its state, and what of its parameters no module has."""
+        states = list(optimizer_tensors(optimizer))
+        self._seeds += [
+            Seed(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
+            for state in states
+            for address, size in self._blocks(state.tensor)
+        ]
+        self._seeds += [
+            Seed(address, size, OUTSIDE, PARAMETER)
+            for parameter in parameters_of(optimizer)
+            if self._owners.of(parameter) == OUTSIDE
+            for address, size in self._blocks(parameter)
+        ]
 
     def _look_at_state(self, optimizer: Any) -> None:
         for state in optimizer_tensors(optimizer):

@@ -1,40 +1,37 @@
 """Tracing a step of a running session now and then, by itself.
 
-A window opens as the first module of a training step is called, and closes when the step is over. The first
-step of all is traced: a job that does not fit dies there. Later ones are as often as the budget allows. Since
-a window opens in one hook and closes in another, it opens only where that is safe
-(`memlog.tracer.window.may_open`), and what was skipped is counted. It is bounded, too: where no step comes to
-an end, as in evaluation or while experience is gathered, it is abandoned.
+A window opens as the first module of a training step is called, and closes when the step is over: when every
+optimizer that takes part has stepped (`memlog.tracer.rhythm`). The first step of all is traced: a job that
+does not fit dies there. So is the next but one, in which the optimizer's state is there from the start; later
+ones are as often as the budget allows. Since a window opens in one hook and closes in another, it opens only
+where that is safe (`memlog.tracer.window.may_open`), and what was skipped is counted. It is bounded, too:
+where no step comes to an end, as in evaluation or while experience is gathered, it is abandoned.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from memlog.events import Event
-from memlog.events import Trace as TraceEvent
-from memlog.files import replacing
 from memlog.health import Health
 from memlog.tracer.budget import DEFAULT_SHARE, Budget
 from memlog.tracer.event import trace_event
+from memlog.tracer.findings import Findings, Found
+from memlog.tracer.rhythm import Rhythm
+from memlog.tracer.tops import Tops
 from memlog.tracer.turns import Turns
 
 if TYPE_CHECKING:
     from memlog.analysis.trace.records import Trace
     from memlog.tracer.calls import Calls
+    from memlog.tracer.hooks import OptimizersHeard
     from memlog.tracer.window import Window
 
-_WORSE = 1.01
-"""By so much a peak must exceed the worst one's for its step to take its place."""
 _STEADY = 3
 """Steps after which what was given to ``torch.compile`` has been compiled. A hook that is there while it is
 costs a second compilation."""
@@ -43,35 +40,33 @@ _MOST_CALLS = 256
 _MOST_EVENTS = 1_000_000
 _MOST_STEPS = 30.0
 """A window is open for no longer than so many usual steps, and a second."""
-_MOST_PARAMETERS = 10_000
-"""That are looked at, to find one that is trained."""
+_SET_UP = 2
+"""Steps that are traced whatever they cost: the first, and the next but one."""
 
 
 class PeriodicTracer:
     """Traces steps of one session. Everything is called on trainers' threads, and nothing raises.
 
     Args:
-        worst: Where the events of the worst step so far are left: the helper process makes a flame graph of
-            them.
+        kept: Where the events of the step that tells most are left, the worst of those that are alike: the
+            helper process makes a flame graph of them.
         publish: Takes the trace events.
         health: Counts errors, and windows that could not open.
         model: Whose layers; ``None``: the modules at the top are found as they are called, and remembered.
-        share: Of training time that tracing may cost, 0 to 1.
+        share: Of training time that tracing may cost, 0 to 1; 0: what is asked for is traced, and no more.
     """
 
     def __init__(
         self,
-        worst: Path,
+        kept: Path,
         publish: Callable[[Event], object],
         health: Health,
         model: Any = None,
         share: float = DEFAULT_SHARE,
     ) -> None:
-        self._worst_file = worst
-        self._publish = publish
+        self._findings = Findings(kept, publish)
         self._health = health
-        self._model = model
-        self._tops: list[weakref.ref[Any]] = []
+        self._tops = Tops(model)
         self._share = share
         self._budget: Budget | None = None
         # Who may change what follows: windows open and close on any thread, in hooks, and signals interrupt.
@@ -81,14 +76,17 @@ class PeriodicTracer:
         self._window: Window | None = None
         self._thread: threading.Thread | None = None
         self._finished = False
-        self._opened = self._opening_took = self._stepped = self._deadline = 0.0
+        self._opened = self._stepped = self._deadline = 0.0
+        self._since: float | None = None
+        self._rhythm = Rhythm(self._findings.optimizer_begins, self._optimizer_ended)
         self._top = 0
         self._top_calls = 0
-        self._steps = 0
+        self._steps = self._opened_at = 0
+        self._last: int | None = None
         self._turns = Turns()
-        self._worst = -1
+        self._traced = 0
         self._skipped = 0
-        self._held: Any = None
+        self._held: OptimizersHeard | None = None
         self.want()
 
     def want(self) -> None:
@@ -106,26 +104,67 @@ class PeriodicTracer:
         """A step is over."""
         now = time.perf_counter()
         self._steps += 1
+        self._last = step
+        self._rhythm.clock_stepped()
         budget = self._begin_budget(now)
+        with self._health.contained("keeping what was traced"):
+            self._findings.step_ended()
         if self._window is not None:
-            self._close(step, now)
-        elif self._stepped:
+            if self._rhythm.whole or self._rhythm.hopeless:
+                self._close(now)
+        elif self._since is None and self._stepped:
             budget.plain_step(now - self._stepped)
         with self._health.contained("waiting for a step to trace"):
             self._look_at_waiting()
-            if self._turns.next_step(allowed=budget.allows_another(now)):
-                self._wait_for_a_call()
+            if self._window is None:
+                self._settle(now)
+                if self._turns.next_step(allowed=self._may_trace(budget, now)):
+                    self._wait_for_a_call()
         self._stepped = time.perf_counter()
 
-    def finish(self) -> None:
-        """The session is over; the events of a step that failed midway are kept all the same."""
+    def _may_trace(self, budget: Budget, now: float) -> bool:
+        if not self._share:
+            return False
+        if 0 < self._traced < _SET_UP:
+            return self._steps > self._opened_at + 1
+        return budget.allows_another(now) or (
+            budget.allows_another(now, lacking=True) and self._rhythm.lacks(self._findings.members)
+        )
+
+    def _optimizer_ended(self, optimizer: Any) -> None:
+        """The last that takes part in a step may end after the clock has."""
+        self._findings.optimizer_ended(optimizer)
+        if self._window is not None and self._rhythm.steps and self._rhythm.whole:
+            self._close(time.perf_counter())
+
+    def _settle(self, now: float) -> None:
+        """What was traced since a step of the clock ended is paid for, whole steps of it."""
+        since, self._since = self._since, None
+        if since is not None and self._budget is not None:
+            between = time.perf_counter() - now
+            self._budget.traced_step(
+                now - since,
+                between,
+                self._steps - self._opened_at,
+                setting_up=self._traced <= _SET_UP,
+            )
+
+    def cost(self) -> tuple[float, float]:
+        """Seconds that traced steps have taken beyond others, and the first ones, which set it up."""
+        budget = self._budget
+        return (budget.spent(), budget.set_up) if budget is not None else (0.0, 0.0)
+
+    def finish(self, *, failed: bool = True) -> None:
+        """The session is over; the events of a step that ``failed`` midway are kept all the same."""
         with self._lock:
             self._finished = True
         self._stop_listening()
         if self._window is not None:
-            self._close(None, time.perf_counter(), whosever=True)
+            self._close(time.perf_counter(), whosever=True, failed=failed)
         elif self._turns.late:
             self._skip("the run ended before torch.compile was done with the model")
+        with self._health.contained("keeping what was traced"):
+            self._findings.finish(lacking=self._rhythm.lacks(self._findings.members))
         if self._held is not None:
             self._held.remove()
         leaving = sys.modules.get("memlog.tracer.leaving")
@@ -155,7 +194,7 @@ class PeriodicTracer:
             return True
         from memlog.tracer.choose import are_compiled, device_of  # noqa: PLC0415 - they load parts of torch
 
-        known = self._known()
+        known = self._tops.known()
         if not are_compiled(known) or device_of(known, None).type == "cpu":
             self._turns.never()
             self._skip(
@@ -177,7 +216,7 @@ class PeriodicTracer:
             self._keep_within_bounds(module)
         elif not self._may_wait():
             self._listen_no_more()  # before what is called here gets compiled
-        elif self._calls is not None and self._trains(module):
+        elif self._calls is not None and self._tops.train(module):
             if not self._begin_opening():
                 return
             try:
@@ -194,35 +233,6 @@ class PeriodicTracer:
                 return False
             self._opening = True
             return True
-
-    def _trains(self, module: Any) -> bool:
-        """What has nothing to be trained, such as a transform of the data, does not begin a step.
-
-        Being in the mode of evaluation says nothing: with its statistics frozen a model is trained in it.
-        """
-        import torch  # noqa: PLC0415 - it is there: a module of it is called
-
-        if not torch.is_grad_enabled():
-            return False
-        parameters = itertools.chain.from_iterable(
-            top.parameters() for top in (self._known() or [module])
-        )
-        return any(
-            parameter.requires_grad for parameter in itertools.islice(parameters, _MOST_PARAMETERS)
-        )
-
-    def _known(self) -> list[Any]:
-        """The modules at the top, as far as they are known: always in one order, so that names stay."""
-        known = [self._model, *(top() for top in self._tops)]
-        return [module for module in known if module is not None]
-
-    def _remember(self, window: Window) -> None:
-        """Modules without parameters are found anew each time, and parts of others are no top."""
-        tops = [top for top in window.tops() if next(top.parameters(), None) is not None]
-        parts = {id(part) for top in tops for part in top.modules() if part is not top}
-        self._tops = [
-            weakref.ref(top) for top in tops if top is not self._model and id(top) not in parts
-        ]
 
     def _listen_no_more(self) -> None:
         """Without what was compiled meanwhile being compiled again, as it would be without the hook."""
@@ -244,7 +254,7 @@ class PeriodicTracer:
         begun = time.perf_counter()
         try:
             # Imported here: they load parts of torch that most of its users never need.
-            from memlog.tracer.hooks import hold_optimizer_hooks  # noqa: PLC0415
+            from memlog.tracer.hooks import OptimizersHeard  # noqa: PLC0415
             from memlog.tracer.window import Window, may_open  # noqa: PLC0415
 
             if not may_open():
@@ -255,10 +265,15 @@ class PeriodicTracer:
                 )
                 return
             if self._held is None:
-                self._held = hold_optimizer_hooks()
-            first, *others = self._known() or [module]
+                self._held = OptimizersHeard(self._rhythm, self._health)
+            first, *others = self._tops.known() or [module]
             window = Window(
-                first, others=others, health=self._health, types=True, most_events=_MOST_EVENTS
+                first,
+                others=others,
+                optimizers=self._rhythm.optimizers(),
+                health=self._health,
+                types=True,
+                most_events=_MOST_EVENTS,
             )
             window.start()
             window.module_begins(module, inputs)
@@ -267,11 +282,13 @@ class PeriodicTracer:
             self._turns.begun()
             self._skip("it could not begin")
             now = time.perf_counter()
-            self._begin_budget(now).charge(now - begun)
+            self._begin_budget(now).charge(now - begun, setting_up=not self._traced)
             return
         self._thread, self._top, self._top_calls = threading.current_thread(), id(module), 0
+        self._rhythm.begin()
         self._opened = time.perf_counter()
-        self._opening_took = self._opened - begun
+        self._opened_at = self._steps
+        self._since = self._stepped or begun
         usual = self._budget.usual if self._budget is not None else None
         self._deadline = self._opened + (1.0 + _MOST_STEPS * usual if usual else float("inf"))
         self._turns.begun()
@@ -297,7 +314,8 @@ class PeriodicTracer:
             self._window = self._thread = None
         return window
 
-    def _close(self, step: int | None, now: float, *, whosever: bool = False) -> None:
+    def _close(self, now: float, *, whosever: bool = False, failed: bool | None = None) -> None:
+        """The step is over, or (where ``failed`` says why) the session."""
         if self._window is not None and self._window.overflowed:
             self._abandon(now)
             return
@@ -308,18 +326,14 @@ class PeriodicTracer:
         if window is None:
             return
         self._stop_listening()
+        self._traced += 1
         with self._health.contained("tracing a step"):
             try:
                 trace = window.stop()
             finally:
                 self._leave(window)
-            self._remember(window)
-            self._tell(trace, step)
-        if self._budget is not None:
-            between = self._opening_took + time.perf_counter() - now
-            # From the step before on, as a plain one is counted: what loads the batch is part of both.
-            begun = self._stepped + self._opening_took if self._stepped else self._opened
-            self._budget.traced_step(now - begun, between)
+            self._tops.remember(window.tops())
+            self._tell(trace, window, failed=failed)
 
     def _abandon(self, now: float) -> None:
         window = self._take_window(whosever=True)
@@ -335,7 +349,10 @@ class PeriodicTracer:
             f"its end did not come within {_MOST_CALLS} calls of the model, {_MOST_EVENTS:,} events or "
             f"{_MOST_STEPS:g} usual steps"
         )
-        self._begin_budget(now).charge(time.perf_counter() - self._opened)
+        self._since = None
+        self._stepped = 0.0  # nor is what began as a traced step a plain one
+        spent = time.perf_counter() - self._opened
+        self._begin_budget(now).charge(spent, setting_up=not self._traced)
 
     def _leave(self, window: Window) -> None:
         from memlog.tracer.leaving import leave_later  # noqa: PLC0415 - torch is there already
@@ -349,18 +366,21 @@ class PeriodicTracer:
 
     # What it came to.
 
-    def _tell(self, trace: Trace, step: int | None) -> None:
-        event = trace_event(trace.result, step, self._skipped)
-        peak = trace.result.peak
-        if peak is not None and peak > self._worst * _WORSE:
-            self._worst = peak
-            self._keep(trace, event)
-        self._publish(event)
-
-    def _keep(self, trace: Trace, event: TraceEvent) -> None:
-        """Leaves the events to the helper process: making a graph of them takes longer than a step."""
-        with replacing(self._worst_file.parent, self._worst_file.name) as file:
-            file.write(msgspec.msgpack.encode((event, trace)))
+    def _tell(self, trace: Trace, window: Window, *, failed: bool | None) -> None:
+        rhythm, findings, over = self._rhythm, self._findings, failed is None
+        found = Found(
+            trace,
+            trace_event(trace.result, self._last if over else None, self._skipped),
+            rhythm.members(),
+            whole=over and rhythm.whole,
+            warm=not rhythm.cold,
+        )
+        if not over or rhythm.known:
+            told = found if found.whole or failed else found.of_a_part()
+            findings.add(told, lacking=rhythm.lacks(findings.members))
+        else:
+            by_hand = not rhythm.optimizers()  # the user says what a step is
+            findings.add_undecided(found, whole=by_hand or rhythm.steps_all_of(window.tops()))
 
     def _skip(self, why: str) -> None:
         self._skipped += 1

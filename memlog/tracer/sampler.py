@@ -6,6 +6,9 @@ with layers), so there it only counts calls and measures times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from memlog.analysis.trace.stream import READING, pack
@@ -35,8 +38,9 @@ class SamplerEngine(Followed):
         self._device = device
         self._read = statistics.reader(device)
 
-    def start(self) -> None:
-        """Begins."""
+    def start(self, optimizers: Sequence[Any] = ()) -> None:
+        """Begins; what is known already makes no difference to statistics."""
+        del optimizers
         self._spans.begin()
         self._sample(0, 1, 0)
         self._hooks.install()

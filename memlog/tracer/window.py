@@ -40,6 +40,7 @@ class Window:
     Args:
         model: A ``torch.nn.Module``; ``None``: the first module that is called is taken for it.
         others: Further modules that no module calls; those that are not named are found as they are called.
+        optimizers: Whose state is there as it begins; those that are not named are found as they step.
         device: As torch writes it; ``None``: where the model is.
         engine: ``"auto"``, or the name of an engine.
         max_events: Events that are kept one by one.
@@ -62,6 +63,7 @@ class Window:
         model: Any = None,
         *,
         others: Sequence[Any] = (),
+        optimizers: Sequence[Any] = (),
         device: str | None = None,
         engine: EngineChoice = "auto",
         max_events: int = DEFAULT_MAX_EVENTS,
@@ -87,6 +89,7 @@ class Window:
             readings=readings,
             types=types,
         )
+        self._optimizers = optimizers
         self._most_events = most_events
         if most_events is not None:
             self._log.on_overflow(most_events, self._engine.give_up)
@@ -102,7 +105,8 @@ class Window:
         """Opens the window, on this thread."""
         self._log.begin()
         try:
-            self._engine.start()
+            self._engine.start(self._optimizers)
+            self._optimizers = ()
         except BaseException:
             self._engine.stop()
             raise

@@ -60,14 +60,18 @@ def traces(session: memlog.Session) -> list[Trace]:
     return [event for event in events(session) if isinstance(event, Trace)]
 
 
-def test_the_first_step_is_traced_and_its_flame_graph_kept() -> None:
+def test_the_first_step_is_traced_and_a_warm_one_whose_flame_graph_is_kept() -> None:
     loop = Loop()
     session = memlog.init("local", model=loop.model, layers=True)
     for _ in range(5):
         loop.step()
     memlog.finish()
-    (trace,) = traces(session)
-    assert (trace.step, trace.engine, trace.exact) == (0, "dispatch", True)
+    first, trace = traces(session)
+    assert (first.step, first.engine, first.exact) == (0, "dispatch", True)
+    assert (trace.step, trace.engine, trace.exact) == (2, "dispatch", True)
+    assert trace.peak is not None
+    assert first.peak is not None
+    assert trace.peak > first.peak  # the optimizer's state is there from the start
     activations = 512 * 256 * 4
     assert trace.at_peak["activations"] >= activations
     assert sum(trace.at_peak.values()) == trace.peak
@@ -76,7 +80,7 @@ def test_the_first_step_is_traced_and_its_flame_graph_kept() -> None:
     names = {value.name for value in values(trace)}
     assert {"memory/trace/peak_mib", "memory/trace/activations_mib"} <= names
     assert "memory/layers/encoder.0/peak_mib" in names
-    (artifact,) = [event for event in events(session) if isinstance(event, Artifact)]
+    *_, artifact = [event for event in events(session) if isinstance(event, Artifact)]
     assert artifact.kind == "flamegraph"
     assert session.directory is not None
     graph = json.loads(gzip.decompress((session.directory / artifact.path).read_bytes()))
@@ -247,9 +251,11 @@ def test_what_loads_a_batch_is_part_of_a_traced_step_as_of_a_plain_one(
     told: list[float] = []
     tell = Budget.traced_step
 
-    def traced_step(self: Budget, seconds: float, between: float) -> None:
+    def traced_step(
+        self: Budget, seconds: float, between: float, steps: int, *, setting_up: bool
+    ) -> None:
         told.append(seconds)
-        tell(self, seconds, between)
+        tell(self, seconds, between, steps, setting_up=setting_up)
 
     monkeypatch.setattr(Budget, "traced_step", traced_step)
     loop = Loop()

@@ -117,6 +117,17 @@ def test_another_takes_over_at_once_when_the_clock_is_gone(counter: Counter) -> 
     assert counter.steps == 6
 
 
+def test_every_step_counts_where_the_loop_replaces_its_optimizer_and_keeps_the_old(
+    counter: Counter,
+) -> None:
+    kept = []
+    for _ in range(24):
+        kept.append(optimizer(torch.optim.AdamW))
+        for _ in range(10):
+            kept[-1].step()
+    assert counter.steps == 240
+
+
 def test_a_step_that_raises_does_not_count_and_breaks_nothing(counter: Counter) -> None:
     class Failing(Wrapper):
         fail = True

@@ -6,11 +6,16 @@ from memlog.tracer.budget import SPACING, Budget
 
 
 def settled(share: float = 0.01, *, step: float = 1.0) -> Budget:
-    """One that knows what a plain step takes."""
+    """One that is set up, and knows what a plain step takes."""
     budget = Budget(share, now=0)
     for _ in range(SPACING):
         budget.plain_step(step)
     return budget
+
+
+def plain_steps(budget: Budget, count: int = SPACING, seconds: float = 1.0) -> None:
+    for _ in range(count):
+        budget.plain_step(seconds)
 
 
 def test_nothing_was_traced_yet() -> None:
@@ -21,19 +26,29 @@ def test_a_traced_step_costs_what_it_took_beyond_a_plain_one() -> None:
     budget = settled()
     budget.traced_step(1.5, between=0.1)
     assert budget.spent() == pytest.approx(0.6)
-    for _ in range(SPACING):
-        budget.plain_step(1.0)
+    plain_steps(budget)
     # One more as dear: 1.2 s of 199 s are over six tenths of 1 %, of 201 s they are not.
     assert not budget.allows_another(now=199)
     assert budget.allows_another(now=201)
 
 
-def test_a_first_step_counts_whole_until_a_plain_one_is_known() -> None:
-    budget = Budget(0.5, now=0)
-    budget.traced_step(3.0, between=0.0)
-    assert budget.spent() == 3.0
-    budget.plain_step(2.5)
-    assert budget.spent() == 0.5
+def test_several_that_were_traced_together_cost_what_they_took_beyond_as_many() -> None:
+    budget = settled()
+    budget.traced_step(5.5, between=0.1, steps=5)
+    assert budget.spent() == pytest.approx(0.6)
+
+
+def test_what_is_done_once_stands_apart() -> None:
+    budget = Budget(0.01, now=0)
+    budget.traced_step(3.0, between=0.5, setting_up=True)
+    budget.plain_step(1.0)
+    assert budget.set_up == pytest.approx(2.5)  # the step itself would have taken 1 s of it
+    budget.traced_step(1.3, between=0.1, setting_up=True)
+    assert (budget.spent(), budget.set_up) == (0, pytest.approx(2.9))
+    plain_steps(budget)
+    # The second tells what one more costs: 0.4 s are six tenths of 1 % of 67 s.
+    assert not budget.allows_another(now=66)
+    assert budget.allows_another(now=67)
 
 
 def test_one_slow_step_does_not_buy_tracing() -> None:
@@ -55,15 +70,66 @@ def test_nor_does_a_machine_that_becomes_slower() -> None:
     assert budget.allows_another(now=1e9)
 
 
+def test_one_dear_trace_does_not_stand_for_all_that_come() -> None:
+    """Where the machine was busy with something else for a moment."""
+    budget = settled()
+    budget.traced_step(11.0, between=0.0)
+    for _ in range(8):
+        budget.traced_step(1.1, between=0.0)
+    plain_steps(budget)
+    assert budget.spent() == pytest.approx(10.8)
+    assert not budget.allows_another(now=1810)
+    assert budget.allows_another(now=1820)
+
+
+def trained(
+    seconds: float, cost: float, steps: int, share: float = 0.01
+) -> tuple[Budget, list[int]]:
+    """A run whose steps take so long, and what is traced of it after setting up."""
+    budget, now, traced = Budget(share, now=0), 0.0, []
+    for step in range(steps):
+        setting_up = step in (0, 2)
+        if setting_up or budget.allows_another(now):
+            budget.traced_step(seconds + cost, between=0.0, setting_up=setting_up)
+            now += seconds + cost
+            traced.append(step)
+        else:
+            budget.plain_step(seconds)
+            now += seconds
+    return budget, traced[2:]
+
+
 @pytest.mark.seed(215, 225, 247)
 def test_it_holds_over_a_long_run() -> None:
-    budget, now, traced = Budget(0.01, now=0), 0.0, 0
-    for step in range(20_000):
-        if step == 0 or budget.allows_another(now):
-            budget.traced_step(0.020, between=0.010)
-            now, traced = now + 0.030, traced + 1
-        else:
-            budget.plain_step(0.005)
-            now += 0.005
-    assert traced > 10
-    assert budget.spent() <= 0.01 * now
+    seconds, steps = 0.005, 20_000
+    budget, traced = trained(seconds, 0.025, steps)
+    assert len(traced) > 10
+    assert budget.spent() <= 0.01 * seconds * steps
+
+
+@pytest.mark.parametrize("seconds", [0.002, 0.05, 1.0])
+def test_a_short_runs_second_half_is_traced_too(seconds: float) -> None:
+    """However long it is, which nobody knows beforehand; a traced step takes 1.4 times as long."""
+    for steps in range(60, 400):
+        budget, traced = trained(seconds, 0.4 * seconds, steps)
+        assert traced[-1] >= steps // 2
+        # The whole share and, in a run of seconds, a quarter more of it.
+        assert budget.spent() <= (0.0125 if seconds * steps < 10 else 0.01) * seconds * steps
+
+
+def test_a_run_of_less_than_ten_seconds_may_spend_as_much_as_one_of_ten() -> None:
+    seconds, cost = 0.002, 0.006
+    budget, traced = trained(seconds, cost, 300)
+    assert traced == [32, 64, 128, 256]
+    assert 0.01 * seconds * 300 < budget.spent() <= 0.01 * 10
+    # A trace too dear for ten seconds waits until the run is long enough.
+    _, dear = trained(0.05, 0.3, 1000)
+    assert dear[0] * 0.05 == pytest.approx(30, rel=0.02)
+
+
+def test_what_the_run_does_not_do_any_more_is_traced_again_soon() -> None:
+    budget = settled(step=0.01)
+    budget.traced_step(0.014, between=0.0)
+    plain_steps(budget, seconds=0.01)
+    assert not budget.allows_another(now=0.4)
+    assert budget.allows_another(now=0.4, lacking=True)

@@ -62,7 +62,8 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
     result = memlog("advise", "latest")
     assert result.exit_code == 0, result.output
     advice = advise(trace())
-    assert f"step 7: {format_bytes(advice.traced_peak)} at the peak on cpu" in result.stdout
+    step = f"step 7: {format_bytes(advice.traced_peak)} at the peak on cpu, the only step that was traced"
+    assert step in result.stdout
     lines = {line.split("  ")[0]: line for line in result.stdout.splitlines()}
     held = advice.categories["activations"]
     assert format_bytes(held) in lines["activations"]
@@ -83,7 +84,7 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
 def test_the_document_is_stable(tmp_path: Path) -> None:
     run = traced_run(tmp_path)
     document = json.loads(memlog("advise", "latest", "--json").stdout)
-    assert set(document) == {"schema", "run", "step", "advice"}
+    assert set(document) == {"schema", "run", "step", "traced", "advice"}
     assert (document["schema"], document["run"], document["step"]) == (1, run.id, 7)
     advice = document["advice"]
     assert set(advice) == {
@@ -139,7 +140,7 @@ def test_a_post_mortem_report_has_the_same_predictions(tmp_path: Path) -> None:
     text = (run.artifacts / "postmortem.md").read_text()
     for hint in advise(trace()).hints:
         assert f"- {hint.sentence()}\n" in text
-    assert "These peaks are predicted from the worst traced step" in text
+    assert "These peaks are predicted from step 7, the only step that was traced" in text
 
 
 def test_without_the_traces_events_a_report_has_no_figures(tmp_path: Path) -> None:

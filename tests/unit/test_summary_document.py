@@ -79,6 +79,11 @@ def test_the_fields_are_frozen() -> None:
         "health.dropped.<>",
         "health.faults.<>",
         "health.unjudged.<>",
+        *(
+            f"traced.{field}"
+            for field in ("steps", "worst_step", "worst_peak_bytes", "worst_exact", "cost_ms")
+        ),
+        "traced.set_up_ms",
         "health.overhead_ms_per_step",
         "health.overhead_ms_total",
         "health.journal_queued",

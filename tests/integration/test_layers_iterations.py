@@ -1,0 +1,331 @@
+"""A traced step of a session covers the whole training iteration, however many optimizers it has."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.allocator import AllocatorTruth
+from torch import Tensor, nn
+
+import memlog
+from memlog.analysis.predict import advise
+from memlog.analysis.summary import summarize
+from memlog.analysis.worst import WorstStep, read_worst_step
+from memlog.cli.main import cli
+from memlog.events import Trace
+from memlog.journal import RunDirectory
+
+pytestmark = pytest.mark.integration
+
+ITERATIONS = 40
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    yield tmp_path
+    memlog.finish()
+
+
+def network(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(net.parameters())
+
+
+class Loop:
+    """A training loop."""
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+    def iterate(self) -> None:
+        raise NotImplementedError
+
+    def update(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    @property
+    def state(self) -> int:
+        return sum(
+            value.nbytes
+            for optimizer in self.optimizers
+            for kept in optimizer.state.values()
+            for value in kept.values()
+            if isinstance(value, Tensor)
+        )
+
+
+class ActorFirst(Loop):
+    """The small network steps first; nothing is heard of the large one until then."""
+
+    def __init__(self) -> None:
+        self.actor, self.critic = network(16, 32, 4), network(20, 512, 512, 1)
+        self.optimizers = adam(self.actor), adam(self.critic)
+
+    def iterate(self) -> None:
+        batch = torch.ones(64, 16)
+        action = self.actor(batch)
+        self.update(-action.mean(), self.optimizers[0])
+        value = self.critic(torch.cat([batch, action.detach()], dim=1))
+        self.update(value.square().mean(), self.optimizers[1])
+
+
+class CriticFirst(ActorFirst):
+    """The actor's loss goes through the critic, which gets gradients of it."""
+
+    def iterate(self) -> None:
+        batch = torch.ones(64, 16)
+        value = self.critic(torch.cat([batch, torch.ones(64, 4)], dim=1))
+        self.update(value.square().mean(), self.optimizers[1])
+        value = self.critic(torch.cat([batch, self.actor(batch)], dim=1))
+        self.update(-value.mean(), self.optimizers[0])
+
+
+class Adversarial(Loop):
+    """A discriminator that steps so often for each step of the generator."""
+
+    ratio = 1
+
+    def __init__(self) -> None:
+        self.made, self.judged = network(16, 256, 512), network(512, 256, 1)
+        self.optimizers = adam(self.made), adam(self.judged)
+
+    def iterate(self) -> None:
+        for _ in range(self.ratio):
+            false = self.made(torch.ones(32, 16)).detach()
+            loss = self.judged(torch.ones(32, 512)).mean() - self.judged(false).mean()
+            self.update(loss, self.optimizers[1])
+        self.update(-self.judged(self.made(torch.ones(32, 16))).mean(), self.optimizers[0])
+
+
+class FiveToOne(Adversarial):
+    ratio = 5
+
+
+class SparseAndDense(Loop):
+    """Both step after one backward pass, and no module is called between them."""
+
+    def __init__(self) -> None:
+        self.words = nn.Embedding(2000, 32, sparse=True)
+        self.head = network(32, 512, 512, 8)
+        self.optimizers = torch.optim.SparseAdam(self.words.parameters()), adam(self.head)
+
+    def iterate(self) -> None:
+        loss = self.head(self.words(torch.arange(64))).square().mean()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+class Single(Loop):
+    def __init__(self) -> None:
+        self.net = network(16, 512, 512, 8)
+        self.optimizers = (adam(self.net),)
+
+    def iterate(self) -> None:
+        self.update(self.net(torch.ones(64, 16)).square().mean(), self.optimizers[0])
+
+
+class Accumulating(Single):
+    def iterate(self) -> None:
+        self.optimizers[0].zero_grad()
+        for _ in range(4):
+            self.net(torch.ones(16, 16)).square().mean().backward()
+        self.optimizers[0].step()
+
+
+class TwoOfOneModel(Single):
+    """Two losses in turns, with an optimizer each, over the same parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizers = adam(self.net), adam(self.net)
+
+    def iterate(self) -> None:
+        for optimizer in self.optimizers:
+            self.update(self.net(torch.ones(64, 16)).square().mean(), optimizer)
+
+
+class Lbfgs(Single):
+    """Calls the model within its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizers = (torch.optim.LBFGS(self.net.parameters(), max_iter=3, history_size=3),)
+
+    def iterate(self) -> None:
+        def closure() -> Tensor:
+            self.optimizers[0].zero_grad()
+            loss: Tensor = self.net(torch.ones(64, 16)).square().mean()
+            loss.backward()
+            return loss
+
+        self.optimizers[0].step(closure)  # type: ignore[arg-type] # a tensor is a float to it
+
+
+class Outcome(NamedTuple):
+    kept: WorstStep
+    traces: list[Trace]
+    state: int
+    run: RunDirectory
+
+
+def trained(kind: type[Loop], iterations: int = ITERATIONS) -> Outcome:
+    torch.manual_seed(0)
+    session = memlog.init("local", layers=True)
+    loop = kind()
+    for _ in range(iterations):
+        loop.iterate()
+    memlog.finish()
+    assert not session.health.faults
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events = [entry.event for file in run.files() for entry in file.read()]
+    traces = [event for event in events if isinstance(event, Trace)]
+    return Outcome(read_worst_step(run), traces, loop.state, run)
+
+
+def needed(kind: type[Loop], iterations: int = 8) -> int:
+    """What training takes at most, with all that it makes, by the allocator's own events."""
+    torch.manual_seed(0)
+    with AllocatorTruth() as allocator:
+        loop = kind()
+        for _ in range(iterations):
+            loop.iterate()
+        del loop
+    return allocator.result().peak
+
+
+ALONE = [Single, Accumulating, Lbfgs]
+SEVERAL = [ActorFirst, CriticFirst, Adversarial, FiveToOne, SparseAndDense, TwoOfOneModel]
+
+
+@pytest.mark.parametrize("kind", [*ALONE, *SEVERAL])
+def test_the_step_that_is_kept_is_a_whole_iteration(kind: type[Loop]) -> None:
+    outcome, truth = trained(kind), needed(kind)
+    kept = outcome.kept.event
+    assert kept.peak == pytest.approx(truth, rel=0.01)
+    assert kept.step is not None
+    assert kept.step >= 2
+    if kind is Lbfgs:  # its state is a history, that grows
+        assert kept.at_peak["optimizer state"] > 0
+    else:
+        assert kept.at_peak["optimizer state"] == outcome.state
+    sparse = kind is SparseAndDense  # where pointwise operations take more than is seen
+    assert kept.exact is not sparse
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SEVERAL if kind is not FiveToOne])
+def test_a_step_that_ends_before_the_other_optimizers_is_not_exact(kind: type[Loop]) -> None:
+    """The first window closes as the first optimizer is done: nobody knows of another yet."""
+    outcome = trained(kind, iterations=2)
+    first, *_ = outcome.traces
+    assert (first.step, first.exact) == (0, False)
+    assert not outcome.kept.event.exact
+    unseen = outcome.kept.trace.result.unseen
+    assert any("not of a whole training iteration" in sentence for sentence in unseen)
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_lone_optimizers_first_step_is_exact(kind: type[Loop]) -> None:
+    outcome = trained(kind, iterations=2)
+    assert [(trace.step, trace.exact) for trace in outcome.traces] == [(0, True)]
+
+
+def test_a_run_that_ends_before_all_optimizers_were_seen_twice_says_so() -> None:
+    """Four steps of the discriminator and no second one of the generator: what was traced lacks it."""
+    outcome = trained(FiveToOne, iterations=2)
+    assert not outcome.kept.event.exact
+
+
+@pytest.mark.parametrize("steps", [34, 60, 100, 150, 300])
+def test_a_short_run_is_traced_in_its_second_half_with_the_optimizers_state(steps: int) -> None:
+    outcome = trained(Single, iterations=steps)
+    traced = [trace.step for trace in outcome.traces]
+    assert traced[:2] == [0, 2]
+    assert traced[-1] >= steps // 2
+    assert len(traced) <= 2 + max(steps // 20, 1)
+    assert outcome.kept.event.step != 0
+    assert advise(outcome.kept.trace).traced_peak == outcome.kept.event.peak
+
+
+def test_the_worst_is_said_to_be_so_among_the_steps_that_were_traced(runs: Path) -> None:
+    outcome = trained(Single, iterations=40)
+    count = len(outcome.traces)
+    traced = summarize(outcome.run).traced
+    assert (traced.steps, traced.worst_step) == (count, outcome.kept.event.step)
+    assert traced.worst_peak_bytes == outcome.kept.event.peak
+    assert traced.cost_ms
+    assert traced.set_up_ms
+    for command in ("show", "advise"):
+        env = {**os.environ, "COLUMNS": "200"}
+        told = CliRunner().invoke(cli, [command, "latest", "--dir", str(runs)], env=env).output
+        assert f"the worst of {count} traced steps" in told
+
+
+def test_a_new_optimizer_ever_so_often_is_traced_with_the_state_of_those_that_are_kept() -> None:
+    session = memlog.init("local", layers=True, budget=1.0)
+    net, kept = network(16, 64, 8), []
+    for number in range(60):
+        if number % 10 == 0:
+            kept.append(adam(net))
+        kept[-1].zero_grad()
+        net(torch.ones(8, 16)).square().mean().backward()
+        kept[-1].step()
+    memlog.finish()
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
+    last = [event for event in events if isinstance(event, Trace)][-1]
+    weights = sum(parameter.nbytes for parameter in net.parameters())
+    assert last.exact
+    assert last.at_peak["optimizer state"] >= 2 * weights * 4
+
+
+def test_a_step_that_is_said_by_hand_is_whole_by_that() -> None:
+    """No optimizer of PyTorch's is heard of."""
+    net = network(16, 64, 8)
+    session = memlog.init("local", layers=True)
+    for _ in range(5):
+        net(torch.ones(8, 16)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+        session.step()
+    memlog.finish()
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
+    traces = [(event.step, event.exact) for event in events if isinstance(event, Trace)]
+    assert traces == [(0, True), (2, True)]
+
+
+def test_a_snapshot_alone_begins_no_tracing_of_its_own_accord() -> None:
+    loop = Single()
+    session = memlog.init("local", budget=1.0)
+    for number in range(60):
+        if number == 5:
+            session.snapshot()
+        loop.iterate()
+    memlog.finish()
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
+    assert [event.step for event in events if isinstance(event, Trace)] == [5]

@@ -1,0 +1,150 @@
+"""Which optimizer's steps count, whatever order they come in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlog.autolog import SILENCE, OptimizerClock
+
+FEW = st.integers(1, SILENCE - 1)
+
+
+class Optimizer:
+    """All that the clock knows of one: it is itself."""
+
+
+class Clock:
+    """Steps optimizers and counts what the clock counts."""
+
+    def __init__(self) -> None:
+        self.counted = 0
+        self._clock = OptimizerClock(self._count)
+
+    def _count(self, _optimizer: object) -> None:
+        self.counted += 1
+
+    def step(self, *optimizers: Optimizer) -> int:
+        """One after the other; how many have been counted so far."""
+        for optimizer in optimizers:
+            with self.working(optimizer):
+                pass
+        return self.counted
+
+    @contextlib.contextmanager
+    def working(self, optimizer: Optimizer) -> Iterator[None]:
+        self._clock.begin(optimizer)
+        yield
+        self._clock.end(optimizer)
+
+    def fails(self, optimizer: Optimizer) -> None:
+        self._clock.begin(optimizer)
+
+
+def optimizers(count: int) -> list[Optimizer]:
+    return [Optimizer() for _ in range(count)]
+
+
+def test_a_new_optimizer_every_ten_steps_with_the_old_ones_kept() -> None:
+    clock, kept = Clock(), optimizers(24)
+    for optimizer in kept:
+        clock.step(*[optimizer] * 10)
+    assert clock.counted == 240
+
+
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=8))
+def test_one_that_takes_the_place_of_another_counts_from_its_first_step_on(
+    phases: list[int],
+) -> None:
+    clock, kept, made = Clock(), optimizers(len(phases)), 0
+    for optimizer, steps in zip(kept, phases, strict=True):
+        for _ in range(steps):
+            made += 1
+            assert clock.step(optimizer) == made
+
+
+@given(st.lists(st.integers(2, 12), min_size=1, max_size=5), FEW)
+def test_nor_is_a_step_lost_where_a_pair_takes_the_place_of_a_pair(
+    phases: list[int], of_the_second: int
+) -> None:
+    """New networks and new optimizers for each fold: the generator's steps go on counting."""
+    clock, kept, made = Clock(), [], 0
+    for rounds in phases:
+        first, second = optimizers(2)
+        kept += [first, second]
+        for _ in range(rounds):
+            made += 1
+            assert clock.step(first, *[second] * of_the_second) == made
+
+
+@given(FEW, FEW, st.integers(3, 12))
+def test_of_two_that_take_turns_one_counts(first: int, second: int, rounds: int) -> None:
+    """Whether the critic steps five times for each step of the actor, or the other way round."""
+    one, other = optimizers(2)
+    clock = Clock()
+    for done in range(1, rounds + 1):
+        clock.step(*[one] * first)
+        counted = clock.step(*[other] * second)
+        # What was counted of the other while nobody knew better is made up for by the first's next steps.
+        made_up = first * (done - 1) > second
+        assert first * done <= counted <= first * done + (0 if made_up else second)
+    clock.step(*[one] * first * SILENCE)
+    assert clock.counted == first * (rounds + SILENCE)
+
+
+@given(st.integers(2, 5), st.integers(1, 20), st.integers(2, 30))
+def test_what_trained_alone_first_takes_turns_later(count: int, alone: int, rounds: int) -> None:
+    """A generator is trained for a while before the other networks join."""
+    first, *others = optimizers(count)
+    clock = Clock()
+    clock.step(*[first] * alone)
+    for _ in range(rounds):
+        clock.step(*others, first)
+    assert clock.counted == alone + rounds
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(2, 12)), min_size=1, max_size=6))
+def test_an_optimizer_in_another_counts_once(phases: Iterable[tuple[bool, int]]) -> None:
+    """Each is new and the old ones are kept; some are wrapped (Lookahead), and then step within theirs."""
+    clock, made, kept = Clock(), 0, []
+    for wrapped, steps in phases:
+        inner, outer = optimizers(2)
+        kept += [inner, outer]
+        for _ in range(steps):
+            made += 1
+            if wrapped:
+                with clock.working(outer):
+                    clock.step(inner)
+            else:
+                clock.step(inner)
+            assert clock.counted == made
+
+
+def test_one_that_is_wrapped_in_mid_run_goes_on_counting_once() -> None:
+    clock, (inner, outer) = Clock(), optimizers(2)
+    clock.step(*[inner] * 5)
+    for made in range(6, 30):
+        with clock.working(outer):
+            clock.step(inner)
+        assert clock.counted == made
+
+
+def test_a_wrapper_that_failed_does_not_hide_what_it_wraps() -> None:
+    clock, (inner, outer) = Clock(), optimizers(2)
+    for _ in range(3):
+        with clock.working(outer):
+            clock.step(inner)
+    clock.fails(outer)
+    clock.step(*[inner] * (SILENCE + 5))
+    assert clock.counted == 3 + 5
+
+
+@given(st.lists(st.integers(0, 3), max_size=200))
+def test_a_step_counts_once_at_most(order: list[int]) -> None:
+    clock, known = Clock(), optimizers(4)
+    for made, number in enumerate(order, 1):
+        before = clock.counted
+        assert before <= clock.step(known[number]) <= min(before + 1, made)
