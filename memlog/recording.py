@@ -329,6 +329,7 @@ class Recording:
         health = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._health.contained("handing over the end of the run"):
             self._deliver(self._last_words(End(now_us(), status), health), 0)
+        self._say_what_is_left("at work", 0.1)
 
     def _sum_up(self) -> HealthEvent:
         """Publishes memlog's own state, with what is to be said of the whole run."""
@@ -344,7 +345,7 @@ class Recording:
 
     def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:
         with self._health.contained("saying what is left to deliver"):
-            if outcome == "dead" and not self._is_for_trackers:
+            if not self._is_for_trackers and (outcome == "dead" or not self._threads):
                 outcome = "delivered"  # there is nothing that a tracker lacks
             say_what_is_left(self.run, outcome, waited, self._health)
 
