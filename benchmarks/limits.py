@@ -33,6 +33,7 @@ _BOUNDS = {
         "or too slow, only steps with a peak are written: each new one, and the peaks of every 1,000 steps."
     ),
     "events that wait for a slow disk": "100,000, about 15 MB; more are dropped and counted",
+    "a write that the file system does not finish": "none: the step waits for as long (reliability.md)",
     "a line of the journal": "1 MiB; a longer one is not ours",
     "points that a tracker gets": (
         "every step below 10,000; then ten, then a hundred steps share one, in which peaks are kept: "

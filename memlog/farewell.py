@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,9 +69,22 @@ def say_never_judged(rules: Mapping[str, str]) -> None:
         rules: Why, by the rule.
     """
     if rules:
-        shown = "; ".join(f"{rule!r} ({why})" for rule, why in list(rules.items())[:_SHOWN])
-        more = f"; and {len(rules) - _SHOWN} more" if len(rules) > _SHOWN else ""
-        say(f"never judged in this run: {shown}{more}")
+        shown = _first(f"{rule!r} ({why})" for rule, why in rules.items())
+        say(f"never judged in this run: {shown}")
+
+
+def say_no_longer_judged(rules: Sequence[str]) -> str:
+    """Names alert rules that only the helper process can judge, which is gone; returns why."""
+    if rules:
+        shown = _first(map(repr, rules))
+        say(f"no longer judged since the helper process ended: {shown}")
+    return "no longer, since the helper process ended"
+
+
+def _first(told: Iterable[str]) -> str:
+    parts = list(told)
+    more = f"; and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+    return "; ".join(parts[:_SHOWN]) + more
 
 
 def say_what_was_lost(run: RunDirectory, health: Health) -> None:

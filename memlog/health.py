@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections import Counter
@@ -128,6 +129,8 @@ class Health:
 
 def _shown(error: BaseException) -> str:
     """Without what it holds of passwords; an error of the user's own may be unable to show itself."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "no more files can be opened: close some, or raise the limit with `ulimit -n`"
     try:
         return without_credentials(repr(error))
     except Exception as of_its_own:

@@ -31,21 +31,26 @@ from memlog.events import (
     now_us,
 )
 from memlog.events import Health as HealthEvent
-from memlog.farewell import Waiting, say_never_judged, say_what_is_left, say_what_was_lost
+from memlog.farewell import (
+    Waiting,
+    say_what_is_left,
+    say_what_was_lost,
+)
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, failed_allocation
 from memlog.outofmemory.observer import AllocatorWatch
 from memlog.settings import Settings
-from memlog.sink import Backend, Sink, backends_to_look_in, is_ridden
+from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, is_ridden
 
 if TYPE_CHECKING:
-    from memlog.alerts import AlertEngine
     from memlog.delivery.backchannel import AlertListener
-    from memlog.delivery.launcher import HelperProcess, Outcome
+    from memlog.delivery.launcher import Outcome
     from memlog.delivery.loop import CourierThread
     from memlog.delivery.messages import Finish
+    from memlog.delivery.supervision import SupervisedHelper
     from memlog.journal.kept import Names
+    from memlog.judging import Judging
     from memlog.tracer.periodic import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
@@ -53,6 +58,7 @@ AlertCallback: TypeAlias = Callable[[Alert], object]
 _RESERVE = 4 * 1024**2
 """Bytes of address space, never touched, that are given back when a run ends: to say why, where there are
 no others."""
+_LOOK_EVERY_S = 1.0
 MAX_LABELS = 50
 """Labels of blocks and points that get metrics of their own."""
 
@@ -90,6 +96,7 @@ class Recording:
         self._settings = settings
         self._on_alert = on_alert
         self._names: Names | None = None
+        self._look_due = 0.0
         self._labels: set[str] = set()
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = backends_to_look_in(settings.backends)
@@ -129,8 +136,16 @@ class Recording:
             with health.contained("printing"):
                 self._console.announce()
             self._bus.subscribe(self._console)
-        self._engine: AlertEngine | None = None
-        listener = self._judge(settings.alerts, undo) if settings.alerts else None
+        self._judging: Judging | None = None
+        if settings.alerts and self._console is not None:
+            # Imported here: for those who have rules.
+            from memlog.judging import Judging  # noqa: PLC0415
+
+            self._judging = Judging(
+                settings.alerts, self._bus, health, self._console, self._on_alert
+            )
+            undo.callback(self._judging.close)
+        listener = None if self._judging is None else self._judging.listener
         self._helper = self._start_helper(settings, begun_us, listener, undo)
         self._riders = {
             name: Rider(self.run, name, health)
@@ -144,6 +159,7 @@ class Recording:
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._binder, health, model
         )
+        self.batches.look_around = self._look_around
         undo.callback(self.batches.close)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
@@ -175,36 +191,6 @@ class Recording:
         """Takes everything apart, the run's folder too: `init` was interrupted before anybody had the run."""
         self._undo.close()
 
-    def _judge(self, alerts: Sequence[str], undo: ExitStack) -> AlertListener | None:
-        """Judges by the rules that this process can, and listens for what the helper finds by the others."""
-        # Imported here: for those who have rules.
-        from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415
-        from memlog.delivery.backchannel import AlertListener  # noqa: PLC0415
-
-        rules, on_alert = parse_rules(alerts), self._on_alert
-        engine = engine_for(
-            rules, self._bus.publish, self._health, pid=os.getpid(), on_alert=on_alert
-        )
-        self._engine = engine
-        if engine is not None:
-            self._bus.subscribe(engine)
-        if not any(rule.sampled for rule in rules):
-            return None
-
-        def told(alert: Alert) -> None:
-            if self._console is not None:
-                with self._health.contained("printing"):
-                    self._console(alert)
-            if on_alert is not None:
-                with self._health.contained_callback("on_alert"):
-                    on_alert(alert)
-
-        listener = None
-        with self._health.contained("listening for the helper process's alerts"):
-            listener = AlertListener(told, self._health)
-            undo.callback(listener.close)
-        return listener
-
     def publish(self, event: Event) -> None:
         """Puts an event on the bus, in the process that began the session."""
         if forks.generation == self._generation:
@@ -214,6 +200,15 @@ class Recording:
             elif isinstance(event, (Scope, Recorded)):
                 event = self._placed(event)
             self._bus.publish(event)
+            if time.monotonic() >= self._look_due:
+                self._look_around()
+
+    def _look_around(self) -> None:
+        """Sees about once a second to what no event tells of."""
+        self._look_due = time.monotonic() + _LOOK_EVERY_S
+        with self._health.contained("looking for the helper process"):
+            if self._helper.look():
+                self.batches.publish_health()
 
     def _placed(self, event: Scope | Recorded) -> Scope | Recorded:
         """Says of the first labels at which step they were: trackers get no more metrics than of those."""
@@ -333,19 +328,31 @@ class Recording:
         health = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._health.contained("handing over the end of the run"):
             self._deliver(self._last_words(End(now_us(), status), health), 0)
+        self._say_what_is_left("at work", 0.1)
 
     def _sum_up(self) -> HealthEvent:
         """Publishes memlog's own state, with what is to be said of the whole run."""
         health = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._health.contained("summing up the run"):
-            self._helper.look()
-            health = self.batches.publish_health(self._never_judged())
+            self._helper.look_at_last()
+            unjudged = None
+            if self._judging is not None:
+                unjudged = self._judging.say_what_was_not_judged(self._helper.is_away)
+            health = self.batches.publish_health(unjudged)
             self.batches.say_if_nothing_was_noticed()
         return health
 
     def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:
         with self._health.contained("saying what is left to deliver"):
+            if not self._is_for_trackers and (outcome == "dead" or not self._threads):
+                outcome = "delivered"  # there is nothing that a tracker lacks
             say_what_is_left(self.run, outcome, waited, self._settings.linger, self._health)
+
+    @property
+    def _is_for_trackers(self) -> bool:
+        """Whether there is, or has been, a tracker to deliver to."""
+        named = set(self._settings.backends) - {LOCAL}
+        return bool(named or self._journal.bindings)
 
     def _deliver(self, last_words: Finish, timeout: float) -> Outcome:
         """Waits until trackers have everything, for so long at most; says what has become of it."""
@@ -373,27 +380,19 @@ class Recording:
             if failed is not None and not self._allocator.heard(failed):
                 self._bus.publish(describe(failed, self.batches.last_step, error))
 
-    def _never_judged(self) -> dict[str, str]:
-        """Rules that nothing can be said of: silence would pass for all being well."""
-        rules: dict[str, str] = {}
-        with self._health.contained("looking for rules that were never judged"):
-            rules = {} if self._engine is None else self._engine.never_judged()
-            say_never_judged(rules)
-        return rules
-
     def _start_helper(
         self,
         settings: Settings,
         begun_us: int,
         listener: AlertListener | None,
         undo: ExitStack,
-    ) -> HelperProcess:
+    ) -> SupervisedHelper:
         # Imported here: `import memlog` stays light for those who never begin a session.
-        from memlog.delivery.launcher import HelperProcess  # noqa: PLC0415
         from memlog.delivery.messages import Begin  # noqa: PLC0415
+        from memlog.delivery.supervision import SupervisedHelper  # noqa: PLC0415
 
         begin = Begin(str(self.run.path), begun_us, os.getpid(), settings)
-        helper = HelperProcess(self._health)
+        helper = SupervisedHelper(self._health)
         undo.callback(helper.abandon)
         helper.start(begin, listener)
         return helper

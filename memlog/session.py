@@ -200,6 +200,10 @@ class Session:
         try:
             if live is not None:
                 live.finish(status, wait, error)
+        except KeyboardInterrupt:
+            # The second one ends the waiting here; the first is on its way, with a traceback of the user's.
+            if not isinstance(error, KeyboardInterrupt):
+                raise
         finally:
             _forget(self)
 
@@ -323,10 +327,11 @@ def init(
     settings = resolve(passed(arguments), config)
     with _current_lock:
         if settings.alerts:
-            from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
-
             # A wrong one raises, also where monitoring is switched off.
-            parse_rules(settings.alerts)
+            with suppress(OSError):  # no file can be opened: the session says what that means
+                from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
+
+                parse_rules(settings.alerts)
         # May raise: then the one before goes on.
         session = Session(settings, sinks, model, on_alert)
         try:
@@ -377,7 +382,10 @@ def _finish_at_exit() -> None:
     try:
         if session is not None:
             error = error_at_exit()
-            session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
+            with suppress(
+                KeyboardInterrupt
+            ):  # it ends the waiting: there is nothing else left to end
+                session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
     finally:
         launcher = sys.modules.get("memlog.delivery.launcher")
         if launcher is not None:

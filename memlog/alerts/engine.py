@@ -8,7 +8,7 @@ where they are read: in the helper process.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from memlog.alerts.limits import host_limit
@@ -109,6 +109,13 @@ class AlertEngine:
         """Rules of which nothing can be said, since no value of theirs was ever compared; and why."""
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
+    def recall(self, alerts: Iterable[Alert]) -> None:
+        """What had fired before a new helper process began to judge does not do so again at once."""
+        for watch in self._watches:
+            for alert in alerts:
+                if alert.rule == watch.text:
+                    watch.recall(alert)
+
     def _tell(self, alert: Alert) -> None:
         self._publish(alert)
         if self._on_alert is not None:
@@ -144,6 +151,13 @@ class _Watch:
         self.kinds = _kinds(rule)
         self.text = rule.text
         self._asked = self._devices = self._known = self._judged = False
+
+    def recall(self, alert: Alert) -> None:
+        """Takes an alert about the host for its own."""
+        self._judged = True
+        series = self._begin("host")
+        if series is not None:
+            series.trigger.has_fired(alert.time_us)
 
     def why_not_judged(self) -> str | None:
         """Why no value was ever compared with the threshold; ``None`` where one was."""

@@ -68,6 +68,10 @@ class Trigger:
         self._fired_us = time_us
         return True
 
+    def has_fired(self, time_us: int) -> None:
+        """It did, at that time, before a new helper process began to judge."""
+        self._armed, self._fired_us = False, time_us
+
     def _has_held(self, first: int | None, last: int | None) -> bool:
         if first is None or last is None:
             return False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 # `python -m` puts the working directory first on the path, where a folder of the user's named `mlflow`
 # or `wandb` would be taken for the package. Where that folder is gone, the interpreter finds none to put.
@@ -13,12 +15,14 @@ with suppress(FileNotFoundError):
     if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
         del sys.path[0]
 
-from memlog.alerts import engine_for, parse_rules
+from memlog.alerts import AlertEngine, engine_for, parse_rules
 from memlog.bus import EventBus
 from memlog.delivery.backchannel import teller
 from memlog.delivery.helper import main
 from memlog.delivery.messages import Begin
+from memlog.events import Alert
 from memlog.health import Health
+from memlog.journal import RunDirectory
 
 
 def judge(begin: Begin, bus: EventBus, health: Health) -> Callable[[], dict[str, str]]:
@@ -29,11 +33,26 @@ def judge(begin: Begin, bus: EventBus, health: Health) -> Callable[[], dict[str,
     """
     rules = parse_rules(begin.settings.alerts)
     engine = engine_for(rules, bus.publish, health, pid=begin.trainer_pid, sampled=True)
-    if engine is not None:
-        bus.subscribe(engine)
-        if begin.alerts_fd is not None:
-            bus.subscribe(teller(begin.alerts_fd))
-    return dict if engine is None else engine.never_judged
+    if engine is None:
+        return dict
+    if begin.again:
+        engine.recall(list(_alerts_of_before(begin)))
+    bus.subscribe(engine)
+    if begin.alerts_fd is not None:
+        bus.subscribe(teller(begin.alerts_fd))
+    return partial(_not_judged, engine, begin)
+
+
+def _alerts_of_before(begin: Begin) -> Iterator[Alert]:
+    for file in RunDirectory(Path(begin.run_directory)).files():
+        if file.process.startswith("helper"):
+            yield from (e.event for e in file.read() if isinstance(e.event, Alert))
+
+
+def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:
+    """A helper that took another's place speaks for itself alone."""
+    since = "not since the helper process was started again: " if begin.again else ""
+    return {rule: since + why for rule, why in engine.never_judged().items()}
 
 
 if __name__ == "__main__":

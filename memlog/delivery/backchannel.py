@@ -44,15 +44,28 @@ class AlertListener:
         self._ours, self._theirs = Descriptor(ours), Descriptor(theirs)
         self.fd = self._theirs.number
 
-    def start(self) -> None:
+    def another(self) -> AlertListener:
+        """One like it, for another helper.
+
+        Raises:
+            OSError: there can be no pipe.
+        """
+        return AlertListener(self._on_alert, self._health)
+
+    def start(self, on_hang_up: Callable[[], object] = lambda: None) -> None:
         """Begins to listen. The thread ends when the helper does.
+
+        Args:
+            on_hang_up: Called by the thread when nothing more comes.
 
         Raises:
             RuntimeError: there can be no more threads; nothing is open then.
         """
         self._theirs.close()
         try:
-            threading.Thread(target=self._listen, name="memlog-alerts", daemon=True).start()
+            threading.Thread(
+                target=self._listen, args=(on_hang_up,), name="memlog-alerts", daemon=True
+            ).start()
         except BaseException:
             self.close()
             raise
@@ -62,7 +75,7 @@ class AlertListener:
         self._theirs.close()
         self._ours.close()
 
-    def _listen(self) -> None:
+    def _listen(self, on_hang_up: Callable[[], object]) -> None:
         rest = b""
         with self._health.contained("listening for the helper process's alerts"):
             # The program may close every descriptor: the number is then another file's, and not ours to read.
@@ -74,6 +87,8 @@ class AlertListener:
                     with self._health.contained("an alert of the helper process"):
                         self._on_alert(_decode(line))
         self._ours.close()
+        with self._health.contained("looking for the helper process"):
+            on_hang_up()
 
 
 def teller(fd: int) -> Callable[[Event], None]:

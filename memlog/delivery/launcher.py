@@ -55,14 +55,19 @@ class HelperProcess:
         self._health = health
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Descriptor | None = None
-        self._is_missed = False
 
-    def start(self, begin: messages.Begin, listener: AlertListener | None = None) -> None:
+    def start(
+        self,
+        begin: messages.Begin,
+        listener: AlertListener | None = None,
+        on_hang_up: Callable[[], object] = lambda: None,
+    ) -> None:
         """Starts it. Never raises, but for what a signal handler of the user's raised meanwhile.
 
         Args:
             begin: What the helper is told first.
             listener: Is told of the alerts that the helper raises.
+            on_hang_up: Called, on the listener's thread, when nothing more can come from the helper.
         """
         health = self._health
         _outliving[:] = [process for process in _outliving if process.poll() is None]
@@ -79,7 +84,7 @@ class HelperProcess:
             self.tell(msgspec.structs.replace(begin, other_helpers=others, alerts_fd=fd))
         if listener is not None:
             with health.contained("listening for the helper process's alerts"):
-                listener.start()
+                listener.start(on_hang_up)
 
     @property
     def pid(self) -> int | None:
@@ -97,35 +102,49 @@ class HelperProcess:
         if self._pipe is not None:
             self._pipe.close()
 
-    def look(self) -> None:
-        """Counts it where the helper has ended although nobody told it to."""
-        if self._process is not None and not self._is_missed and self._process.poll() is not None:
-            self._is_missed = True
-            self._health.count_fault(f"the helper process: ended with {self._process.returncode}")
-            self._health.say_once(
-                "helper",
-                "the helper process has ended: trackers get the rest by `memlog sync` alone; the journal "
-                "is written on",
-            )
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started, and has ended."""
+        return self._process is not None and self._process.poll() is not None
+
+    def let_go(self) -> int:
+        """Gives back what is held of one that has ended; returns its return code."""
+        self._hang_up()
+        return 0 if self._process is None else self._process.returncode
 
     def tell(self, message: messages.Message) -> None:
         """Sends a message, or counts that the pipe is full or broken; never blocks."""
         if self._process is None or self._pipe is None:
             return
         if self._pipe.status() is None:  # this program has closed it, and the helper hears no more
-            self.look()
             return
         line = messages.encode(message) + b"\n"
         try:
             sent = os.write(self._pipe.number, line)
-        except BrokenPipeError:
-            self.look()
+        except BrokenPipeError:  # it has ended, which whoever looks notices
             return
         except OSError as error:
             self._health.fault("telling the helper process", error)
             return
         if sent < len(line):
             self._health.fault("telling the helper process", BlockingIOError("its pipe is full"))
+
+    def brief(self, told: Sequence[messages.Message]) -> int:
+        """Sends all of these, waiting where the pipe is full: not for the trainer's thread.
+
+        Returns:
+            How many they were.
+
+        Raises:
+            OSError: it hears no more.
+        """
+        if self._pipe is not None:
+            os.set_blocking(self._pipe.number, True)
+            data = b"".join(messages.encode(message) + b"\n" for message in told)
+            while data:
+                data = data[os.write(self._pipe.number, data) :]
+            os.set_blocking(self._pipe.number, False)
+        return len(told)
 
     def finish(
         self,

@@ -25,6 +25,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Helpers of earlier runs of this process that still deliver: no part of the user's process tree."""
     alerts_fd: int | None = None
     """Where the trainer wants to be told of the helper's alerts."""
+    again: bool = False
+    """Whether it takes the place of a helper that ended too early."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):

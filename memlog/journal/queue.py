@@ -25,13 +25,14 @@ class WriteQueue:
     def __init__(self, health: Health) -> None:
         self._health = health
         self._waiting: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._put = self._done = 0
         self._thread = threading.Thread(target=self._run, name="memlog-journal", daemon=True)
         self._thread.start()
 
     def put(self, write: Callable[[], Any]) -> None:
         """Queues a write that may be dropped, and counted, where the queue is full. Returns at once."""
         if self._waiting.qsize() < MAX_WAITING:
-            self._waiting.put(write)
+            self.put_always(write)
             return
         self._health.drop(
             "journal_queue_full",
@@ -41,11 +42,21 @@ class WriteQueue:
 
     def put_always(self, operation: Callable[[], Any]) -> None:
         """Queues an operation that must not be dropped, such as beginning a new segment."""
+        self._put += 1
         self._waiting.put(operation)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all is done that was put: whoever puts may then do the next operation himself."""
+        return self._done == self._put
+
+    def end(self) -> None:
+        """Ends the thread once all is done, without waiting for that."""
+        self._waiting.put(None)
 
     def close(self) -> bool:
         """Waits, at most `CLOSE_TIMEOUT` seconds, for what is queued; says whether all was written."""
-        self._waiting.put(None)
+        self.end()
         self._thread.join(CLOSE_TIMEOUT)
         return not self._thread.is_alive()
 
@@ -57,3 +68,4 @@ class WriteQueue:
         while (operation := self._waiting.get()) is not None:
             with self._health.contained("writing the journal"):
                 operation()
+            self._done += 1

@@ -6,9 +6,11 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,15 +20,18 @@ from memlog.errors import UnwritableDirectoryError
 from memlog.events import Batch, Event
 from memlog.health import Health
 from memlog.interruptions import raised_by_handler
+from memlog.journal.disk import Disk
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
 from memlog.journal.room import Room
 
-SLOW_WRITE_NS = 1_000_000
-"""A write that takes longer than this is slow."""
-SLOW_WRITES = 20
-"""So many slow writes among `WINDOW` move writing to a queue: one hiccup does not."""
-WINDOW = 200
+Put: TypeAlias = Callable[[int, bytes], int]
+
+CHECK_EVERY = 200
+"""Events between looks at whether the file is still there."""
+TRY_AGAIN_S = 5.0
+"""Seconds on a queue after which a write tries whether the disk is fast again; twice as many each time."""
+TRY_AGAIN_AT_LAST_S = 320.0
 
 
 class JournalWriter:
@@ -70,10 +75,11 @@ class JournalWriter:
         self._lock = threading.RLock()
         self._generation = forks.generation
         self._seq = self._size = 0
-        self._writes = self._slow_writes = 0
+        self._disk = Disk()
         self._unchecked = 0
         self._gone = False
         self._queue: WriteQueue | None = None
+        self._try_at, self._try_after = 0.0, TRY_AGAIN_S
         self._closed = False
         self.newest_step: Batch | None = None
         """The last step's event that was written, or counted as lost."""
@@ -101,7 +107,7 @@ class JournalWriter:
 
     @property
     def queued(self) -> bool:
-        """Whether writing moved to a queue because the file system is slow."""
+        """Whether writing goes through a queue now, because the file system is slow."""
         return self._queue is not None
 
     @property
@@ -144,10 +150,12 @@ class JournalWriter:
         self._seq = seq + 1
         line = self._encoder.encode(Record(seq, event)) + b"\n"
         self._size += len(line)
-        if self._queue is not None:
+        if self._queue is not None and not self._returns():
             self._queue.put(partial(self._write, line))
         else:
-            self._write_timed(line)
+            self._write(line, self._disk.write)
+            if self._disk.is_slow:
+                self._move_to_queue()
         if self._size >= self._segment_bytes:
             self._begin_segment(self._header)
 
@@ -226,25 +234,14 @@ class JournalWriter:
                 old.close()
         self._room.look()
 
-    def _write_timed(self, line: bytes) -> None:
-        begun = time.perf_counter_ns()
-        self._write(line)
-        self._writes += 1
-        if time.perf_counter_ns() - begun > SLOW_WRITE_NS:
-            self._slow_writes += 1
-            if self._slow_writes >= SLOW_WRITES:
-                self._move_to_queue()
-        if self._writes >= WINDOW:
-            self._writes = self._slow_writes = 0
-
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, put: Put = os.write) -> None:
         self._unchecked += 1
-        if self._unchecked >= WINDOW or self._gone:
+        if self._unchecked >= CHECK_EVERY or self._gone:
             self._check_that_it_is_there()
         if self._gone:
             return
         try:
-            self._file.write(line)
+            self._file.write(line, put)
         except OSError as error:
             if raised_by_handler(error):
                 raise
@@ -279,11 +276,24 @@ class JournalWriter:
 
     def _move_to_queue(self) -> None:
         self._queue = WriteQueue(self._health)
+        self._try_at = time.monotonic() + self._try_after
+        self._try_after = min(self._try_after * 2, TRY_AGAIN_AT_LAST_S)
         self._health.say_once(
             "slow_disk",
             f"writing to {self._directory} is slow (over 1 ms a write), so it moved to a background "
-            "queue: a crash may now lose the newest events (set MEMLOG_DIR to a local disk)",
+            "queue until it is fast again: a crash meanwhile may lose the newest events (set MEMLOG_DIR "
+            "to a local disk)",
         )
+
+    def _returns(self) -> bool:
+        """Leaves the queue now and then, once nothing waits there: one slow write leads back to it."""
+        queue = self._queue
+        if queue is None or time.monotonic() < self._try_at or not queue.is_idle:
+            return False
+        queue.end()
+        self._queue = None
+        self._disk.try_again()
+        return True
 
 
 class _SegmentFile:
@@ -314,15 +324,15 @@ class _SegmentFile:
             raise
         self.has_begun = True
 
-    def write(self, line: bytes) -> None:
-        """One ``write(2)``; after one that stopped midway the next begins on a line of its own."""
+    def write(self, line: bytes, put: Put = os.write) -> None:
+        """One ``write(2)``, by ``put``; after one that stopped midway the next begins on its own line."""
         data = b"\n" + line if self._torn else line
         try:
-            written = os.write(self._fd, data)
+            written = put(self._fd, data)
         except OSError as error:
             if error.errno != errno.EBADF or not self.is_there():
                 raise
-            written = os.write(self._fd, data)
+            written = put(self._fd, data)
         self.size += written
         self._torn = written < len(data)
         if self._torn:

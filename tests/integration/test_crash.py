@@ -27,6 +27,7 @@ from support.outages import wait_for_state
 from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
 from memlog.analysis import summarize
+from memlog.delivery.postmortem import WITHOUT_A_WORD
 from memlog.delivery.state import CourierState
 from memlog.journal import RunDirectory, find_run
 
@@ -208,6 +209,77 @@ def kill_both(directory: Path, uri: str, chance: random.Random, number: int) -> 
         time.sleep(chance.uniform(0, 0.3))
     trainer.communicate(timeout=60)
     return CourierState.load(find_run(directory / "runs", "latest"), "mlflow").delivered
+
+
+RESTARTED = """
+    import sys
+    import time
+
+    import memlog
+
+    alerts = ["host.tree > 1 MiB", "host.tree > 9 TiB"]
+    config = {"memlog": {"bind_grace": 0, "sample_interval": 0.05}}
+    session = memlog.init("mlflow", dir="runs", alerts=alerts, config=config)
+    helper = session._live._helper
+    first = helper.pid
+    print(first, flush=True)
+    given_up = time.monotonic() + 60
+    while helper.is_away or helper.pid == first:
+        assert time.monotonic() < given_up
+        session.step()
+        time.sleep(0.005)
+    print(helper.pid, flush=True)
+    until = time.monotonic() + 2
+    while time.monotonic() < until or "forever" in sys.argv:
+        session.step()
+        time.sleep(0.005)
+    session.finish(timeout=60)
+"""
+
+
+def kill_first_helper(directory: Path, *arguments: str) -> "tuple[subprocess.Popen[str], int]":
+    """Ends the helper of a run that has begun to deliver; returns its trainer, and the next helper."""
+    trainer = child.start(RESTARTED, directory, *arguments)
+    assert trainer.stdout is not None
+    first = int(trainer.stdout.readline())
+    wait_for_state(directory, "mlflow", lambda state: state.own_run is not None)
+    os.kill(first, signal.SIGKILL)
+    return trainer, int(trainer.stdout.readline())
+
+
+def test_a_helper_that_was_killed_is_started_again_and_goes_on(tmp_path: Path) -> None:
+    """What it delivers and what it is alerted of comes once; it is said once, and shown."""
+    trainer, _ = kill_first_helper(tmp_path)
+    _, errors = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0
+    run = find_run(tmp_path / "runs", "latest")
+    expect_the_plan(run, f"sqlite:///{tmp_path}/mlflow.db")
+    summary = summarize(run)
+    assert CourierState.load(run, "mlflow").stage == "done"
+    assert [alert.rule for alert in summary.alerts] == ["host.tree > 1 MiB"]
+    assert summary.health.unjudged == {}
+    assert summary.health.faults == {
+        "the helper process: ended with -9": 1,
+        "the helper process: started again": 1,
+    }
+    assert errors.count("the helper process has ended (SIGKILL)") == 1
+
+
+def test_the_next_helper_outlives_its_trainer_and_explains_its_end(tmp_path: Path) -> None:
+    trainer, helper = kill_first_helper(tmp_path, "forever")
+    run = find_run(tmp_path / "runs", "latest")
+    deadline = time.monotonic() + 60
+    while not list(run.path.glob(f"helper-{helper}-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    trainer.kill()
+    trainer.communicate(timeout=60)
+    wait_until_delivered(tmp_path / "runs")
+    summary = summarize(run)
+    assert summary.status == "killed"
+    assert [alert.rule for alert in summary.alerts] == ["host.tree > 1 MiB", WITHOUT_A_WORD]
+    assert (run.artifacts / "postmortem.md").exists()
+    expect_the_plan(run, f"sqlite:///{tmp_path}/mlflow.db")
 
 
 def test_a_killed_run_reaches_mlflow_whole_and_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The disk under the journal is full, gone, read-only or slow: training goes on, and the loss is told."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,25 +175,111 @@ def test_a_folder_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
     assert in_journal(tmp_path / "runs") == run.published
 
 
-SLOW = """
-            import threading
-            from memlog.journal import writer
-            write, waited = writer._SegmentFile.write, []
-            def slow(self, line):
-                time.sleep(0.05)
-                waited.append(threading.current_thread() is threading.main_thread())
-                write(self, line)
-            writer._SegmentFile.write = slow
+SLOW_WRITES = """
+    import threading
+    write, waited, slow = os.write, [], False
+    def slowly(fd, data, *size):
+        if slow:
+            time.sleep(0.05)
+            waited.append(threading.current_thread() is threading.main_thread())
+        return write(fd, data)
+    os.write = slowly
+    from memlog.journal import disk
+    disk._write = slowly
 """
 
 
 def test_a_disk_that_takes_50_ms_a_write_holds_nobody_up(tmp_path: Path) -> None:
     check = "import atexit; atexit.register(lambda: print(sum(waited), file=sys.stderr))"
-    run = Outcome(tmp_path, SLOW.strip() + f"\n            {check}")
+    run = Outcome(tmp_path, f"slow = True\n            {check}", prepare=SLOW_WRITES.strip())
     [slow, queue, end, waits] = run.warnings
     assert "moved to a background queue" in slow
     assert "too slow for the journal's last events" in queue
-    assert int(waits) <= 20 + 2  # then the trainer's thread waits no more
+    assert int(waits) <= 20 + 3  # then the trainer's thread waits no more
     lost = run.dropped["journal_queue_full"]
     assert f"{lost} events" in end
     assert in_journal(tmp_path / "runs") >= run.published - lost
+
+
+BUSY = """
+    import os
+    import signal
+    import threading
+    import time
+
+    import memlog
+
+    def compute():
+        while True:
+            sum(range(1_000))
+
+    for _ in range(2):
+        threading.Thread(target=compute, daemon=True).start()
+    session = memlog.init("local", dir="runs")
+    for step in range(600):
+        time.sleep(0.0001)   # gives up Python's lock, as torch's operations do
+        session.step()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_threads_that_compute_are_no_slow_disk(tmp_path: Path) -> None:
+    """They take Python's lock while an event is written, which then takes many ms by the clock."""
+    process = child.start(BUSY, tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert errors == ""
+    assert summarize(find_run(tmp_path / "runs", "latest")).steps == 600
+
+
+@pytest.fixture
+def freezing_disk(tmp_path: Path) -> Iterator[Path]:
+    disk, image = tmp_path / "disk", tmp_path / "image"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(32 * 1024**2)
+    try:
+        for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, disk]):
+            subprocess.run(command, check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a disk that can be frozen is mounted by root alone: {error}")
+    yield disk
+    subprocess.run(["fsfreeze", "--unfreeze", disk], check=False, capture_output=True)
+    subprocess.run(["umount", "--lazy", disk], check=True, timeout=10)
+
+
+FROZEN = """
+    import subprocess
+    import sys
+    import time
+
+    import memlog
+
+    disk = sys.argv[1]
+    session = memlog.init("local", dir=disk)
+    taken, begun = [], time.monotonic()
+    froze = None
+    while time.monotonic() - begun < 4:
+        if froze is None and time.monotonic() - begun > 1:
+            froze = subprocess.Popen(["sh", "-c", f"sleep 1.5; fsfreeze --unfreeze {disk}"])
+            subprocess.run(["fsfreeze", "--freeze", disk], check=True)
+        before = time.monotonic()
+        session.step()
+        taken.append(time.monotonic() - before)
+        time.sleep(0.001)
+    session.finish()
+    froze.wait()
+    print(session.id, len(taken), max(taken), sorted(taken)[-2], *session.health.dropped)
+"""
+
+
+def test_a_file_system_that_stands_still_holds_one_step_for_as_long(
+    tmp_path: Path, freezing_disk: Path
+) -> None:
+    """The one wait that has no bound: whether a write will return is known once it has."""
+    output = child.run(FROZEN, tmp_path, str(freezing_disk), timeout=120)
+    run_id, steps, longest, second, *dropped = output.split()
+    assert dropped == []
+    assert 1 < float(longest) < 10
+    assert float(second) < 1
+    assert summarize(find_run(freezing_disk, run_id)).steps == int(steps)

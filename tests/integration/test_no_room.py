@@ -90,6 +90,37 @@ def test_at_the_limit_of_threads_a_run_is_recorded_and_nothing_is_left(
     ] == [("finished", 10)] * 3
 
 
+NO_DESCRIPTOR = """
+    import json
+    import resource
+
+    import memlog
+
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, allowed[1]))
+    session = memlog.init("local", alerts=["host.tree > 900 TiB"], dir="runs")
+    resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+    session.step()
+    session.finish()
+    print(json.dumps([session.enabled, session.health.faults]))
+"""
+
+
+def test_without_a_free_descriptor_rules_raise_nothing_and_one_line_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    """The very modules that read them are files to be opened."""
+    process = child.start(NO_DESCRIPTOR, tmp_path)
+    output, errors = process.communicate(timeout=AT_MOST)
+    assert json.loads(output) == [
+        False,
+        {"beginning a run, of which nothing is recorded now,: OSError": 1},
+    ]
+    [line] = errors.splitlines()
+    assert "nothing is recorded now" in line
+    assert "ulimit -n" in line
+
+
 DESCRIPTORS = """
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     outcomes = []

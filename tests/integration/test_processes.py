@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from support import child
 
+import memlog
 from memlog.analysis import Summary, summarize
 from memlog.cli.sync import sync
 from memlog.delivery.helper import ANOTHER_PROGRAM
@@ -32,8 +33,8 @@ PREFACE = """
 
     import memlog
 
-    def begin(**options):
-        session = memlog.init("local", dir="runs", **options)
+    def begin(backend="local", **options):
+        session = memlog.init(backend, dir="runs", **options)
         print("helper", session._live._helper.pid, flush=True)
         return session
 """
@@ -523,19 +524,70 @@ def test_a_helper_that_was_killed_is_told_and_shown(tmp_path: Path) -> None:
     session = begin()
     session.step()
     os.kill(session._live._helper.pid, signal.SIGKILL)
-    session._live._helper._process.wait()
+    time.sleep(0.5)
     session.step()
     session.finish()
     """
     process = child.start(PREFACE + script, tmp_path)
     _, errors = process.communicate(timeout=AT_MOST)
-    [ended, left] = errors.splitlines()
-    assert "the helper process has ended" in ended
-    assert "`memlog sync" in left
+    [ended] = errors.splitlines()
+    assert "the helper process has ended (SIGKILL)" in ended
     [summary] = summaries(tmp_path)
     assert (summary.status, summary.steps) == ("finished", 2)
     assert summary.health.faults == {"the helper process: ended with -9": 1}
     assert summary.health.overhead_ms_per_step
+
+
+TRAINING = {
+    "in a block": """
+    with begin("mlflow", **options) as session:
+        train(session)
+    """,
+    "called": """
+    session = begin("mlflow", **options)
+    try:
+        train(session)
+    finally:
+        session.finish(timeout=60)
+    """,
+    "at exit": """
+    train(begin("mlflow", **options))
+    """,
+}
+
+
+@pytest.mark.parametrize("way", TRAINING)
+def test_a_second_ctrl_c_ends_the_waiting_and_prints_nothing_of_memlogs(
+    tmp_path: Path, way: str
+) -> None:
+    """The first one's way out, and its exit code, stay as they are."""
+    script = f"""
+    import threading
+
+    def interrupt_in(seconds):
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    def train(session):
+        session.step()
+        interrupt_in(0.5)
+        interrupt_in(2.5)
+        time.sleep(60)
+
+    options = {{"finish_timeout": 60, "config": {{"memlog": {{"linger": 3}}}}}}
+    {TRAINING[way]}
+    """
+    process = child.start(PREFACE + script, tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    output, errors = process.communicate(timeout=AT_MOST)
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == errors.count("\nKeyboardInterrupt\n") == 1
+    assert str(Path(memlog.__file__).parent) not in errors
+    [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
+    assert "`memlog sync " in told
+    expect_no_helper(output)
+    [summary] = summaries(tmp_path)
+    assert (summary.status, summary.steps) == ("finished" if way == "called" else "killed", 1)
 
 
 @pytest.mark.parametrize("interrupt", ["signal.SIGINT", "signal.SIGALRM"])
@@ -565,7 +617,10 @@ def test_ctrl_c_while_finish_waits_says_that_delivery_goes_on(
     """
     process = child.start(PREFACE + script, tmp_path, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     output, errors = process.communicate(timeout=AT_MOST)
-    assert ("KeyboardInterrupt" if interrupt == "signal.SIGINT" else "TimeUp") in errors
+    if interrupt == "signal.SIGINT" and not finish:
+        assert "Traceback" not in errors  # there is nothing left that could be interrupted
+    else:
+        assert ("KeyboardInterrupt" if interrupt == "signal.SIGINT" else "TimeUp") in errors
     [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
     assert "goes on in the background" in told
     assert "ResourceWarning" not in errors

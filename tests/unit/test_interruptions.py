@@ -125,10 +125,10 @@ def test_the_step_that_was_interrupted_is_in_the_journal_once(
 ) -> None:
     write = _SegmentFile.write
 
-    def slow(file: _SegmentFile, line: bytes) -> Any:
+    def slow(file: _SegmentFile, *line: Any) -> Any:
         monkeypatch.undo()
         if when == "after the write":
-            write(file, line)
+            write(file, *line)
         interrupted()
 
     with memlog.init("local", dir=tmp_path) as session:

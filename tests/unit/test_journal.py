@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -213,7 +214,7 @@ def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Any write is slow by this measure: what is tested is the move, not a disk.
-    monkeypatch.setattr("memlog.journal.writer.SLOW_WRITE_NS", -1)
+    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
     health = Health()
     journal = writer(tmp_path, health, segment_bytes=4096)
     written = [batch(step) for step in range(500)]
@@ -223,6 +224,48 @@ def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
     assert journal.queued
     assert events(tmp_path) == written
     assert not health.dropped
+
+
+def test_writing_returns_from_the_queue_once_the_disk_is_fast_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memlog.journal.writer.TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
+    journal = writer(tmp_path, segment_bytes=4096)
+    written: list[Event] = []
+    while not journal.queued:
+        written.append(batch(len(written)))
+        journal.append(written[-1])
+    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", 10**12)
+    deadline = time.monotonic() + 30
+    while journal.queued:
+        assert time.monotonic() < deadline
+        written.append(batch(len(written)))
+        journal.append(written[-1])
+    assert events(tmp_path) == written  # at once, before the journal is closed
+    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
+    written.append(batch(len(written)))
+    journal.append(written[-1])
+    assert journal.queued  # one slow write tells that it is not
+    journal.close()
+    assert events(tmp_path) == written
+
+
+def test_what_only_giving_up_pythons_lock_takes_is_not_the_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def lock_taken_meanwhile(fd: int, data: bytes) -> int:
+        written = write(fd, data)
+        time.sleep(0.002)
+        return written
+
+    monkeypatch.setattr(os, "write", lock_taken_meanwhile)
+    journal = writer(tmp_path)
+    for step in range(1_000):
+        journal.append(batch(step))
+    assert not journal.queued
 
 
 def test_a_closed_journal_takes_nothing_and_says_so(tmp_path: Path) -> None:

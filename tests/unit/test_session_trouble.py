@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.child import lives
 from support.sinks import ListSink, ListTracker
 
 import memlog
@@ -82,15 +84,64 @@ def test_sinks_of_one_class_and_of_a_trackers_name_keep_apart() -> None:
         assert tracker.ended == {"own-mine": "finished"}
 
 
-def test_a_helper_that_died_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    session = memlog.init("local")
+def kill_helper_of(session: memlog.Session) -> None:
     assert session._live is not None
     pid = session._live._helper.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+    while lives(pid):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("backend", "synced"), [("local", False), ("mlflow", True)])
+def test_a_helper_that_died_is_said_with_a_remedy_that_works(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    backend: str,
+    synced: bool,
+) -> None:
+    """Of a run that is recorded for no tracker nothing is left for `memlog sync`, which says so."""
+    session = memlog.init(backend, alerts=["host.tree > 9 TiB"])
     session.step()
+    kill_helper_of(session)
     session.finish()
-    assert f"memlog sync {session.id}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (f"memlog sync {session.id}" in said) == synced
+    assert "no longer judged since the helper process ended: 'host.tree > 9 TiB'" in said
+    assert ["the helper process has ended (SIGKILL)" in line for line in caplog.messages] == [True]
+    health = summarize(find_run(Path(os.environ["MEMLOG_DIR"]), session.id or "")).health
+    assert health.faults == {"the helper process: ended with -9": 1}
+    assert health.unjudged == {"host.tree > 9 TiB": "no longer, since the helper process ended"}
+
+
+def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("memlog.delivery.supervision.PAUSES", (0.0, 0.1, 0.1))
+    monkeypatch.setattr("memlog.batches.LOOK_INTERVAL_NS", 0)
+    session = memlog.init("local")
+    assert session._live is not None
+    helper = session._live._helper
+    seen: list[int | None] = []
+    deadline = time.monotonic() + 60
+    for _ in range(4):
+        while helper.is_away or helper.pid in seen:
+            assert time.monotonic() < deadline
+            session.step()
+        seen.append(helper.pid)
+        kill_helper_of(session)
+        session.step()
+    session.step()
+    assert helper.is_away
+    assert session.health.faults == {
+        "the helper process: ended with -9": 4,
+        "the helper process: started again": 3,
+    }
+    assert [message.split(":")[1] for message in caplog.messages] == [
+        " the helper process has ended (SIGKILL)",
+        " the helper process has ended again and is started no more",
+    ]
+    session.finish()
 
 
 def test_a_helper_that_cannot_start_costs_delivery_and_nothing_else(
