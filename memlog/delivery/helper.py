@@ -260,6 +260,8 @@ class Helper:
         deadline = time.monotonic() + linger
         for courier in self._couriers.values():
             while not courier.join(TICK):
+                for other in self._couriers.values():
+                    other.make_way_if_wanted()
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
         return all(courier.delivered for courier in self._couriers.values())
