@@ -63,6 +63,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
     uri: str | None = None
     """Where the tracker is, as its client understands it, or what `OFFLINE` and `DISABLED` say; may hold a
     password, so never stored as it is."""
+    name: str | None = None
+    """What people call the run."""
 
 
 class Connection(msgspec.Struct, frozen=True):
