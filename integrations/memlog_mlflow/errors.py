@@ -37,6 +37,8 @@ _REFUSALS = frozenset({401, 403})
 _TOO_LARGE = 413
 _MAX_TEXT = 200
 _ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
+_NO_JSON = "not in a valid JSON format"
+_NO_SERVER = "MLflow is not available (what answers there is no MLflow server)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
 """Where what a database's error repeats begins: rows, and a link."""
 
@@ -76,9 +78,11 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
         text: What is known of it, such as a client's message.
         address: Where the tracker is.
     """
-    detail = without_credentials(" ".join(text.split()))
+    detail = _in_full(text)
     if answered := _ANSWERED.search(text):
         told = f"MLflow is not available (it answers {answered[1] or answered[2]})"
+    elif _NO_JSON in text:
+        told = _NO_SERVER
     elif reason := reason_of(text):
         told = does_not_answer("MLflow", address or address_in(text), reason)
     else:
@@ -99,9 +103,7 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
     # A proxy's "request too large" has no code of MLflow's; smaller batches get through.
     too_large = status == _TOO_LARGE or f"failed with error code {_TOO_LARGE} " in text
     if code in _REJECTED or too_large:
-        return TrackerRejectedError(
-            f"MLflow refused it: {_one_line(text)}", without_credentials(text)
-        )
+        return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}", _in_full(text))
     return unavailable(text, address)
 
 
@@ -111,7 +113,11 @@ def _http_status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
+def _in_full(text: str) -> str:
+    return without_credentials(" ".join(text.split()))
+
+
 def _one_line(text: str) -> str:
     """``text`` on one line, without credentials and the rows that a database error repeats."""
-    line = without_credentials(" ".join(_NOISE.split(text)[0].split()))
+    line = _in_full(_NOISE.split(text)[0])
     return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

@@ -158,7 +158,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
         told = f"nothing is left to deliver, it has {state.delivered:,} points"
         return f"{name}: {told}{_where(state, delivery.known)}", None
     backend = load_backend(name)
-    with TakenOver(run, name, timeout):
+    with TakenOver(run, name, timeout, is_over=complete):
         courier = _courier(delivery, backend, Guard(backend, delivery.trusted))
         before = copy.deepcopy(courier.state)
         with Meter(courier):

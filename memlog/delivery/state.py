@@ -213,14 +213,18 @@ class TakenOver(CourierLock):
         run: The run.
         backend: The backend's name.
         timeout: Seconds to wait for that at most.
+        is_over: Whether the run is.
 
     Raises:
         DeliveryError: the run goes on, or the helper process has not made way.
     """
 
-    def __init__(self, run: RunDirectory, backend: str, timeout: float) -> None:
+    def __init__(
+        self, run: RunDirectory, backend: str, timeout: float, *, is_over: bool = True
+    ) -> None:
         super().__init__(run, backend)
         self._timeout = timeout
+        self._is_over = is_over
         self._wanted = _Lock(run, _wanted_name(run, backend))
 
     def __enter__(self) -> None:
@@ -229,16 +233,16 @@ class TakenOver(CourierLock):
         self._wanted.take()
         try:
             while not self.take():
-                if self._run.is_alive():
+                if not self._is_over:
                     raise DeliveryError(
-                        f"run {self._run.id} goes on, and its own helper process delivers to {self._backend}: "
-                        f"`memlog show {self._run.id}` says how far it is"
+                        f"run {self._run.id} goes on, and its own helper process delivers to "
+                        f"{self._backend}: `memlog show {self._run.id}` says how far it is"
                     )
                 if time.monotonic() >= deadline:
                     raise DeliveryError(
-                        f"run {self._run.id} is being delivered to {self._backend} by its own helper process, "
-                        f"which has not made way within {self._timeout:g} s: `memlog show {self._run.id}` says "
-                        "how far it is; call `memlog sync` again later"
+                        f"run {self._run.id} is being delivered to {self._backend} by its own helper "
+                        f"process, which has not made way within {self._timeout:g} s: `memlog show "
+                        f"{self._run.id}` says how far it is; call `memlog sync` again later"
                     )
                 time.sleep(_POLL)
         finally:

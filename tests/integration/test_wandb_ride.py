@@ -296,6 +296,20 @@ def test_two_runs_one_after_the_other_keep_apart(tmp_path: Path) -> None:
     assert state.joined == [first.run_id, second.run_id]
 
 
+def test_a_joined_run_goes_by_its_name(tmp_path: Path) -> None:
+    child.run(
+        PREAMBLE
+        + """
+    run = start(name="brave-cat-1")
+    for s in steps(3):
+        run.log({"loss": s}, step=s)
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    assert "brave-cat-1" in child.memlog("runs", directory=tmp_path)
+
+
 def test_alerts_and_files_reach_the_users_run(tmp_path: Path) -> None:
     child.run(
         PREAMBLE

@@ -105,6 +105,11 @@ _POOL = (
             "MLflow is not available (it answers 502)",
         ),
         (
+            "API request to endpoint was successful but the response body was not in a valid JSON format. "
+            "Response body: '<html>'",
+            "MLflow is not available (what answers there is no MLflow server)",
+        ),
+        (
             '(psycopg2.OperationalError) connection to server at "127.0.0.1", port 5432 failed: '
             "Connection refused (Background on this error at: https://sqlalche.me/e/20/e3q8)",
             "MLflow does not answer (connection refused)",

@@ -66,6 +66,8 @@ def test_what_is_said_is_a_sentence_and_no_clients_own_text() -> None:
         "NewConnectionError('<urllib3.connection.HTTPConnection object at 0x7f>: Failed to establish a "
         "new connection: [Errno 111] Connection refused'))"
     )
+    page = "Failed to get resume status for run m: returned error 404: {<html><body>"
+    assert str(met(CommError(page))) == "W&B is not available (it answers 404)"
     error = met(ConnectionError(refused))
     assert str(error) == "W&B at http://127.0.0.1:9 does not answer (connection refused)"
     assert isinstance(error, TrackerUnavailableError)
