@@ -97,7 +97,15 @@ class LaunchError(MemlogError):
 
 
 class DeliveryError(MemlogError):
-    """A sink could not hand something over."""
+    """A sink could not hand something over.
+
+    Attributes:
+        detail: What the tracker's client said, in full but without credentials, where the message is shorter.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class TrackerUnavailableError(DeliveryError):

@@ -152,6 +152,8 @@ class Recording:
             for name, found in backends.items()
             if is_ridden(found)
         }
+        for rider in self._riders.values():
+            self._bus.subscribe(rider.hear)
         self._binder = Binder(
             backends, self._journal, self._helper.tell, health, self._riders, on_ride
         )

@@ -63,6 +63,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
     uri: str | None = None
     """Where the tracker is, as its client understands it, or what `OFFLINE` and `DISABLED` say; may hold a
     password, so never stored as it is."""
+    name: str | None = None
+    """What people call the run."""
 
 
 class Connection(msgspec.Struct, frozen=True):
@@ -211,11 +213,35 @@ class Backend(Protocol):
         """Builds what brings files back, in a process of memlog's own."""
 
 
+class Rows(Protocol):
+    """What goes into the rows of a user's run. Called on the user's thread as they log; never raises."""
+
+    def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
+        """The user logs to a row.
+
+        Args:
+            number: The row's number where the user gives one: a new one closes the row before. ``None``:
+                they log to the row that is open.
+
+        Returns:
+            The points, one a metric, that still go into the row which this closes, and those that go into
+            the row that the user logs to.
+        """
+
+    def leave(self) -> None:
+        """The user has committed the row: what they log next is in another one."""
+
+    def give_back(self, points: Sequence[Point]) -> None:
+        """The tracker's client raised: the points that the row was to get are not in it."""
+
+    def failed(self, error: Exception) -> None:
+        """Counts an error of the integration's own: what the user logs is passed on without points."""
+
+
 class Ride(Protocol):
     """Writes to a run of the user's from the trainer's process, beside the user, whose rows stay as they are.
 
-    Made on the user's thread, called from one thread of memlog's. What is passed on raises as the tracker's
-    client does.
+    Made on the user's thread. What is passed on raises as the tracker's client does.
     """
 
     run_id: str
@@ -232,11 +258,25 @@ class Ride(Protocol):
             after: Called there when it has ended in order. Neither raises.
         """
 
-    def row(self) -> object | None:
-        """What changes when the user commits a row; ``None`` where that can't be known."""
+    def watch_rows(self, rows: Rows) -> int | None:
+        """Asks ``rows``, each time that the user logs, what goes into the same row.
 
-    def log(self, points: Sequence[Point]) -> None:
-        """Puts points, one a metric, into the row that the user commits next."""
+        What the user logs goes before a point of the same name, in this row and all that follow.
+
+        Returns:
+            The number that the user gave the row that is open; ``None`` where they gave none.
+        """
+
+    def leave_rows(self) -> None:
+        """Asks for nothing any more."""
+
+    def log(self, points: Sequence[Point], *, new_row: bool) -> None:
+        """Puts points, one a metric, into a run that the user logs nothing more to.
+
+        Args:
+            points: The points.
+            new_row: Into a row behind the user's last; ``False``: into the row that is open.
+        """
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         """Stores facts that hold for the whole run."""

@@ -43,7 +43,8 @@ class MlflowBackend:
         seen = self._seen.run
         if seen is None or seen.run_id != run_id:
             # Resolving the URI may look at the disk, so it is done once a run.
-            seen = TrackerRun(run_id, uri=absolute_uri(mlflow.get_tracking_uri()))
+            uri = absolute_uri(mlflow.get_tracking_uri())
+            seen = TrackerRun(run_id, uri=uri, name=run.info.run_name)
             self._seen.run = seen
         return seen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from memlog.errors import (
     TrackerUnavailableError,
 )
 from memlog.redact import without_credentials
+from memlog.unreachable import address_in, does_not_answer, reason_of
 
 _REJECTED = frozenset(
     {
@@ -33,12 +35,20 @@ _REJECTED = frozenset(
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
 _REFUSALS = frozenset({401, 403})
 _TOO_LARGE = 413
-_MAX_TEXT = 400
+_MAX_TEXT = 200
+_ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
+_NO_JSON = "not in a valid JSON format"
+_NO_SERVER = "MLflow is not available (what answers there is no MLflow server)"
+_NOISE = re.compile(r"\[SQL:|\(Background on this error")
+"""Where what a database's error repeats begins: rows, and a link."""
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated(address: str | None = None) -> Iterator[None]:
     """Runs a block that talks to MLflow.
+
+    Args:
+        address: Where it is, for messages; ``None``: as the client has it.
 
     Raises:
         TrackerRejectedError: MLflow understood and said no.
@@ -50,7 +60,7 @@ def translated() -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - MLflow lets drivers' and system errors through
         # Not chained: the original's own message may hold the URL with its password.
-        raise _translation(error) from None
+        raise _translation(error, address) from None
 
 
 def refused(status: str) -> TrackerUnavailableError:
@@ -61,9 +71,23 @@ def refused(status: str) -> TrackerUnavailableError:
     )
 
 
-def unavailable(text: str) -> TrackerUnavailableError:
-    """The error for a tracker that can't be reached, or is in trouble."""
-    return TrackerUnavailableError(f"MLflow is not available ({_one_line(text)})")
+def unavailable(text: str, address: str | None = None) -> TrackerUnavailableError:
+    """The error for a tracker that can't be reached, or is in trouble.
+
+    Args:
+        text: What is known of it, such as a client's message.
+        address: Where the tracker is.
+    """
+    detail = _in_full(text)
+    if answered := _ANSWERED.search(text):
+        told = f"MLflow is not available (it answers {answered[1] or answered[2]})"
+    elif _NO_JSON in text:
+        told = _NO_SERVER
+    elif reason := reason_of(text):
+        told = does_not_answer("MLflow", address or address_in(text), reason)
+    else:
+        told = f"MLflow is not available ({_one_line(text)})"
+    return TrackerUnavailableError(told, detail)
 
 
 def error_code(error: BaseException) -> str | None:
@@ -71,7 +95,7 @@ def error_code(error: BaseException) -> str | None:
     return str(error.error_code) if isinstance(error, MlflowException) else None
 
 
-def _translation(error: Exception) -> DeliveryError:
+def _translation(error: Exception, address: str | None) -> DeliveryError:
     code, status = error_code(error), _http_status(error)
     if code in _REFUSED or status in _REFUSALS:
         return refused(str(status or code))
@@ -79,8 +103,8 @@ def _translation(error: Exception) -> DeliveryError:
     # A proxy's "request too large" has no code of MLflow's; smaller batches get through.
     too_large = status == _TOO_LARGE or f"failed with error code {_TOO_LARGE} " in text
     if code in _REJECTED or too_large:
-        return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}")
-    return unavailable(text)
+        return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}", _in_full(text))
+    return unavailable(text, address)
 
 
 def _http_status(error: Exception) -> int | None:
@@ -89,7 +113,11 @@ def _http_status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
+def _in_full(text: str) -> str:
+    return without_credentials(" ".join(text.split()))
+
+
 def _one_line(text: str) -> str:
     """``text`` on one line, without credentials and the rows that a database error repeats."""
-    line = without_credentials(" ".join(text.partition("[SQL:")[0].split()))
+    line = _in_full(_NOISE.split(text)[0])
     return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

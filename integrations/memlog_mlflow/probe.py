@@ -33,7 +33,7 @@ def probe(uri: str) -> None:
         TrackerUnavailableError: it is not there, in trouble, or refuses the credentials.
     """
     scheme = scheme_of(uri)
-    with translated():
+    with translated(uri):
         if scheme in {"http", "https"}:
             _ask_server(uri)
         elif scheme == "sqlite":

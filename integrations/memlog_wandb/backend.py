@@ -39,7 +39,9 @@ class WandbBackend:
         if run is None:
             return None
         if run is not self._run:
-            self._seen = TrackerRun(str(run.id), uri=address_of(_settings(run)))
+            settings = _settings(run)
+            name = getattr(settings, "run_name", None)
+            self._seen = TrackerRun(str(run.id), uri=address_of(settings), name=name)
             self._run = run
         return self._seen
 

@@ -15,19 +15,13 @@ from memlog.errors import (
     UnknownRunError,
 )
 from memlog.redact import without_credentials
+from memlog.unreachable import address_in, does_not_answer, reason_of
 
 LOG_IN = "run `wandb login`, set WANDB_API_KEY, or record without a server: WANDB_MODE=offline"
-_MAX_TEXT = 400
+_MAX_TEXT = 200
 _NO_RUN = "Could not find run"
 _NAMED_RUN = re.compile(r"<Run (?P<path>\S+)")
-_NO_CONNECTION = re.compile(r"HTTPS?ConnectionPool\(host='(?P<host>[^']*)', port=(?P<port>\d+)\)")
-_REASONS = (
-    "Connection refused",
-    "Name or service not known",
-    "timed out",
-    "certificate verify failed",
-)
-"""What of a failed connection's text is worth telling."""
+_ANSWERED = re.compile(r"returned error (?P<status>\d{3})\b")
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
 _NOT_HEARD = ("Failed to execute API request", "Failed to initialize API", "error 5")
 """wandb calls it an authentication's error as well when the server could not be asked."""
@@ -52,9 +46,18 @@ def translated() -> Iterator[None]:
         raise _translation(error) from None
 
 
-def unavailable(text: str) -> TrackerUnavailableError:
-    """The error for a server that can't be reached, or is in trouble."""
-    return TrackerUnavailableError(f"W&B is not available ({_one_line(text)})")
+def unavailable(text: str, address: str | None = None) -> TrackerUnavailableError:
+    """The error for a server that can't be reached, or is in trouble.
+
+    Args:
+        text: What is known of it, such as a client's message.
+        address: Where the server is.
+    """
+    detail = _in_full(text)
+    reason, address = reason_of(text), address or address_in(text)
+    if reason and address:
+        return TrackerUnavailableError(does_not_answer("W&B", address, reason), detail)
+    return TrackerUnavailableError(f"W&B is not available ({_one_line(text)})", detail)
 
 
 def _translation(error: Exception) -> MemlogError:
@@ -63,7 +66,7 @@ def _translation(error: Exception) -> MemlogError:
     unheard = any(word in text for word in _NOT_HEARD)
     if refused or (isinstance(error, AuthenticationError) and not unheard):
         return TrackerUnavailableError(
-            f"W&B does not take the credentials ({_one_line(text)}): {LOG_IN}"
+            f"W&B does not take the credentials ({_one_line(text)}): {LOG_IN}", _in_full(text)
         )
     if isinstance(error, UsageError) and any(word in text for word in _NOT_LOGGED_IN):
         return TrackerUnavailableError(f"you are not logged in to W&B: {LOG_IN}")
@@ -74,14 +77,17 @@ def _translation(error: Exception) -> MemlogError:
             "entity/project/id, or set WANDB_ENTITY and WANDB_PROJECT"
         )
     if isinstance(error, (UsageError, TypeError, ValueError)):
-        return TrackerRejectedError(f"W&B refused it: {_one_line(text)}")
+        return TrackerRejectedError(f"W&B refused it: {_one_line(text)}", _in_full(text))
     return unavailable(text)
 
 
+def _in_full(text: str) -> str:
+    return without_credentials(" ".join(text.split()))
+
+
 def _one_line(text: str) -> str:
-    """``text`` on one line, without credentials and what a client's own libraries say of a connection."""
-    if found := _NO_CONNECTION.search(text):
-        reason = next((reason for reason in _REASONS if reason in text), "no answer")
-        text = f"{found['host']}:{found['port']}: {reason}"
-    line = without_credentials(" ".join(text.split()))
+    """``text`` on one line, without credentials."""
+    if answered := _ANSWERED.search(text):
+        return f"it answers {answered['status']}"
+    line = _in_full(text)
     return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

@@ -35,8 +35,8 @@ def probe(server: str) -> None:
         if not isinstance(
             error.reason, ssl.SSLError
         ):  # there it is; wandb has certificates of its own
-            raise unavailable(f"{server}: {error.reason}") from None
+            raise unavailable(str(error.reason), server) from None
     except TimeoutError:  # it has taken the connection: while one is made it would be a URLError
         return
     except (OSError, ValueError) as error:
-        raise unavailable(f"{server}: {error}") from None
+        raise unavailable(str(error), server) from None

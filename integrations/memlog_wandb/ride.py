@@ -1,8 +1,8 @@
 """Riding on a run of the user's: written beside the user, in the trainer's process.
 
-Whoever calls ``run.log(values)`` beside a user who passes ``step=`` destroys the user's rows. With
-``commit=False``, and never a step, the values join the row that the user is about to commit, and the
-user's rows stay as they are. Within a row the last write wins.
+Whoever calls ``run.log(values)`` beside a user who passes ``step=`` destroys the user's rows; with
+``commit=False`` the values join the row that happens to be open, which another thread can't know. So memlog's
+values travel in the call by which the user logs (`memlog_wandb.rows`), and the user's rows stay as they are.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from memlog.events import Alert, Artifact
-from memlog.sink import Point
+from memlog.sink import Point, Rows
 from memlog_wandb import contents
+from memlog_wandb.rows import RowWatch, watch, watches_no_more
 
 
 class WandbRide:
@@ -27,7 +28,7 @@ class WandbRide:
     def __init__(self, run: Any, run_id: str) -> None:
         self.run_id = run_id
         self._run = run
-        self._definitions = contents.Definitions(run)
+        self._watch: RowWatch | None = None
 
     @property
     def is_open(self) -> bool:
@@ -46,19 +47,29 @@ class WandbRide:
             for call, stage in ((before, TeardownStage.EARLY), (after, TeardownStage.LATE)):
                 hooks.append(TeardownHook(call, stage))  # type: ignore[arg-type] # wandb uses no result
 
-    def row(self) -> object | None:
-        """What changes when the user commits a row; ``None`` where this wandb does not tell.
+    def watch_rows(self, rows: Rows) -> int | None:
+        """Adds points to what the user logs, from now on.
 
-        It is W&B's own count in this process. The public ``run.step`` asks the server.
+        Returns:
+            The number of the row that is open, where the user has logged with ``step=`` before.
         """
-        return getattr(self._run, "_local_step", None)
+        self._watch = watch(self._run, rows)
+        telemetry = getattr(self._run, "_telemetry_obj", None)
+        numbered = getattr(getattr(telemetry, "feature", None), "set_step_log", False)
+        return int(self._run._local_step) if numbered else None  # noqa: SLF001 - `run.step` asks the server
 
-    def log(self, points: Sequence[Point]) -> None:
-        """Puts the points into the row that the user commits next. Raises where the run is finished."""
-        kept = [point for point in points if contents.is_storable(point)]
-        if kept:
-            self._definitions.add(kept)
-            self._run.log(contents.row_of(kept), commit=False)
+    def leave_rows(self) -> None:
+        """Adds nothing any more."""
+        if self._watch is not None:
+            watches_no_more(self._run, self._watch)
+
+    def log(self, points: Sequence[Point], *, new_row: bool) -> None:
+        """Puts points into the open row, or into one behind it. Raises where the run is finished.
+
+        A new row has a step, as the user's have that it follows: without one the values would join theirs.
+        """
+        if self._watch is not None:
+            self._watch.put(points, new_row=new_row)
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         """Puts parameters into the run's configuration, under ``memlog/``."""

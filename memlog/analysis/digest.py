@@ -23,7 +23,7 @@ from memlog.events import (
     Run,
     Scope,
 )
-from memlog.journal import Entry, Header
+from memlog.journal import Binding, Entry, Header
 
 MAX_LISTED = 1_000
 """Alerts, and artifacts, that are kept at most."""
@@ -48,7 +48,7 @@ class Digest:
         parameters: What holds for the whole run.
         alerts: The first `MAX_LISTED`.
         health: By process: the newest word on memlog's own state, and how many steps it is about.
-        bindings: By backend, the addresses of the user's runs by their ids.
+        bindings: By backend, the user's runs by their ids.
         dropped: Lines of the journal that could not be read, by reason.
         omitted: What found no room here.
     """
@@ -68,7 +68,7 @@ class Digest:
         self.alerts: list[Alert] = []
         self._artifacts: dict[str, Artifact] = {}
         self.health: dict[str, tuple[Health, int]] = {}
-        self.bindings: dict[str, dict[str, str | None]] = {}
+        self.bindings: dict[str, dict[str, Binding]] = {}
         self.dropped: Counter[str] = Counter()
         self.omitted: Counter[str] = Counter()
         self._header: Header | None = None
@@ -107,7 +107,7 @@ class Digest:
     def _turn(self, header: Header) -> None:
         self._header = header
         for backend, binding in header.bindings.items():
-            self.bindings.setdefault(backend, {}).setdefault(binding.run_id, binding.uri)
+            self.bindings.setdefault(backend, {}).setdefault(binding.run_id, binding)
 
     def _count_steps(self, step: int | None) -> None:
         if step is not None and step > self.last_step:

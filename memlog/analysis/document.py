@@ -156,6 +156,8 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Where the tracker is, without user and password."""
     own: bool
     """Whether memlog opened it, rather than the user."""
+    name: str | None = None
+    """What the tracker called it when it was joined; ``None`` where that is not known."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):

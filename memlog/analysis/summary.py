@@ -281,7 +281,10 @@ def _expected(digest: Digest) -> dict[str, Delivery]:
     expected = {}
     for backend in sorted(named | digest.bindings.keys()):
         bound = digest.bindings.get(backend, {})
-        runs = [TrackedRun(id=run_id, uri=_bare(uri), own=False) for run_id, uri in bound.items()]
+        runs = [
+            TrackedRun(id=run.run_id, uri=_bare(run.uri), own=False, name=_redacted(run.name))
+            for run in bound.values()
+        ]
         expected[backend] = replace(_NOTHING_YET, runs=runs)
     return expected
 

@@ -94,7 +94,10 @@ def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
     for line in lines:
         for backend, delivery in line.delivered.items():
             if delivery.problem:
-                yield f"{line.id}: {backend}: {delivery.problem}"
+                sync = f"memlog sync {line.id}"
+                is_told = line.status == "running" or sync in delivery.problem
+                remedy = "" if is_told else f"; `{sync}` delivers what waits"
+                yield f"{line.id}: {backend}: {delivery.problem}{remedy}"
 
 
 def _line(run: RunDirectory) -> RunLine:
@@ -136,7 +139,7 @@ def _table(console: Console, lines: Sequence[RunLine]) -> Table:
     for line in lines:
         made.add_row(
             plain(line.id, "bold"),
-            plain(line.name or "-"),
+            plain(_name(line)),
             plain(line.status, STATUS_STYLES[line.status]),
             local_time(line.begun),
             f"{line.steps:,}",
@@ -145,6 +148,14 @@ def _table(console: Console, lines: Sequence[RunLine]) -> Table:
             _delivered(console, line),
         )
     return made
+
+
+def _name(line: RunLine) -> str:
+    """As ``init`` was told, or what trackers call the runs that were joined."""
+    joined = dict.fromkeys(
+        run.name for delivery in line.delivered.values() for run in delivery.runs if run.name
+    )
+    return line.name or ", ".join(joined) or "-"
 
 
 def _name_width(console: Console) -> int:

@@ -249,7 +249,8 @@ def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
         told.append(": ").append(plain(delivery.problem))
     for run in delivery.runs[:_RUNS_SHOWN]:
         whose = "own run" if run.own else "run"
-        told.append(f"\n{whose} ").append(plain(run.id + told_place(name, run.uri)))
+        called = f" {run.name!r}" if run.name else ""
+        told.append(f"\n{whose} ").append(plain(f"{run.id}{called}{told_place(name, run.uri)}"))
     if len(delivery.runs) > _RUNS_SHOWN:
         more = len(delivery.runs) - _RUNS_SHOWN
         told.append("\nand 1 run more" if more == 1 else f"\nand {more:,} runs more")

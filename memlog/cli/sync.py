@@ -20,7 +20,7 @@ from memlog.cli.output import one_line
 from memlog.delivery.courier import Courier
 from memlog.delivery.postmortem import explain_afterwards
 from memlog.delivery.rides import ClaimOf, RideState, all_states, claims_of
-from memlog.delivery.state import CourierLock, CourierState, Progress, read_states
+from memlog.delivery.state import CourierState, Progress, TakenOver, read_states
 from memlog.errors import (
     ConfigurationError,
     MemlogError,
@@ -71,7 +71,8 @@ def sync(
     """Delivers what a run's trackers don't have yet.
 
     RUN is a run's id, the unique beginning of one, or "latest". Its points go to the trackers that it was
-    recorded for. Nothing is lost where that fails, and nothing doubled where it is done again.
+    recorded for. Nothing is lost where that fails, and nothing doubled where it is done again. The helper
+    process of a run that is over, where it still waits for a tracker, makes way.
 
     It goes on where the training script sent it, whatever address your environment names; a user and
     password for that very address are taken from there. Where it is another and your environment holds
@@ -157,7 +158,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
         told = f"nothing is left to deliver, it has {state.delivered:,} points"
         return f"{name}: {told}{_where(state, delivery.known)}", None
     backend = load_backend(name)
-    with CourierLock(run, name):
+    with TakenOver(run, name, timeout, is_over=complete):
         courier = _courier(delivery, backend, Guard(backend, delivery.trusted))
         before = copy.deepcopy(courier.state)
         with Meter(courier):

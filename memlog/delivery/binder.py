@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from memlog.delivery.messages import Bind, Connect, Message, Ridden
 from memlog.delivery.rider import Rider
 from memlog.health import Health
 from memlog.journal import Binding, JournalWriter
-from memlog.redact import bare_address, remember
+from memlog.redact import bare_address, remember, without_credentials
+from memlog.settings import LONGEST_NAME
 from memlog.sink import DISABLED, Backend, Connection, RidingBackend, TrackerRun
 
 
@@ -89,11 +92,12 @@ class Binder:
         self.connect()
         remember(run.uri)
         uri = None if run.uri is None else bare_address(run.uri)
+        called = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
         rider, backend = self._riders.get(name), self._backends[name]
         if rider is not None and isinstance(backend, RidingBackend):
             rider.begin(backend.open_ride(run), kept=uri != DISABLED)
             self._on_ride()
-            self._tell(Ridden(name, run.run_id, uri))
+            self._tell(Ridden(name, run.run_id, uri, called))
         else:
-            self._tell(Bind(name, run))
-        self._journal.bind(name, Binding(run.run_id, uri))
+            self._tell(Bind(name, msgspec.structs.replace(run, name=called)))
+        self._journal.bind(name, Binding(run.run_id, uri, called))

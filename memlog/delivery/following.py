@@ -27,8 +27,8 @@ class Follower:
         """Another process may have begun to write: the folder is to be looked through."""
         self._files = []
 
-    def news(self) -> Iterator[tuple[str, Event]]:
-        """The events that came since the last call, and where they go."""
+    def news(self) -> Iterator[tuple[str, Header, Event]]:
+        """The events that came since the last call, where they go, and the header of their segment."""
         everything = not self._files
         self._files = self._files or self._run.files()
         for file in self._files:
@@ -36,14 +36,14 @@ class Follower:
             if everything or _has_grown(file, reading.at):
                 yield from self._read(file, reading)
 
-    def _read(self, file: JournalFile, reading: _Reading) -> Iterator[tuple[str, Event]]:
+    def _read(self, file: JournalFile, reading: _Reading) -> Iterator[tuple[str, Header, Event]]:
         for entry in file.read(reading.at):
             if entry.header is not reading.header:
                 reading.header = entry.header
                 reading.target = self._target(entry.header)
             reading.at = entry.end
             if reading.target is not None:
-                yield reading.target, entry.event
+                yield reading.target, entry.header, entry.event
 
 
 class _Reading:

@@ -197,9 +197,9 @@ class Helper:
         elif isinstance(message, messages.Bind):
             self._courier(message.backend).know(message.run)
             uri = None if message.run.uri is None else bare_address(message.run.uri)
-            self._journal.bind(message.backend, Binding(message.run.run_id, uri))
+            self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
         elif isinstance(message, messages.Ridden):
-            self._journal.bind(message.backend, Binding(message.run_id, message.uri))
+            self._journal.bind(message.backend, Binding(message.run_id, message.uri, message.name))
         elif isinstance(message, messages.Finish):
             self._last_words = message
 
@@ -260,6 +260,8 @@ class Helper:
         deadline = time.monotonic() + linger
         for courier in self._couriers.values():
             while not courier.join(TICK):
+                for other in self._couriers.values():
+                    other.make_way_if_wanted()
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
         return all(courier.delivered for courier in self._couriers.values())

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from memlog.delivery.courier import Courier
-from memlog.delivery.state import CourierLock
+from memlog.delivery.state import CourierLock, is_wanted
 from memlog.errors import DeliveryError
 from memlog.health import warn
 
@@ -35,6 +35,7 @@ class CourierThread:
         self.delivered = False
         self._prepare = prepare
         self._complete = threading.Event()
+        self._gives_up = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name=f"memlog-{courier.backend}", daemon=True
@@ -48,6 +49,12 @@ class CourierThread:
         """The journal is complete: deliver the rest, close, end."""
         self._complete.set()
         self._wake.set()
+
+    def make_way_if_wanted(self) -> None:
+        """Ends where another process waits to deliver the rest, as soon as nothing is under way."""
+        if self._complete.is_set() and is_wanted(self.courier.run, self.courier.backend):
+            self._gives_up.set()
+            self._wake.set()
 
     def join(self, timeout: float) -> bool:
         """Waits for the end, at most ``timeout`` seconds; says whether it came."""
@@ -97,4 +104,9 @@ class CourierThread:
                 if str(error) != said:  # an outage of days must not fill the log
                     said = str(error)
                     warn(f"{self.courier.backend}: {said}; trying again until it works", logger)
+                    if detail := getattr(error, "detail", ""):
+                        logger.info("%s: in full: %s", self.courier.backend, detail)
             self._wake.wait(pause)
+            if self._gives_up.is_set():
+                logger.info("%s: `memlog sync` delivers the rest", self.courier.backend)
+                return

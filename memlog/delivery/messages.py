@@ -50,6 +50,7 @@ class Ridden(msgspec.Struct, frozen=True, tag="ridden"):
     run_id: str
     uri: str | None
     """Without user and password."""
+    name: str | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):

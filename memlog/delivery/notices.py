@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memlog.delivery.pace import SHARE
 from memlog.delivery.series import SERIES_KIND
 
 _NAMED = 5
@@ -12,15 +11,11 @@ _NAMED = 5
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:
-    """That the user's rows don't have every step, and where every step is.
-
-    Both reasons are named: how many rows the user committed can't be asked of the tracker's client.
-    """
+    """That the user's rows don't have every step, and where every step is."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
-        f"{steps} a row of run {run_id} with a later one, since you log less often than you step, or "
-        f"step faster than memlog rides (at most {SHARE:.0%} of a processor): peaks are kept, and the "
-        f"artifact {name} ({SERIES_KIND}) has every step"
+        f"{steps} a row of run {run_id} with a later one, since you log less often than you step: peaks "
+        f"are kept, and the artifact {name} ({SERIES_KIND}) has every step"
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from memlog.delivery.copies import file_of
-from memlog.delivery.row import Row
+from memlog.delivery.row import UsersRows
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
+from memlog.health import Health
 from memlog.journal import RunDirectory
-from memlog.metrics import Plan
 from memlog.sink import Ride
 
 _MAX_OTHERS = 1000
@@ -17,30 +17,43 @@ _MAX_OTHERS = 1000
 class Ridden:
     """One run, by its id: the user may end it and open it anew, and what it lacked then is not forgotten.
 
+    Args:
+        ride: The way to it.
+        health: Counts what goes wrong.
+
     Attributes:
         ride: The way to it; to the newest one, where the user opened it more than once.
         ended: Whether the user has ended it and the tracker's client came to the end of that.
-        delivered: Points handed over, before folding.
+        rows: What its rows get.
     """
 
-    def __init__(self, ride: Ride) -> None:
+    def __init__(self, ride: Ride, health: Health) -> None:
         self.ride = ride
         self.ended = False
-        self.delivered = 0
-        self._row = Row()
-        self._points = 0
+        self.rows = UsersRows(health)
+        self._health = health
         self._others: list[Parameters | Alert | Artifact] = []
         self._in_series = 0
+        self._begin()
+
+    @property
+    def delivered(self) -> int:
+        """Points handed over, before folding."""
+        return self.rows.delivered
 
     @property
     def folded(self) -> int:
         """Steps that share a row with a later one."""
-        return self._row.folded
+        return self.rows.folded
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something was not handed over yet, or never can be: the user has ended the run."""
-        return self._row.is_waited_for or bool(self._others)
+        """Whether something was not handed over yet, or never can be: the user has ended the run.
+
+        What waits for a row of a run that is open gets one, at the latest as that ends.
+        """
+        rows_come = self.is_watched and self.ride.is_open
+        return bool(self._others) or (self.rows.is_waited_for and not rows_come)
 
     @property
     def needs_series(self) -> bool:
@@ -55,33 +68,61 @@ class Ridden:
     def resume(self, ride: Ride) -> None:
         """The user has opened it anew."""
         self.ride, self.ended = ride, False
-        self._row.renew()
+        self._begin()
 
-    def take(self, event: Event) -> None:
-        """Takes in an event of the journal's."""
-        if isinstance(event, (HealthEvent, Sample)) and not self.ride.is_open:
-            return  # what memlog says of itself and reads between steps is nothing that an ended run lacks
-        # A plan for each event: points of a step that is still open are handed over as well, and folded
-        # with what follows.
-        plan: Plan[int] = Plan("full")
-        points = plan.feed(event, 0) + plan.flush()
-        self._points += len(points)
-        self._row.add(points)
+    def _begin(self) -> None:
+        self.is_watched = False
+        with self._health.contained("asking to be told of the user's rows"):
+            self.rows.open(self.ride.watch_rows(self.rows))
+            self.is_watched = True
+
+    def hear(self, event: Event) -> None:
+        """Takes what this process publishes while the run is its newest."""
+        if self._is_wanted(event):
+            self.rows.hear(event)
+
+    def take(self, event: Event, *, heard: bool) -> None:
+        """Takes in an event of the journal's.
+
+        Args:
+            event: The event.
+            heard: Whether it was heard as it was published: its values are on their way.
+        """
+        if not heard and self._is_wanted(event):
+            self.rows.add(event)
         if isinstance(event, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
             self._others.append(event)
 
-    def ride_once(self, run: RunDirectory) -> None:
-        """Puts everything that waits into the row that the user commits next."""
-        if not self.is_waiting or not self.ride.is_open:
+    def _is_wanted(self, event: Event) -> bool:
+        """What memlog says of itself and reads between steps is nothing that an ended run lacks."""
+        return self.ride.is_open or not isinstance(event, (HealthEvent, Sample))
+
+    def bring_others(self, run: RunDirectory) -> None:
+        """Hands over what goes into no row."""
+        self.rows.fold_heard()
+        if not self._others or not self.ride.is_open:
             return
-        if self._row.is_waited_for:
-            self._row.ride(self.ride)
-            self.delivered += self._points
-            self._points = 0
         # Files last: while the server is away a file alone is waited for, and then fails.
         for other in sorted(self._others, key=lambda event: isinstance(event, Artifact)):
             self._hand_over(other, run)
             self._others.remove(other)
+
+    def put_rest(self, *, final: bool = True) -> None:
+        """Puts what waits into the user's run, on the user's thread.
+
+        Args:
+            final: Whether the user logs nothing more. Otherwise what is behind their last row waits for the
+                next one: a row of memlog's would keep them from logging to that last one again.
+        """
+        if not self.is_watched or not self.ride.is_open:
+            return
+        with self._health.contained("putting the last values into the user's run"):
+            if points := self.rows.rest():
+                self.ride.log(points, new_row=False)
+            if final and (points := self.rows.behind()):
+                self.ride.log(points, new_row=True)
+            if not self.rows.is_waited_for:
+                self.ride.leave_rows()
 
     def bring_series(self, artifact: Artifact, run: RunDirectory) -> None:
         """Hands over the whole series, which has everything that was taken in so far."""

@@ -1,11 +1,16 @@
 """Riding: writing to a run beside the user, in the trainer's own process, what the journal gets.
 
-It is the same road that a courier takes, journal to points to tracker, in one thread for all the runs that
-a user opens one after another. It keeps itself small (`memlog.delivery.pace`).
+The values of this process's own events are added to what the user logs, on the user's thread, as they log it
+(`memlog.delivery.row`): at any other moment another thread can't know which of the user's rows is open.
+Everything else (what the helper process samples, alerts, files) takes the road that a courier takes,
+through the journal, in one thread for all the runs that a user opens one after another. It keeps itself
+small (`memlog.delivery.pace`).
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections import deque
@@ -18,6 +23,7 @@ from memlog.delivery.ridden import Ridden
 from memlog.delivery.rides import RideState
 from memlog.delivery.series import write_series
 from memlog.delivery.state import CourierState
+from memlog.events import Event
 from memlog.health import Health
 from memlog.journal import Header, RunDirectory
 from memlog.lines import say
@@ -42,8 +48,8 @@ class Rider:
     def __init__(self, run: RunDirectory, backend: str, health: Health) -> None:
         self._run = run
         self._health = health
-        self._rides: dict[str, Ride] = {}
         self._ridden: dict[str, Ridden] = {}
+        self._newest: Ridden | None = None
         self._disabled: set[str] = set()
         self._follower = Follower(run, self._target)
         self._ending: deque[tuple[Ride, threading.Event]] = deque()
@@ -55,8 +61,13 @@ class Rider:
 
     def is_over(self, run_id: str) -> bool:
         """Whether the user has ended a run that was ridden: one opened anew has the same id."""
-        ride = self._rides.get(run_id)
-        return ride is not None and not ride.is_open
+        ridden = self._ridden.get(run_id)
+        return ridden is not None and not ridden.ride.is_open
+
+    def hear(self, event: Event) -> None:
+        """Takes each event as this process publishes it, on the publisher's thread."""
+        if self._newest is not None:
+            self._newest.hear(event)
 
     def begin(self, ride: Ride, *, kept: bool = True) -> None:
         """The user has a run open; to be called before events are bound to it.
@@ -67,7 +78,7 @@ class Rider:
         """
         if not kept:
             self._disabled.add(ride.run_id)
-        self._rides[ride.run_id] = ride
+        self._newest = self._join(ride) if kept else None
         if ride.run_id not in self.state.joined:
             self.state.joined = [*self.state.joined, ride.run_id]
         if self._thread is None:
@@ -78,20 +89,46 @@ class Rider:
         with self._health.contained("asking to be told of a run's end"):
             ride.watch_end(lambda: self._before_end(ride), lambda: self._after_end(ride))
 
+    def _join(self, ride: Ride) -> Ridden:
+        ridden = self._ridden.get(ride.run_id)
+        if ridden is None:
+            ridden = self._ridden[ride.run_id] = Ridden(ride, self._health)
+        else:
+            ridden.resume(ride)
+        # wandb ends what is open at exit without telling. Handlers run in the opposite order of their
+        # registration: this one after the session's, which is registered anew, and before wandb's.
+        atexit.unregister(ridden.put_rest)
+        atexit.register(ridden.put_rest)
+        return ridden
+
     def complete(self) -> None:
         """The journal is complete: hand over the rest, and end."""
         self._complete.set()
         self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Waits for the end, at most ``timeout`` seconds; says whether it came."""
+        """Waits for the end, at most ``timeout`` seconds; says whether it came. On the user's thread."""
         if self._thread is None:
             return True
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        for ridden in self._ridden.values():
+            ridden.put_rest(final=False)
+            if not ridden.rows.is_waited_for:
+                atexit.unregister(ridden.put_rest)
+        with self._health.contained("keeping how far a ride is"):
+            self._keep(over=True)
+        return True
 
     def _before_end(self, ride: Ride) -> None:
         """On the user's thread, which ends the run: waits until it has what it can get."""
+        self._wait_for_what_it_can_get(ride)
+        ridden = self._ridden.get(ride.run_id)
+        if ridden is not None and ridden.ride is ride:
+            ridden.put_rest()
+
+    def _wait_for_what_it_can_get(self, ride: Ride) -> None:
         if self._complete.is_set() or self._thread is None or not self._thread.is_alive():
             return
         done = threading.Event()
@@ -106,6 +143,7 @@ class Rider:
         ridden = self._ridden.get(ride.run_id)
         if ridden is not None and ridden.ride is ride:
             ridden.ended = True
+            atexit.unregister(ridden.put_rest)
 
     def _work(self) -> None:
         pace, pause = Pace(), SHORTEST_PAUSE
@@ -127,26 +165,15 @@ class Rider:
 
     def _ride_once(self) -> None:
         with self._health.contained("riding"):
-            for run_id, event in self._follower.news():
-                ridden = self._of(run_id)
-                if ridden is not None:
-                    ridden.take(event)
-            for run_id in list(self._rides):
-                ridden = self._of(run_id)
-                if ridden is not None:
-                    self._hand_over(ridden)
+            for run_id, header, event in self._follower.news():
+                if (ridden := self._ridden.get(run_id)) is not None:
+                    ridden.take(event, heard=self._is_heard(header))
+            for ridden in list(self._ridden.values()):
+                self._hand_over(ridden)
 
-    def _of(self, run_id: str) -> Ridden | None:
-        """A run that is ridden, by the newest way to it."""
-        ride = self._rides.get(run_id)
-        if ride is None or run_id in self._disabled:
-            return None
-        ridden = self._ridden.get(run_id)
-        if ridden is None:
-            ridden = self._ridden[run_id] = Ridden(ride)
-        elif ridden.ride is not ride:
-            ridden.resume(ride)
-        return ridden
+    def _is_heard(self, header: Header) -> bool:
+        """Whether a segment's events were heard as they were published: since a run was joined."""
+        return header.process.pid == os.getpid() and self.state.backend in header.bindings
 
     def _target(self, header: Header) -> str | None:
         """The run that a segment's events go to; what came before the first run goes to that one.
@@ -157,11 +184,11 @@ class Rider:
         if binding is not None:
             return binding.run_id
         own = CourierState.load(self._run, self.state.backend).own_run
-        return next(iter(self._rides), None) if own is None else None
+        return next(iter(self.state.joined), None) if own is None else None
 
     def _hand_over(self, ridden: Ridden) -> None:
         try:
-            ridden.ride_once(self._run)
+            ridden.bring_others(self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             if ridden.ride.is_open:
                 self._health.fault(f"riding on a run in {self.state.backend}", error)
@@ -189,7 +216,7 @@ class Rider:
 
     def _keep(self, *, over: bool) -> None:
         """Saves how far the rides are; one that may still go on is not called whole."""
-        every = self._ridden.values()
+        every = list(self._ridden.values())
         self.state.delivered = sum(ridden.delivered for ridden in every)
         self.state.folded = sum(ridden.folded for ridden in every)
         self.state.whole = [

@@ -1,86 +1,197 @@
-"""The row of the user's that is ridden: what it holds, so that what follows is folded with it."""
+"""What the rows of a user's run get: folded as events come, handed out on the user's thread as they log.
+
+The row of step k is usually logged after the optimizer's step: it gets all that was published since the row
+before, peaks as their maximum and levels as the newest. Some users log first and step then: the row of
+step k is open when the event of step k comes, and gets that event before it is closed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
 
-from memlog.metrics import replaces
-from memlog.sink import Axis, Point, Ride
+import msgspec
+
+from memlog import forks
+from memlog.events import Batch, Event
+from memlog.health import Health
+from memlog.metrics import place, replaces, values
+from memlog.sink import Axis, Point
+
+_MAX_HEARD = 1000
+"""Events that wait to be folded by the rider's thread, at most: then the publisher's folds them."""
 
 
-class Row:
-    """Folds what is put into one row of the user's: within a row the last write wins.
+class UsersRows:
+    """A `memlog.sink.Rows`: what waits for the user's next row, and what the open one has.
 
-    What waits for a row is folded too, so that it stays small however long no run is open.
+    Args:
+        health: Counts what goes wrong.
 
     Attributes:
-        folded: Places on an axis whose values share a row with later ones.
+        folded: Steps (or evaluations, epochs) that share a row with a later one, or of which something
+            came after its row was closed.
+        delivered: Points handed out, before folding.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, health: Health) -> None:
         self.folded = 0
-        self._waiting: dict[str, Point] = {}
-        self._held: dict[str, Point] = {}
-        self._token: object | None = None
+        self.delivered = 0
+        self._health = health
+        self._generation = forks.generation
+        self._lock = threading.RLock()  # a signal handler of the user's may log
+        self._heard: deque[Event] = deque()
+        self._waiting = _Fold()
+        # What came after the user had logged to the row that it belongs to, and that is still open.
+        self._late = _Fold()
+        self._held = _Fold()
+        self._closed: dict[Axis, int] = {}
+        self._points = 0
+        self._number: int | None = None
+        self._logs_first: bool | None = None
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether there are points that no row has got yet."""
-        return bool(self._waiting)
+        """Whether there is something that no row has got yet."""
+        return bool(self._waiting.points or self._late.points or self._heard)
 
-    def add(self, points: Iterable[Point]) -> None:
-        """Takes points that the next row is to get."""
-        new = list(points)
-        self.folded += _shared(new, self._waiting)
-        self._waiting = fold(self._waiting, new)
+    def open(self, number: int | None) -> None:
+        """The run was opened, or is joined.
 
-    def renew(self) -> None:
-        """The user has opened the run anew: its rows have nothing to do with those before."""
-        self._held, self._token = {}, None
-
-    def ride(self, ride: Ride) -> None:
-        """Puts what waits into the row, together with what it has got since the user's last commit.
-
-        Where the user commits in the middle of it, nobody knows which row has got it: it is kept for
-        the next one too, in which a peak is then seen again rather than lost.
+        Args:
+            number: The number that the user gave the row that is open; ``None`` where they gave none.
         """
-        token = ride.row()
-        held = self._held if token is not None and token == self._token else {}
-        both = fold(held, self._waiting.values())
-        ride.log(list(both.values()))
-        self.folded += _passed_over(self._waiting.values(), held)
-        self._token = ride.row()
-        self._held = both if self._token == token else self._waiting
-        self._waiting = {}
+        with self._lock:
+            self._held, self._number, self._logs_first = _Fold(), number, None
+
+    def hear(self, event: Event) -> None:
+        """Takes an event as it is published: on the trainer's thread, so it is folded later."""
+        self._heard.append(event)
+        if len(self._heard) >= _MAX_HEARD:
+            self.fold_heard()
+
+    def fold_heard(self) -> None:
+        """Folds what was heard."""
+        with self._lock:
+            while self._heard:
+                event = self._heard.popleft()
+                if isinstance(event, Batch) and self._logs_first is None:
+                    self._logs_first = self._number is not None and event.step == self._number
+                self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Folds one event."""
+        placed = place(event)
+        if placed is None:
+            return
+        axis, index = placed
+        with self._lock:
+            reached, closed = self._held.newest.get(axis, -1), self._closed.get(axis, -1)
+            comes_later = self._logs_first and axis == "step" and index == self._number
+            into = self._late if comes_later or index <= reached else self._waiting
+            is_shared = closed < into.newest.get(axis, index) < index
+            for name, value, fold in values(event):
+                if value is None:
+                    continue
+                self._points += 1
+                if fold == "last" and index < closed:
+                    is_shared = True  # in a row of a later step, a level would pass for that step's
+                else:
+                    into.put(Point(name, value, axis, max(index, closed), event.time_us, fold))
+            self.folded += is_shared
+
+    def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
+        """See `memlog.sink.Rows`."""
+        if forks.generation != self._generation:
+            return (), ()
+        with self._lock:
+            self.fold_heard()
+            before: Sequence[Point] = ()
+            if number is not None and number != self._number:
+                before = self._take(self._late)
+                self._held, self._number = _Fold(), number
+            else:
+                self._waiting.put_all(self._late)
+            self._late, waiting, self._waiting = _Fold(), self._waiting, _Fold()
+            return before, self._take(waiting)
+
+    def leave(self) -> None:
+        """See `memlog.sink.Rows`."""
+        with self._lock:
+            self._held, self._number = _Fold(), None
+
+    def give_back(self, points: Sequence[Point]) -> None:
+        """See `memlog.sink.Rows`."""
+        with self._lock:
+            newer, self._waiting, self._held = self._waiting, _Fold(), _Fold()
+            for point in points:
+                self._waiting.put(point)
+            self._waiting.put_all(newer)
+
+    def failed(self, error: Exception) -> None:
+        """See `memlog.sink.Rows`."""
+        self._health.fault("adding to a row of the user's", error)
+
+    def rest(self) -> Sequence[Point]:
+        """What still goes into the open row; where its number is the user's, nothing of later steps."""
+        with self._lock:
+            self.fold_heard()
+            if self._number is None:
+                self._late.put_all(self._waiting)
+                self._waiting = _Fold()
+            late, self._late = self._late, _Fold()
+            return self._take(late)
+
+    def behind(self) -> Sequence[Point]:
+        """What waits for a row that the user does not log any more."""
+        with self._lock:
+            waiting, self._waiting, self._held = self._waiting, _Fold(), _Fold()
+            return self._take(waiting)
+
+    def _take(self, taken: _Fold) -> Sequence[Point]:
+        """What the open row gets, folded with what it has: within a row the last write wins."""
+        held = self._held
+        stale = [
+            point.name
+            for point in taken.points.values()
+            if point.fold == "last"
+            and point.index <= self._closed.get(point.axis, -1) < taken.newest[point.axis]
+        ]  # a level of the row before, beside one of a later step
+        for name in stale:
+            del taken.points[name]
+        self.folded += bool(stale)
+        for axis, index in taken.newest.items():
+            self.folded += held.newest.get(axis, index) < index
+        held.put_all(taken)
+        self._closed.update(held.newest)
+        self.delivered, self._points = self.delivered + self._points, 0
+        return [_at(held.points[name], held.newest) for name in taken.points]
 
 
-def fold(held: dict[str, Point], points: Iterable[Point]) -> dict[str, Point]:
-    """The points that one row gets: of each metric one, peaks the largest, levels the newest."""
-    made = dict(held)
-    for point in points:
-        before = made.get(point.name)
-        if before is None or replaces(point.fold, point.value, before.value):
-            made[point.name] = point
-    return made
+class _Fold:
+    """One point a metric: peaks the largest, levels the newest."""
+
+    def __init__(self) -> None:
+        self.points: dict[str, Point] = {}
+        self.newest: dict[Axis, int] = {}
+
+    def put(self, point: Point) -> None:
+        axis, index, held = point.axis, point.index, self.points.get(point.name)
+        self.newest[axis] = max(index, self.newest.get(axis, index))
+        if held is None or (
+            index >= held.index
+            if point.fold == "last"
+            else replaces(point.fold, point.value, held.value)
+        ):
+            self.points[point.name] = point
+
+    def put_all(self, other: _Fold) -> None:
+        for point in other.points.values():
+            self.put(point)
 
 
-def _shared(points: Iterable[Point], held: dict[str, Point]) -> int:
-    """How many places on the axes give way to later ones, among new points and those that are held."""
-    new: dict[Axis, set[int]] = {}
-    for point in points:
-        new.setdefault(point.axis, set()).add(point.index)
-    return sum(len(indices) - 1 for indices in new.values()) + _passed_over(points, held)
-
-
-def _passed_over(points: Iterable[Point], held: dict[str, Point]) -> int:
-    """On how many axes new points go beyond those that are held, which then share their row."""
-    before = _newest(held.values())
-    after = _newest(points)
-    return sum(1 for axis, index in after.items() if before.get(axis, index) < index)
-
-
-def _newest(points: Iterable[Point]) -> dict[Axis, int]:
-    newest: dict[Axis, int] = {}
-    for point in points:
-        newest[point.axis] = max(point.index, newest.get(point.axis, point.index))
-    return newest
+def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
+    """A point where its row is: a row has one place on each axis."""
+    index = newest[point.axis]
+    return point if point.index == index else msgspec.structs.replace(point, index=index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
@@ -23,6 +24,9 @@ MAX_ALERTS = 1000
 
 MAX_STATE = 64 * 1024**2
 """Bytes of what a courier or a ride remembers; a larger file is not memlog's."""
+
+_POLL = 0.1
+"""Seconds between looks at a lock that another process holds."""
 
 Stage: TypeAlias = Literal["waiting", "delivering", "unreachable", "done"]
 
@@ -202,6 +206,58 @@ class CourierLock(_Lock):
     def __exit__(self, *_: object) -> None:
         """Frees it."""
         self.free()
+
+
+class TakenOver(CourierLock):
+    """A courier's lock, for which the helper process of a run that is over makes way.
+
+    Args:
+        run: The run.
+        backend: The backend's name.
+        timeout: Seconds to wait for that at most.
+        is_over: Whether the run is.
+
+    Raises:
+        DeliveryError: the run goes on, or the helper process has not made way.
+    """
+
+    def __init__(
+        self, run: RunDirectory, backend: str, timeout: float, *, is_over: bool = True
+    ) -> None:
+        super().__init__(run, backend)
+        self._timeout = timeout
+        self._is_over = is_over
+        self._wanted = _Lock(run, _wanted_name(run, backend))
+
+    def __enter__(self) -> None:
+        """Takes the lock, as soon as it is free."""
+        deadline = time.monotonic() + self._timeout
+        self._wanted.take()
+        try:
+            while not self.take():
+                if not self._is_over:
+                    raise DeliveryError(
+                        f"run {self._run.id} goes on, and its own helper process delivers to "
+                        f"{self._backend}: `memlog show {self._run.id}` says how far it is"
+                    )
+                if time.monotonic() >= deadline:
+                    raise DeliveryError(
+                        f"run {self._run.id} is being delivered to {self._backend} by its own helper "
+                        f"process, which has not made way within {self._timeout:g} s: `memlog show "
+                        f"{self._run.id}` says how far it is; call `memlog sync` again later"
+                    )
+                time.sleep(_POLL)
+        finally:
+            self._wanted.free()
+
+
+def is_wanted(run: RunDirectory, backend: str) -> bool:
+    """Whether another process waits for the place of the one that delivers."""
+    return _is_held(run.path / _wanted_name(run, backend))
+
+
+def _wanted_name(run: RunDirectory, backend: str) -> str:
+    return f"{run.delivery.name}/{backend}.wanted"
 
 
 class HelperLock(_Lock):

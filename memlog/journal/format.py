@@ -69,6 +69,8 @@ class Binding(msgspec.Struct, frozen=True):
     run_id: str
     uri: str | None = None
     """Where the tracker is, without user and password."""
+    name: str | None = None
+    """What the tracker called the run when it was joined."""
 
 
 class Compaction(msgspec.Struct, frozen=True):

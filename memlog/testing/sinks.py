@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
-from msgspec.structs import replace
-
 from memlog.delivery.courier import Courier
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Status
@@ -292,18 +290,20 @@ class SinkContract(TrackerReading):
         sink.close("failed")
 
     def _is_ridden(self, run: TrackerRun, folder: Path) -> None:
-        """Values join the row that the user commits next; within it the last one counts."""
-        ride = self.open_ride(run)
+        """Values go into the rows that the user commits, in the same call, and what is left into one more."""
+        ride, rows = self.open_ride(run), _OneEach()
         assert ride.run_id == run.run_id
+        assert ride.watch_rows(rows) is None  # the user has not logged yet
         made = [point for point in points_everywhere() if point.index <= 1_000]
-        for number, point in enumerate(made):
-            before = ride.row()
-            ride.log([replace(point, value=-1.0)])
-            ride.log([point])
-            assert ride.row() == before
+        for number, point in enumerate(made[:-1]):
+            rows.points = [point, Point("memory/odd", float("nan"), "step", 3, BEGUN_US)]
             self.user_logs(run, float(number))
-            assert before is None or ride.row() != before
-        ride.log([Point("memory/odd", float("nan"), "step", 3, BEGUN_US)])
+        assert rows.left == len(made) - 1
+        ride.leave_rows()
+        rows.points = made[:1]
+        self.user_logs(run, float(len(made)))
+        assert rows.points
+        ride.log(made[-1:], new_row=False)
         ride.log_parameters(FACTS)
         ride.log_alert(alert(0))
         ride.log_artifact(*file_in(folder), RUN)
@@ -311,9 +311,9 @@ class SinkContract(TrackerReading):
         assert self.status(run.run_id) is None
         self.user_ends(run)
         assert (was_open, ride.is_open) == (True, False)
-        assert list(self.user_values(run.run_id)) == [float(n) for n in range(len(made))]
-        rows = [row for row in self.rows(run.run_id) if row[0] != "memory/odd"]
-        assert sorted(rows) == sorted((point.name, point.index, point.value) for point in made)
+        assert list(self.user_values(run.run_id)) == [*map(float, range(len(made) - 1)), len(made)]
+        held = [row for row in self.rows(run.run_id) if row[0] != "memory/odd"]
+        assert sorted(held) == sorted((point.name, point.index, point.value) for point in made)
         self._holds_facts(run, FACTS)
         self._holds_alerts(run, [alert(0)])
         self._holds_files(run, {_GRAPH: CONTENT})
@@ -362,6 +362,28 @@ class SinkContract(TrackerReading):
         assert courier.state.own_run is not None
         assert courier.state.dropped == (_lost_to(fault) if lost is None else lost)
         return TrackerRun(courier.state.own_run.run_id)
+
+
+class _OneEach:
+    """A `memlog.sink.Rows` that has points for one row."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.left = 0
+
+    def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
+        assert number is None
+        taken, self.points = self.points, []
+        return (), taken
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def give_back(self, points: Sequence[Point]) -> None:
+        raise AssertionError(points)
+
+    def failed(self, error: Exception) -> None:
+        raise error
 
 
 def _lost_to(fault: Fault) -> Counter[str]:

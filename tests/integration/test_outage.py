@@ -96,7 +96,10 @@ TROUBLES = (
     # As MLflow's own basic-auth app does it: /health is open to all.
     (Fault(status=401, hits=lambda path: "/api/" in path), "refuses the credentials"),
     # What was asked for has happened all the same.
-    (Fault(loses_answer=True, hits=lambda path: path.endswith("/log-batch")), "log-batch"),
+    (
+        Fault(loses_answer=True, hits=lambda path: path.endswith("/log-batch")),
+        "connection was closed",
+    ),
 )
 
 
@@ -108,7 +111,7 @@ def test_a_server_in_every_kind_of_trouble_has_everything_once(
         wait_until_unreachable(tmp_path, "mlflow", "refused")
         proxy.fault = Fault(loses_answer=True, hits=lambda path: path.endswith("/runs/create"))
         proxy.start()
-        wait_until_unreachable(tmp_path, "mlflow", "runs/create")
+        wait_until_unreachable(tmp_path, "mlflow", "connection was closed")
         proxy.fault = FINE
         wait_until_it_goes_on(tmp_path, "mlflow")
         for trouble, because in TROUBLES:
@@ -159,6 +162,29 @@ def test_a_server_that_was_never_up_has_everything_after_a_sync(
     assert own is not None
     assert (own.run_id in said, proxy.url in said) == (True, True)
     assert rows_in_mlflow(proxy.url, own.run_id) == rows_of(plan_of(run))
+
+
+def test_sync_takes_over_from_a_helper_that_waits(tmp_path: Path, proxy: Proxy) -> None:
+    """The helper would go on for an hour; it leaves instead, and everything is there once."""
+    script = ABSENT.replace('"linger": 2', '"linger": 3600').replace("ENDS", "")
+    process = child.start(script, tmp_path, MLFLOW_TRACKING_URI=proxy.url)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    told = f"MLflow at {proxy.url} does not answer (connection refused)"
+    wait_until_unreachable(tmp_path, "mlflow", told)
+    helper = int(output.split()[1])
+    assert child.lives(helper)
+    proxy.start()
+    said = child.memlog("sync", "latest", "--dir", "runs", directory=tmp_path)
+    assert "points delivered" in said or "nothing is left to deliver" in said
+    own = wait_until_delivered(tmp_path / "runs").own_run
+    assert own is not None
+    run = find_run(tmp_path / "runs", "latest")
+    assert rows_in_mlflow(proxy.url, own.run_id) == rows_of(plan_of(run))
+    deadline = time.monotonic() + 60
+    while child.lives(helper):
+        assert time.monotonic() < deadline, "the helper has not left"
+        time.sleep(0.05)
 
 
 ABSENT = """

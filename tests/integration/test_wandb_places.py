@@ -114,5 +114,5 @@ def test_why_nothing_arrives_is_said_as_training_ends(tmp_path: Path) -> None:
         NETRC=str(tmp_path / "none"),
     )
     _, errors = process.communicate(timeout=120)
-    assert "not everything is delivered (wandb: W&B is not available" in errors
-    assert "Connection refused" in errors
+    assert "not everything is delivered (wandb: W&B at http://127.0.0.1:" in errors
+    assert "does not answer (connection refused)" in errors

@@ -100,6 +100,94 @@ def test_the_users_rows_are_those_without_memlog(tmp_path: Path, how: str) -> No
     assert beside.config["memlog/python"]
 
 
+JUMP = """
+    import torch
+    run = start()
+    memory, held = [], []
+    for s in range(30):
+        time.sleep(PAUSE)
+        if s == 15:
+            held.append(torch.ones(50 * 2**18))
+        EARLY
+        step()
+        LATE
+    """
+LOG = 'run.log({"loss": s}, step=s)'
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001, 0.05])
+@pytest.mark.parametrize("logs", ["LATE", "EARLY"])
+def test_row_k_has_the_memory_of_step_k(tmp_path: Path, pause: float, logs: str) -> None:
+    """However fast the steps are, and whether the user logs after the optimizer's step or before it."""
+    script = JUMP.replace("PAUSE", str(pause)).replace(logs, LOG)
+    child.run(PREAMBLE + script.replace("EARLY", "").replace("LATE", ""), tmp_path, "--memlog")
+    rows = read_only_run(tmp_path).rows
+    assert [(row["_step"], row["loss"], row["memlog/step"]) for row in rows] == [
+        (s, s, s) for s in range(30)
+    ]
+    rss = [row["memory/host/rss_mib"] for row in rows]
+    grown = [number for number in range(1, 30) if rss[number] - rss[number - 1] > 40]
+    assert grown == [15]
+
+
+def test_what_the_user_logs_under_a_name_of_memlogs_stays(tmp_path: Path) -> None:
+    process = child.start(
+        PREAMBLE
+        + """
+    run = start()
+    for s in steps(80):
+        run.log({"loss": s}, step=s)
+        if s >= 5:
+            run.log({"memory/host/rss_mib": -s}, step=s, commit=False)
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert errors.count("you log 'memory/host/rss_mib' yourself") == 1
+    rows = read_only_run(tmp_path).rows
+    assert [row["memory/host/rss_mib"] for row in rows[5:]] == [-s for s in range(5, 80)]
+    assert all(row["memory/host/rss_mib"] > 0 for row in rows[:5])
+    assert all("memory/host/rss_peak_mib" in row for row in rows)
+
+
+def test_a_log_that_raises_leaves_its_values_for_the_next(tmp_path: Path) -> None:
+    child.run(
+        PREAMBLE
+        + """
+    run = start()
+    for s in steps(10):
+        try:
+            run.log({"loss": s, "bad": object() if s == 4 else 1}, step=s)
+        except TypeError:
+            pass
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    rows = read_only_run(tmp_path).rows
+    assert [row["memlog/step"] for row in rows] == [row["_step"] for row in rows]
+
+
+def test_the_run_is_as_it_was_when_the_session_has_ended(tmp_path: Path) -> None:
+    child.run(
+        PREAMBLE
+        + """
+    run = start()
+    before = set(vars(run))
+    for s in steps(5):
+        run.log({"loss": s}, step=s)
+    session.finish()
+    assert set(vars(run)) == before, set(vars(run)) - before
+    run.log({"loss": 5}, step=5)
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    assert [row["_step"] for row in read_only_run(tmp_path).users_rows()] == list(range(6))
+
+
 def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
     tmp_path: Path,
 ) -> None:
@@ -206,6 +294,20 @@ def test_two_runs_one_after_the_other_keep_apart(tmp_path: Path) -> None:
     state = RideState.load(recorded(tmp_path), "wandb")
     assert state is not None
     assert state.joined == [first.run_id, second.run_id]
+
+
+def test_a_joined_run_goes_by_its_name(tmp_path: Path) -> None:
+    child.run(
+        PREAMBLE
+        + """
+    run = start(name="brave-cat-1")
+    for s in steps(3):
+        run.log({"loss": s}, step=s)
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    assert "brave-cat-1" in child.memlog("runs", directory=tmp_path)
 
 
 def test_alerts_and_files_reach_the_users_run(tmp_path: Path) -> None:

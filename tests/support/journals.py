@@ -66,9 +66,11 @@ class MadeRun:
             self.helper.append(event)
         return self
 
-    def bound(self, backend: str, run_id: str, uri: str | None) -> "MadeRun":
+    def bound(
+        self, backend: str, run_id: str, uri: str | None, name: str | None = None
+    ) -> "MadeRun":
         """What follows belongs to a run of the user's."""
-        self.trainer.bind(backend, Binding(run_id, uri))
+        self.trainer.bind(backend, Binding(run_id, uri, name))
         return self
 
     def closed(self) -> RunDirectory:

@@ -149,7 +149,7 @@ def test_runs_are_listed_newest_last(tmp_path: Path) -> None:
         "zzzz2222  -          failed    2026-09-21 14:13      1    1.0 GiB            -"
         "  mlflow 7, rest waiting",
         "zzzz3333  -          running   2026-09-21 14:13      0          -            -  -",
-        "zzzz2222: mlflow: http://host is down",
+        "zzzz2222: mlflow: http://host is down; `memlog sync zzzz2222` delivers what waits",
     ]
 
 
@@ -162,6 +162,31 @@ def test_a_run_of_which_nothing_is_delivered_and_a_long_name(tmp_path: Path) -> 
     assert lines[0].endswith("  mlflow all waiting")
     assert max(len(line) for line in (heading, *lines)) < 1200
     assert json.loads(said("runs", "--json"))["runs"][0]["name"] == "n" * 5000
+
+
+def test_a_run_without_a_name_of_its_own_goes_by_those_of_the_trackers_runs(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path)
+    made.write(Run(at(0), None, None, ("mlflow",), {}))
+    for index, name in enumerate(["brave-cat-1", "brave-cat-2", None]):
+        made.bound("mlflow", f"run{index}", "http://host", name).write(batch(index, GIB))
+    run = made.closed()
+    line = said("runs").splitlines()[1]
+    assert line.startswith(f"{run.id}  brave-cat-1, brave-cat-2  ")
+    listed = json.loads(said("runs", "--json"))["runs"][0]
+    assert listed["name"] is None
+    names = [tracked["name"] for tracked in listed["delivered"]["mlflow"]["runs"]]
+    assert names == ["brave-cat-1", "brave-cat-2", None]
+    shown = said("show", "latest")
+    assert "run run0 'brave-cat-1' at http://host" in shown
+    assert "run run2 at http://host" in shown
+
+
+def test_what_keeps_points_from_being_delivered_comes_with_the_remedy(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {})).closed()
+    away = "MLflow at http://h:1 does not answer (connection refused)"
+    CourierState(backend="mlflow", stage="unreachable", problem=away).save(run)
+    told = f"{run.id}: mlflow: {away}; `memlog sync {run.id}` delivers what waits"
+    assert told in said("runs").splitlines()
 
 
 def test_runs_as_json(tmp_path: Path) -> None:

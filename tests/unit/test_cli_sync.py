@@ -206,7 +206,15 @@ def test_refused_points_are_said(run: RunDirectory, backend: ListBackend) -> Non
 
 def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
     with CourierLock(run, "list"):
-        assert "by its own helper process: wait for it" in complaint(code=1)
+        assert "by its own helper process, which has not made way" in complaint(
+            "--timeout", "0", code=1
+        )
+
+
+def test_a_live_run_is_left_to_its_helper(tmp_path: Path) -> None:
+    run = steps(made_run(tmp_path, "list", alive=True))
+    with CourierLock(run.directory, "list"):
+        assert "goes on, and its own helper process delivers to list" in complaint(code=1)
 
 
 @pytest.mark.parametrize("at_work", [HelperLock, lambda run: CourierLock(run, "other")])

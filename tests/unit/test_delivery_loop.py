@@ -11,7 +11,7 @@ from support.sinks import ListTracker
 from memlog.delivery import loop
 from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
-from memlog.delivery.state import CourierLock
+from memlog.delivery.state import CourierLock, TakenOver
 
 
 @pytest.fixture
@@ -64,6 +64,29 @@ def test_at_the_end_of_a_run_it_tries_again_soon(
     assert thread.delivered
     assert pauses[9] == loop.MAX_BACKOFF
     assert pauses[10:] == [2 * loop.INTERVAL, 4 * loop.INTERVAL, 8 * loop.INTERVAL]
+
+
+def test_a_helper_that_waits_for_its_tracker_makes_way_once_the_run_is_over(
+    thread: CourierThread,
+) -> None:
+    thread.start()
+    taken = threading.Event()
+
+    def sync() -> None:
+        with TakenOver(thread.courier.run, "list", 30):
+            taken.set()
+
+    syncing = threading.Thread(target=sync)
+    syncing.start()
+    for _ in range(20):
+        thread.make_way_if_wanted()
+        assert not taken.wait(0.02)  # the journal is not complete
+    thread.complete()
+    while not taken.wait(0.05):
+        thread.make_way_if_wanted()
+    syncing.join()
+    assert thread.join(30)
+    assert not thread.delivered
 
 
 def test_a_thread_that_could_not_deliver_does_not_say_that_it_did(thread: CourierThread) -> None:

@@ -76,6 +76,53 @@ def test_refused_credentials_are_named_as_such(raised: Exception) -> None:
     assert "MLFLOW_TRACKING_TOKEN" in str(error)
 
 
+_POOL = (
+    "API request to http://anna:s3cret@127.0.0.1:5/health failed with exception "
+    "HTTPConnectionPool(host='127.0.0.1', port=5): Max retries exceeded with url: /health (Caused by "
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            _POOL
+            + "NewConnectionError('<urllib3.connection.HTTPConnection object at 0x7f>: [Errno 111] "
+            "Connection refused'))",
+            "MLflow at http://127.0.0.1:5 does not answer (connection refused)",
+        ),
+        (
+            _POOL + "NameResolutionError(\"HTTPConnection(host='h', port=5): Failed to resolve\"))",
+            "MLflow at http://127.0.0.1:5 does not answer (no such host name)",
+        ),
+        (
+            _POOL + "ReadTimeoutError('Read timed out. (read timeout=2)'))",
+            "MLflow at http://127.0.0.1:5 does not answer (timeout)",
+        ),
+        (
+            "API request to endpoint /api/2.0/mlflow/runs/get failed with error code 502 != 200. Response "
+            "body: '<html><h1>Bad gateway</h1></html>'",
+            "MLflow is not available (it answers 502)",
+        ),
+        (
+            "API request to endpoint was successful but the response body was not in a valid JSON format. "
+            "Response body: '<html>'",
+            "MLflow is not available (what answers there is no MLflow server)",
+        ),
+        (
+            '(psycopg2.OperationalError) connection to server at "127.0.0.1", port 5432 failed: '
+            "Connection refused (Background on this error at: https://sqlalche.me/e/20/e3q8)",
+            "MLflow does not answer (connection refused)",
+        ),
+    ],
+)
+def test_a_server_that_is_away_is_told_in_a_few_words_and_in_full(said: str, told: str) -> None:
+    error = translation_of(MlflowException(said))
+    assert isinstance(error, TrackerUnavailableError)
+    assert str(error) == told
+    assert error.detail == said.replace("anna:s3cret@", "")
+
+
 def test_memlogs_own_errors_pass_as_they_are() -> None:
     mine = TrackerRejectedError("mine")
     assert translation_of(mine) is mine

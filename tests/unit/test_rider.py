@@ -7,12 +7,13 @@ from pathlib import Path
 
 from support.journals import batch
 
+from memlog.bus import EventBus
 from memlog.delivery.pace import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
 from memlog.delivery.rider import Rider
 from memlog.events import Alert, Artifact
 from memlog.health import Health
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
-from memlog.sink import Point
+from memlog.sink import Point, Rows
 
 
 class Users:
@@ -21,20 +22,28 @@ class Users:
     def __init__(self, run_id: str = "same") -> None:
         self.run_id = run_id
         self.is_open = True
-        self.committed = 0
         self.rows: list[dict[str, float]] = []
         self.artifacts: list[str] = []
-        self.ridden = threading.Event()
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
         self.before, self.after = before, after
 
-    def row(self) -> object | None:
-        return self.committed
+    def watch_rows(self, rows: Rows) -> int | None:
+        self.users: Rows | None = rows
+        return None
 
-    def log(self, points: Sequence[Point]) -> None:
-        self.rows.append({"step": max(point.index for point in points)})
-        self.ridden.set()
+    def leave_rows(self) -> None:
+        self.users = None
+
+    def commit(self) -> None:
+        if self.users is not None:
+            _, points = self.users.enter(None)
+            self.users.leave()
+            self.log(points, new_row=False)
+
+    def log(self, points: Sequence[Point], *, new_row: bool) -> None:  # noqa: ARG002 - the protocol's
+        if points:
+            self.rows.append({"step": max(point.index for point in points)})
 
     def log_parameters(self, parameters: object) -> None: ...
     def log_alert(self, alert: Alert) -> None: ...
@@ -58,20 +67,19 @@ class Trainer:
             self.run.path, run=self.run.id, role="trainer", begun_us=0, health=self.health
         )
         self.rider = Rider(self.run, "tracker", self.health)
+        self.bus = EventBus(self.health)
+        self.bus.subscribe(self.journal.append)
+        self.bus.subscribe(self.rider.hear)
 
     def open(self, users: Users) -> None:
         self.rider.begin(users)
         self.journal.bind("tracker", Binding(users.run_id))
 
     def step(self, number: int, users: Users | None = None) -> None:
-        """One step; beside a run it is waited for until the run has it."""
+        """One step, of which the user commits a row beside a run."""
+        self.bus.publish(batch(number, 2**30 + number))
         if users is not None:
-            users.ridden.clear()
-        self.journal.append(batch(number, 2**30 + number))
-        if users is not None:
-            assert users.ridden.wait(10)
-            time.sleep(SHORTEST_PAUSE)  # the ride comes to its end before the row is committed
-            users.committed += 1
+            users.commit()
 
     def finish(self) -> None:
         self.journal.close()
@@ -99,6 +107,7 @@ def test_steps_while_no_run_was_open_are_brought_to_the_run_that_is_opened_anew(
     for number in range(6, 8):
         trainer.step(number, second)
     trainer.finish()
+    assert second.rows == [{"step": 6}, {"step": 7}]
     (series,) = second.artifacts
     assert steps_in(series) == set(range(8))
     assert (trainer.rider.state.stage, trainer.rider.state.whole) == ("done", ["same"])
@@ -145,7 +154,7 @@ def test_what_is_published_as_a_run_ends_is_waited_for_although_a_ride_is_under_
 
     def keep(name: str) -> None:
         (trainer.run.artifacts / name).write_text(name)
-        trainer.journal.append(Artifact(1, name, "report", f"artifacts/{name}", len(name)))
+        trainer.bus.publish(Artifact(1, name, "report", f"artifacts/{name}", len(name)))
 
     class Ended(threading.Event):
         def set(self) -> None:

@@ -1,87 +1,184 @@
-"""What one row of the user's holds, when several steps share it."""
+"""What the rows of a user's run get, whenever the user logs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from support.journals import batch, finished_run
+import pytest
+from support.journals import at, batch, finished_run
 
-from memlog.delivery.row import Row
+from memlog.delivery.row import UsersRows
 from memlog.delivery.series import write_series
-from memlog.events import Alert, Artifact
+from memlog.events import Loss, Sample
+from memlog.health import Health
 from memlog.journal import RunDirectory
-from memlog.sink import Fold, Point
+
+MIB = 2**20
+RSS, TREE, LOSS = "memory/host/rss_mib", "memory/host/tree_mib", "memlog/loss"
 
 
 class Users:
-    """A run of the user's, as far as rows go."""
+    """A user's run whose rows are read: what each has, by the number or the order of the rows."""
 
-    run_id = "u"
-    is_open = True
+    def __init__(self, opened: int | None = None) -> None:
+        self.rows = UsersRows(Health())
+        self.rows.open(opened)
+        self.has: dict[int, dict[str, float]] = {}
+        self._row = 0 if opened is None else opened
 
-    def __init__(self, *, tells: bool = True) -> None:
-        self.committed = 0
-        self.commit_during_log = False
-        self.rows: list[dict[str, float]] = [{}]
-        self._tells = tells
+    def step(self, number: int, mib: int = 100) -> None:
+        self.rows.hear(batch(number, mib * MIB))
 
-    def commit(self) -> None:
-        self.committed += 1
-        self.rows.append({})
+    def sample(self, step: int, mib: int) -> None:
+        self.rows.add(Sample(at(step), step, mib * MIB, None, None, None, None))
 
-    def row(self) -> object | None:
-        return self.committed if self._tells else None
+    def log(self, number: int | None = None) -> None:
+        before, points = self.rows.enter(number)
+        self._write(self._row, before)
+        self._row = self._row if number is None else number
+        self._write(self._row, points)
+        if number is None:
+            self.rows.leave()
+            self._row += 1
 
-    def log(self, points: Sequence[Point]) -> None:
-        self.rows[-1].update({point.name: point.value for point in points})
-        if self.commit_during_log:
-            self.commit()
+    def end(self) -> None:
+        self._write(self._row, self.rows.rest())
+        self._write(self._row + 1, self.rows.behind())
 
-    def watch_end(self, before: object, after: object) -> None: ...
-    def log_parameters(self, parameters: object) -> None: ...
-    def log_alert(self, alert: Alert) -> None: ...
-    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None: ...
+    def steps(self) -> dict[int, float]:
+        return {number: row["step"] for number, row in self.has.items()}
 
-
-def put(row: Row, users: Users, points: Sequence[Point]) -> None:
-    row.add(points)
-    row.ride(users)
-
-
-def point(step: int, value: float, fold: Fold = "max") -> Point:
-    return Point(fold, value, "step", step, step, fold)
-
-
-def test_peaks_keep_their_maximum_and_levels_their_newest_within_a_row() -> None:
-    users, row = Users(), Row()
-    put(row, users, [point(0, 9), point(0, 9, "last"), point(1, 3), point(1, 3, "last")])
-    put(row, users, [point(2, 5), point(2, 5, "last")])
-    assert users.rows == [{"max": 9, "last": 5}]
-    assert row.folded == 2
+    def _write(self, number: int, points: object) -> None:
+        row = self.has.setdefault(number, {})
+        for point in points:  # type: ignore[attr-defined] # points, whatever holds them
+            row[point.name], row[point.axis] = point.value, point.index
+        if not row:
+            del self.has[number]
 
 
-def test_a_committed_row_begins_anew() -> None:
-    users, row = Users(), Row()
-    put(row, users, [point(0, 9)])
-    users.commit()
-    put(row, users, [point(1, 3)])
-    assert users.rows == [{"max": 9}, {"max": 3}]
-    assert row.folded == 0
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_row_that_is_logged_after_its_step_has_that_step(numbered: bool) -> None:
+    users = Users()
+    for number in range(30):
+        users.step(number, 150 if number == 15 else 100)
+        users.log(number if numbered else None)
+    assert users.steps() == {number: number for number in range(30)}
+    assert [number for number, row in users.has.items() if row[RSS] == 150] == [15]
+    assert users.rows.folded == 0
 
 
-def test_a_commit_in_the_middle_of_a_ride_loses_no_peak() -> None:
-    users, row = Users(), Row()
-    users.commit_during_log = True
-    put(row, users, [point(0, 9)])
-    users.commit_during_log = False
-    put(row, users, [point(1, 3)])
-    assert users.rows == [{"max": 9}, {"max": 9}]
+def test_a_row_that_is_logged_before_its_step_gets_it_before_it_is_closed() -> None:
+    users = Users(opened=0)  # the user has logged step 0 when memlog's event for it comes
+    for number in range(30):
+        if number:
+            users.log(number)
+        users.step(number, 150 if number == 15 else 100)
+    users.end()
+    assert users.steps() == {number: number for number in range(30)}
+    assert [number for number, row in users.has.items() if row[RSS] == 150] == [15]
+    assert users.rows.folded == 0
 
 
-def test_where_rows_can_not_be_told_apart_each_ride_is_folded_alone() -> None:
-    users, row = Users(tells=False), Row()
-    put(row, users, [point(0, 9), point(1, 4)])
-    put(row, users, [point(2, 3)])
-    assert users.rows == [{"max": 3}]
+def test_a_user_who_evaluates_first_and_logs_each_step_after_it_gets_each_in_its_row() -> None:
+    users = Users(opened=0)
+    for number in range(5):
+        users.step(number)
+        users.log(number)
+    assert users.steps() == {number: number for number in range(5)}
+
+
+def test_rows_that_the_user_numbers_otherwise_get_what_is_over_as_they_log() -> None:
+    users = Users()
+    for number in range(10):
+        users.step(number)
+        users.log(number + 1)
+    assert users.steps() == {number + 1: number for number in range(10)}
+    epochs = Users()
+    for number in range(10):
+        epochs.step(number, 200 if number == 3 else 100)
+        epochs.log(number // 5)  # logged to at every step
+    assert epochs.steps() == {0: 4, 1: 9}
+    assert [row["memory/host/rss_peak_mib"] for row in epochs.has.values()] == [200, 100]
+
+
+def test_a_sparse_row_has_its_own_step_and_the_peak_since_the_row_before() -> None:
+    users = Users()
+    for number in range(101):
+        users.step(number, 200 if number == 30 else 100)
+        if number % 50 == 0:
+            users.log(number)
+    assert users.steps() == {0: 0, 50: 50, 100: 100}
+    assert [row["memory/host/rss_peak_mib"] for row in users.has.values()] == [100, 200, 100]
+    assert {row[RSS] for row in users.has.values()} == {100}
+    assert users.rows.folded == 98
+
+
+def test_what_follows_the_last_row_gets_one_of_its_own() -> None:
+    users = Users()
+    for number in range(53):
+        users.step(number)
+        if number % 50 == 0:
+            users.log(number)
+    users.end()
+    assert users.steps() == {0: 0, 50: 50, 51: 52}
+    dense = Users()
+    for number in range(3):
+        dense.step(number)
+        dense.log(number)
+    dense.sample(2, 300)
+    dense.end()
+    assert dense.steps() == {0: 0, 1: 1, 2: 2}
+    assert dense.has[2][TREE] == 300
+
+
+def test_what_comes_late_goes_into_its_own_row_while_that_is_open() -> None:
+    users = Users()
+    users.step(0)
+    users.log(0)
+    users.sample(0, 300)
+    users.rows.add(Loss(at(0), 0, 7.0))
+    users.step(1)
+    users.log(1)
+    assert (users.has[0][TREE], users.has[0][LOSS], users.has[0]["step"]) == (300, 7.0, 0)
+    assert TREE not in users.has[1]
+    assert users.rows.folded == 0
+
+
+def test_of_what_comes_later_still_peaks_go_into_the_next_row_and_levels_into_none() -> None:
+    users = Users()
+    users.step(0)
+    users.log()
+    users.sample(0, 300)
+    users.rows.add(Loss(at(0), 0, 7.0))
+    users.step(1)
+    users.log()
+    assert (users.has[1][TREE], users.has[1]["step"]) == (300, 1)
+    assert all(LOSS not in row for row in users.has.values())
+    assert users.rows.folded == 1
+
+
+def test_a_row_without_news_gets_nothing() -> None:
+    users = Users()
+    users.step(0)
+    users.log()
+    users.log()
+    assert list(users.has) == [0]
+
+
+def test_what_a_row_could_not_get_waits_for_the_next() -> None:
+    rows = UsersRows(Health())
+    rows.hear(batch(0, 200 * MIB))
+    _, points = rows.enter(0)
+    rows.give_back(points)
+    rows.hear(batch(1, 100 * MIB))
+    _, points = rows.enter(1)
+    told = {point.name: point.value for point in points}
+    assert told == {RSS: 100, "memory/host/rss_peak_mib": 200}
+
+
+def test_events_that_nobody_folds_are_folded_as_they_come() -> None:
+    rows = UsersRows(Health())
+    for number in range(10_000):
+        rows.hear(batch(number, MIB))
+    assert len(rows._heard) < 1000
 
 
 def test_a_series_has_every_point_of_the_segments_that_belong(tmp_path: Path) -> None:

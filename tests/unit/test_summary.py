@@ -206,7 +206,8 @@ def test_health_tells_what_was_published_dropped_and_spent(tmp_path: Path) -> No
 def test_delivery_tells_each_sinks_runs_without_credentials(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow", "local", "trackio"), {}))
     made.bound("mlflow", "first", "http://tracker").write(batch(0, GIB))
-    made.bound("mlflow", "second", "http://me:secret@tracker").write(batch(1, GIB))
+    made.bound("mlflow", "second", "http://me:secret@tracker", "of http://me:secret@host")
+    made.write(batch(1, GIB))
     state = CourierState(
         backend="mlflow",
         stage="unreachable",
@@ -222,10 +223,10 @@ def test_delivery_tells_each_sinks_runs_without_credentials(tmp_path: Path) -> N
             "stage": "unreachable",
             "problem": "http://tracker answers 503",
             "runs": [
-                {"id": "first", "uri": "http://tracker", "own": False},
-                {"id": "second", "uri": "http://tracker", "own": False},
-                {"id": "before", "uri": None, "own": False},
-                {"id": "own", "uri": "http://tracker", "own": True},
+                {"id": "first", "uri": "http://tracker", "own": False, "name": None},
+                {"id": "second", "uri": "http://tracker", "own": False, "name": "of http://host"},
+                {"id": "before", "uri": None, "own": False, "name": None},
+                {"id": "own", "uri": "http://tracker", "own": True, "name": None},
             ],
         },
         "trackio": {"points": 0, "stage": "waiting", "problem": None, "runs": []},

@@ -75,7 +75,7 @@ def test_the_fields_are_frozen() -> None:
         "health.published",
         "health.thinned",
         *(f"health.delivered.<>.{field}" for field in ("points", "stage", "problem")),
-        *(f"health.delivered.<>.runs[].{field}" for field in ("id", "uri", "own")),
+        *(f"health.delivered.<>.runs[].{field}" for field in ("id", "uri", "own", "name")),
         "health.dropped.<>",
         "health.faults.<>",
         "health.unjudged.<>",

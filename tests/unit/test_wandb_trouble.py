@@ -66,9 +66,12 @@ def test_what_is_said_is_a_sentence_and_no_clients_own_text() -> None:
         "NewConnectionError('<urllib3.connection.HTTPConnection object at 0x7f>: Failed to establish a "
         "new connection: [Errno 111] Connection refused'))"
     )
-    assert str(met(ConnectionError(refused))) == (
-        "W&B is not available (127.0.0.1:9: Connection refused)"
-    )
+    page = "Failed to get resume status for run m: returned error 404: {<html><body>"
+    assert str(met(CommError(page))) == "W&B is not available (it answers 404)"
+    error = met(ConnectionError(refused))
+    assert str(error) == "W&B at http://127.0.0.1:9 does not answer (connection refused)"
+    assert isinstance(error, TrackerUnavailableError)
+    assert "object at 0x7f" in error.detail
 
 
 def test_rows_that_were_given_up_are_known_by_wandbs_log(tmp_path: Path) -> None:
