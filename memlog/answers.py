@@ -57,6 +57,11 @@ def waiting_at_most(seconds: float) -> Iterator[None]:
         _TimedReader.limit = before
 
 
+def patience(seconds: float) -> float:
+    """Return the seconds that an answer gets: ``seconds``, or less within `waiting_at_most`."""
+    return seconds if _TimedReader.limit is None else min(seconds, _TimedReader.limit)
+
+
 class _Answer(http.client.HTTPResponse):
     """An answer whose bytes are timed as they arrive, its headers' too."""
 
@@ -87,8 +92,7 @@ class _TimedReader(io.RawIOBase):
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._raw = sock.makefile("rb", buffering=0)
-        own = sock.gettimeout() or _SECONDS
-        self._patience = own if self.limit is None else min(own, self.limit)
+        self._patience = patience(sock.gettimeout() or _SECONDS)
         self._begun = time.monotonic()
         self._received = 0
 

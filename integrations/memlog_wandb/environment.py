@@ -41,6 +41,8 @@ _ALWAYS = {
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
     "WANDB_DISABLE_CODE": "true",
+    # Nor does it report to anybody; a server that is down would hold its end for ten seconds for that.
+    "WANDB_ERROR_REPORTING": "false",
 }
 
 

@@ -227,7 +227,7 @@ def _deliver(courier: Courier, timeout: float, *, complete: bool) -> None:
         try:
             with waiting_at_most(max(left, _LEAST)):
                 return _attempt(courier, complete=complete)
-        except TrackerUnavailableError as error:  # noqa: PERF203 - trying again is the point
+        except TrackerUnavailableError as error:
             if courier.state.delivered > delivered:
                 since, delivered = time.monotonic(), courier.state.delivered
             left = since + timeout - time.monotonic()
