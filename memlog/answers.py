@@ -21,7 +21,7 @@ MAX_ANSWER = 32 * 1024**2
 What is downloaded goes to a file, whose size `memlog pull` bounds."""
 _SECONDS = 60.0
 """Time for an answer that is read into memory, and for one whose client sets no bound."""
-_RATE = 1024
+RATE = 1024
 """Bytes a second that an answer must bring once its client's time for a single read is over."""
 
 
@@ -101,7 +101,7 @@ class _TimedReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         spent = time.monotonic() - self._begun
-        left = self._patience + self._received / _RATE - spent
+        left = self._patience + self._received / RATE - spent
         if left <= 0:
             raise TimeoutError(f"the answer is too slow: {self._received:,} bytes in {spent:.0f} s")
         before = self._sock.gettimeout()

@@ -120,7 +120,7 @@ def _backends(summary: Summary, wanted: str | None) -> list[str]:
 
 def _choices() -> str:
     installed = ", ".join(sorted(find_backends()))
-    remedy = f"installed: {installed}" if installed else "pip install 'memlog-ml[mlflow]' first"
+    remedy = f"installed: {installed}" if installed else "pip install mlflow, or pip install wandb"
     return f"name one with --to ({remedy})"
 
 
