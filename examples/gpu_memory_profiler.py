@@ -19,7 +19,9 @@ from memlog.compat.gpu_memory_profiler import MemoryEstimate, estimate_memory
 try:
     from phiml.backend.torch.nets import u_net
 except ImportError:
-    raise SystemExit("The network comes from phiml: pip install --group examples") from None
+    raise SystemExit(
+        "The network comes from phiml: pip install 'phiml>=1.14.1,!=1.16.1' phiflow"
+    ) from None
 
 MIB = 1024**2
 INSTRUCTIONS = """\

@@ -24,7 +24,7 @@ from memlog.health import warn
 from memlog.trust import Home, secret_names
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint, EntryPoints
 
 ENTRY_POINT_GROUP = "memlog.sinks"
 LOCAL = "local"
@@ -193,7 +193,7 @@ class Backend(Protocol):
     requires: str
     """The top-level module of the tracker's client, such as ``"mlflow"``."""
     extra: str
-    """The extra of memlog-ml that installs it."""
+    """The extra of the backend's own distribution that installs it."""
     rides: bool
     """Whether a run of the user's can be written only from the trainer's own process, beside the user."""
 
@@ -360,9 +360,17 @@ def load_backend(name: str) -> Backend:
     if not is_installed(backend.requires):
         raise MissingExtraError(
             f"backend {name!r} needs the package {backend.requires!r}, which is not installed: "
-            f"pip install 'memlog-ml[{backend.extra}]'"
+            f"pip install {_packages(entries[name], backend)}"
         )
     return backend
+
+
+def _packages(entry: EntryPoint, backend: Backend) -> str:
+    """What the backend's extra installs: its own distribution need not be in an index."""
+    extra = f"extra == '{backend.extra}'"
+    lines = (line.replace('"', "'") for line in (entry.dist and entry.dist.requires) or ())
+    wanted = [f"'{line.partition(';')[0].strip()}'" for line in lines if extra in line]
+    return " ".join(wanted) or backend.requires
 
 
 def _entry_points() -> EntryPoints:

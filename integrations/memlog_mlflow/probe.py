@@ -47,6 +47,7 @@ def _ask_server(uri: str) -> None:
 
     A 404 counts as there: servers behind a proxy, older ones and hosted ones have no such page.
     """
+    # As a stream, whose page nobody reads: it may have no end.
     response = http_request(  # type: ignore[no-untyped-call]  # mlflow types neither
         get_default_host_creds(uri),  # type: ignore[no-untyped-call]
         "/health",
@@ -54,7 +55,9 @@ def _ask_server(uri: str) -> None:
         max_retries=0,
         timeout=(TIMEOUT, MLFLOW_HTTP_REQUEST_TIMEOUT.get()),  # type: ignore[no-untyped-call]  # likewise
         raise_on_status=False,
+        stream=True,
     )
+    response.close()
     status: int = response.status_code
     if status in _REFUSALS:
         raise refused(str(status))

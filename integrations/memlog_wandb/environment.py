@@ -41,6 +41,8 @@ _ALWAYS = {
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
     "WANDB_DISABLE_CODE": "true",
+    # Nor does it report to anybody; a server that is down would hold its end for ten seconds for that.
+    "WANDB_ERROR_REPORTING": "false",
 }
 
 
@@ -91,6 +93,9 @@ def _written(file: Path) -> dict[str, str]:
 
 def apply(connection: Connection) -> None:
     """Prepares this process, one of memlog's own, for W&B's client."""
+    from memlog.answers import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+
+    bound_answers()
     os.environ.update(connection.environment)
     for name in _NEVER:
         os.environ.pop(name, None)

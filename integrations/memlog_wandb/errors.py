@@ -25,7 +25,7 @@ _ANSWERED = re.compile(r"returned error (?P<status>\d{3})\b")
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
 _NOT_HEARD = ("Failed to execute API request", "Failed to initialize API", "error 5")
 """wandb calls it an authentication's error as well when the server could not be asked."""
-_REFUSED = ("401", "403", "permission denied", "PERMISSION_ERROR", "user is not logged in")
+_REFUSED = re.compile(r"\b40[13]\b|permission denied|PERMISSION_ERROR|user is not logged in")
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
 
 def _translation(error: Exception) -> MemlogError:
     text = f"{type(error).__name__}: {error}"
-    refused = any(word in text for word in _REFUSED)
+    refused = _REFUSED.search(text) is not None
     unheard = any(word in text for word in _NOT_HEARD)
     if refused or (isinstance(error, AuthenticationError) and not unheard):
         return TrackerUnavailableError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import wandb
 
+from memlog.answers import patience
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.health import Health
@@ -219,7 +220,10 @@ def _bounded(settings: wandb.Settings) -> wandb.Settings:
     wanted: dict[str, Any] = {
         "console": "off",
         "silent": True,
-        "init_timeout": INIT_TIMEOUT,
+        "init_timeout": patience(INIT_TIMEOUT),
+        "x_graphql_timeout_seconds": patience(
+            getattr(settings, "x_graphql_timeout_seconds", None) or INIT_TIMEOUT
+        ),
         "finish_timeout": getattr(settings, "finish_timeout", 0) or FINISH_TIMEOUT,
         "finish_timeout_raises": True,
         "disable_git": True,

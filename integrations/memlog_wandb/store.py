@@ -13,6 +13,7 @@ from typing import Any
 
 import wandb
 
+from memlog.answers import RATE
 from memlog.errors import MemlogError, TrackerRejectedError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
 from memlog_wandb.addresses import RunPath, offline_folder, run_path
@@ -153,7 +154,8 @@ def _download(version: Any, name: str, directory: Path, progress: Callable[[int]
 
 def _wait_for(thread: threading.Thread, directory: Path, progress: Callable[[int], object]) -> None:
     """Tells what arrives until a download has ended; raises where the server is gone or says nothing."""
-    told, heard, asked = 0, time.monotonic(), time.monotonic()
+    begun = heard = asked = time.monotonic()
+    told = 0
     while True:
         thread.join(_POLL)
         alive, now = thread.is_alive(), time.monotonic()
@@ -165,6 +167,8 @@ def _wait_for(thread: threading.Thread, directory: Path, progress: Callable[[int
             return
         if now - heard >= _PATIENCE:
             raise unavailable(f"nothing has arrived for {_PATIENCE:g} s")
+        if now - begun >= _PATIENCE + told / RATE:
+            raise unavailable(f"only {told:,} bytes have arrived in {now - begun:.0f} s")
         if now - asked >= _QUIET:
             probe(wandb.setup().settings.base_url)
             asked = now

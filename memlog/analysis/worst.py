@@ -13,6 +13,7 @@ from memlog.errors import TraceNotFoundError
 from memlog.events import Trace as TraceEvent
 from memlog.files import read_plain
 from memlog.journal import RunDirectory
+from memlog.journal.format import UNDECODABLE
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
@@ -41,7 +42,7 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
             f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True), or by "
             "memlog run --layers"
         ) from None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise _unreadable(run, str(error)) from error
     if not _is_sound(trace):
         raise _unreadable(run, "its events are damaged")

@@ -14,7 +14,8 @@ from memlog.units import format_bytes
 MAX_BYTES = 128 * 1024**2
 """Of a file once it is unpacked: speedscope's page takes seconds for a tenth of it."""
 MAX_PICKLE = 512 * 1024**2
-"""Of a pickle: a snapshot's flame graph is a small part of it. Reading it takes ten times the memory."""
+"""Of a pickle: a snapshot's flame graph is a small part of it. Reading it takes ten times the memory, and
+at most forty times."""
 
 PICKLE = b"\x80"
 """What a pickle begins with, from its protocol 2 on."""

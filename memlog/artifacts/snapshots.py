@@ -1,26 +1,22 @@
 """Reading an allocator's snapshot that was downloaded, without running what may be hidden in it.
 
 A pickle is a program. The snapshots that ``torch.cuda.memory._snapshot()`` gives need none of its power: they
-are dictionaries, lists, tuples, text and numbers. So the unpickler here imports nothing at all.
+are dictionaries, lists, tuples, text and numbers, and `memlog.artifacts.plain_pickle` reads nothing else.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 from os import PathLike
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from memlog.artifacts.pickle_bounds import require_bounded
+from memlog.artifacts import plain_pickle
 from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.exporters import trace_plot, write_text
 
 MAX_SNAPSHOT = 1 << 30
 """Bytes of a snapshot that are read; a ring of 65,536 entries with stacks has some hundred million."""
-
-_PLAIN = (str, int, float, bool, type(None))
 
 
 def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -> dict[str, Any]:
@@ -79,12 +75,9 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         SnapshotError: As `read_snapshot`.
     """
     try:
-        require_bounded(content)
-        document = _PlainUnpickler(io.BytesIO(content)).load()
+        document = plain_pickle.loads(content)
     except UnsafeSnapshotError as error:
         raise UnsafeSnapshotError(f"{name}: {error}") from None
-    except RecursionError:
-        raise UnsafeSnapshotError(f"{name} is nested too deeply; don't open it elsewhere") from None
     except Exception as error:  # noqa: BLE001 - a damaged pickle raises nearly anything
         raise SnapshotError(
             f"{name} is no pickle of a snapshot ({type(error).__name__}); fetch it again"
@@ -98,21 +91,8 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         raise SnapshotError(
             f"{name} holds no segments and device_traces; give what _dump_snapshot() wrote"
         )
-    _require_plain(document, name)
     checked: dict[str, Any] = document
     return checked
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise UnsafeSnapshotError(
-            f"it wants to run {module}.{name}, which no snapshot needs; don't open it elsewhere"
-        )
-
-    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - the base class names it
-        raise UnsafeSnapshotError(
-            "it refers to objects outside itself, which no snapshot needs; don't open it elsewhere"
-        )
 
 
 def _is_snapshot(document: Any) -> bool:
@@ -121,24 +101,3 @@ def _is_snapshot(document: Any) -> bool:
         and isinstance(document.get("segments"), list)
         and isinstance(document.get("device_traces"), list)
     )
-
-
-def _require_plain(document: Any, name: str) -> None:
-    """Looks at every value once, those that hold themselves included."""
-    seen: set[int] = set()
-    waiting = [document]
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if kind in _PLAIN:
-            continue
-        if kind not in (dict, list, tuple):
-            raise UnsafeSnapshotError(f"{name} holds a {kind.__name__}, which no snapshot does")
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if kind is dict:
-            waiting.extend(value.keys())
-            waiting.extend(value.values())
-        else:
-            waiting.extend(value)

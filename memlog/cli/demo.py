@@ -42,7 +42,7 @@ def demo(steps: int | None, backend: str) -> None:
 def _require_torch() -> None:
     if not is_installed("torch"):
         raise MissingExtraError(
-            "the demo trains with PyTorch, which is not installed: pip install 'memlog-ml[torch]'"
+            "the demo trains with PyTorch, which is not installed: pip install torch"
         )
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import Delivery
+from memlog.answers import waiting_at_most
 from memlog.cli.addresses import Guard, connection_of, known_address, told_place, trust_option
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
@@ -40,6 +41,8 @@ from memlog.sink import (
 
 _RETRY = 1.0
 """Seconds between attempts at a tracker that is in trouble."""
+_LEAST = 5.0
+"""Seconds that an answer of the tracker's gets at least, whatever the timeout is."""
 
 
 @click.command(context_settings=SETTINGS)
@@ -118,7 +121,7 @@ def _backends(summary: Summary, wanted: str | None) -> list[str]:
 
 def _choices() -> str:
     installed = ", ".join(sorted(find_backends()))
-    remedy = f"installed: {installed}" if installed else "pip install 'memlog-ml[mlflow]' first"
+    remedy = f"installed: {installed}" if installed else "pip install mlflow, or pip install wandb"
     return f"name one with --to ({remedy})"
 
 
@@ -221,9 +224,11 @@ def _deliver(courier: Courier, timeout: float, *, complete: bool) -> None:
     """
     since, delivered = time.monotonic(), courier.state.delivered
     while True:
+        left = since + timeout - time.monotonic()
         try:
-            return _attempt(courier, complete=complete)
-        except TrackerUnavailableError as error:  # noqa: PERF203 - trying again is the point
+            with waiting_at_most(max(left, _LEAST)):
+                return _attempt(courier, complete=complete)
+        except TrackerUnavailableError as error:
             if courier.state.delivered > delivered:
                 since, delivered = time.monotonic(), courier.state.delivered
             left = since + timeout - time.monotonic()

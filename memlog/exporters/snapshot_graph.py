@@ -153,7 +153,8 @@ def _block(segment: dict[str, Any], block: dict[str, Any]) -> _Block:
         # Older versions say so of a block that is freed and awaits other streams.
         state = "active_pending_free" if state == "active_awaiting_free" else "inactive"
     private = segment.get("segment_pool_id", (0, 0))
-    kind = _short(str(segment.get("segment_type", "unknown")))
+    kind = segment.get("segment_type")
+    kind = _short(kind) if isinstance(kind, str) else "unknown"
     address = _whole(segment["address"], "an address", 1 << 64)
     size = _whole(segment["total_size"], "a size")
     return _Block(
@@ -189,8 +190,11 @@ def _read(entry: dict[str, Any], device: _Device) -> None:
 
 
 def _whole(value: Any, what: str, limit: int = _LARGEST) -> int:
-    if type(value) is not int or not 0 <= value < limit:
-        raise ValueError(f"{what} is {_short(repr(value)) if type(value) is not int else 'absurd'}")
+    if type(value) is not int:
+        # Not its text: that of lists which share lists may be endless.
+        raise ValueError(f"{what} is a {type(value).__name__}")
+    if not 0 <= value < limit:
+        raise ValueError(f"{what} is absurd")
     return value
 
 

@@ -19,6 +19,8 @@ _MOST_DEVICES = 8
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
 _FRAMES = 12
+_LARGEST = 1 << 64
+"""No address is larger, and no size: the drawing divides by sums of sizes as floats."""
 
 
 class _Change(NamedTuple):
@@ -202,9 +204,7 @@ def _section(device: int, drawing: _Drawing) -> str:
 
 
 def _label(size: int, frames: list[Any]) -> str:
-    names = [
-        str(frame.get("name", "?"))[:200] for frame in frames[:_FRAMES] if isinstance(frame, dict)
-    ]
+    names = [_name(frame.get("name")) for frame in frames[:_FRAMES] if isinstance(frame, dict)]
     return "\n".join([format_bytes(size), *names])
 
 
@@ -218,5 +218,9 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _name(value: Any) -> str:
+    return value[:200] if isinstance(value, str) else "?"
+
+
 def _number(value: Any) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if isinstance(value, int) and 0 <= value < _LARGEST else 0

@@ -244,7 +244,7 @@ class MemoryTracer:
             if error.name != "torch":
                 raise
             raise MissingExtraError(
-                "tracing needs torch, which is not installed: pip install 'memlog-ml[torch]'"
+                "tracing needs torch, which is not installed: pip install torch"
             ) from None
         if model is not None and not isinstance(model, sys.modules["torch"].nn.Module):
             raise ConfigurationError(

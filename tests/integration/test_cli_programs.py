@@ -89,7 +89,7 @@ def test_a_missing_extra_is_one_line_with_the_remedy(
     MadeRun(root_of(tmp_path)).write(batch(0, GIB)).closed()
     path = os.pathsep.join((str(tmp_path / "site"), str(TESTS)))
     line = complaint(tmp_path, "sync", "latest", "--to", "clientless", code=2, PYTHONPATH=path)
-    assert "pip install 'memlog-ml[list]'" in line
+    assert "pip install 'list-client>=2'" in line
 
 
 def test_the_folder_comes_from_the_environment(tmp_path: Path) -> None:

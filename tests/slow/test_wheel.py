@@ -165,11 +165,11 @@ def test_a_missing_extra_is_one_line_with_the_remedy(installed: Installed) -> No
     assert failed.returncode != 0
     last = failed.stderr.rstrip().splitlines()[-1]
     assert "MissingExtraError" in last
-    assert "pip install 'memlog-ml[mlflow]'" in last
+    assert "pip install 'mlflow>=" in last
 
 
 def test_the_demo_without_its_extras_says_what_to_install(installed: Installed) -> None:
     failed = installed.memlog("demo", expect_success=False)
     assert failed.returncode != 0
     assert "Traceback" not in failed.stderr
-    assert "pip install 'memlog-ml[" in failed.stderr
+    assert "pip install " in failed.stderr

@@ -1,4 +1,4 @@
-"""Pickles as nobody honest writes them, from a seed; and what is imported meanwhile."""
+"""Pickles as nobody honest writes them, by hand or from a seed; and what is imported meanwhile."""
 
 import pickletools
 import random
@@ -50,6 +50,39 @@ def imported() -> Iterator[list[str]]:
         yield names
     finally:
         _WATCHED.remove(names)
+
+
+def endless() -> Iterator[tuple[str, bytes]]:
+    """Small snapshots that keep Python's own unpickler busy without end, or crash it: name and content."""
+    yield "shared tuples as a key", _document(b"\x8c\x01l](" + _sharing(b"\x86") + b"eh\x2dN")
+    yield "shared tuples as a value", _document(b"\x8c\x01l](" + _sharing(b"\x86") + b"e")
+    yield "a deep key", _document(b")" + b"\x85" * 300_000 + b"N")
+    yield "colliding keys", _document(b"\x8c\x01y}(" + _colliding() + b"u")
+    yield "a deep list", _document(b"\x8c\x01y" + b"]" * 2_000_000 + b"a" * 1_999_999)
+    yield "a long tuple", _document(b"\x8c\x01y(" + b"K\x01" * 1_000_000 + b"t")
+    yield "a number of a million digits", _document(b"\x8c\x01yI" + b"7" * 1_000_000 + b"\n")
+    yield (
+        "a number of a million bytes",
+        _document(b"\x8c\x01y\x8b" + (10**6).to_bytes(4, "little") + b"\x01" * 10**6),
+    )
+
+
+def _document(values: bytes) -> bytes:
+    """A snapshot that has further keys and values, which opcodes put on the stack."""
+    return b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces]" + values + b"u."
+
+
+def _sharing(pair: bytes) -> bytes:
+    """Opcodes of 45 values, each of which holds the one before it twice."""
+    return b")\x94" + b"".join(b"h%ch%c" % (at, at) + pair + b"\x94" for at in range(45))
+
+
+def _colliding() -> bytes:
+    """Opcodes of 100,000 keys of one hash, each with a value: multiples of Python's modulus."""
+    modulus = 2**61 - 1
+    return b"".join(
+        b"\x8a\x0b" + (at * modulus).to_bytes(11, "little") + b"N" for at in range(100_000)
+    )
 
 
 def malicious(content: bytes, seed: int) -> bytes:

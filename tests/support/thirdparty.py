@@ -52,6 +52,7 @@ def install(site: Path, monkeypatch: pytest.MonkeyPatch) -> ListBackend:
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: list-for-memlog\nVersion: 1.0\n"
+        "Provides-Extra: list\nRequires-Dist: list-client>=2; extra == 'list'\n"
     )
     (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
     monkeypatch.syspath_prepend(site)

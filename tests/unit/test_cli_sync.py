@@ -234,13 +234,13 @@ def test_one_trackers_trouble_is_not_the_others(tmp_path: Path) -> None:
     result = sync()
     assert result.exit_code == 2
     assert result.stdout.startswith(f"list: {POINTS} points delivered")
-    assert "pip install 'memlog-ml[list]'" in result.stderr
+    assert "pip install 'list-client>=2'" in result.stderr
 
 
 def test_what_cannot_be_delivered_to_is_refused_with_the_remedy(tmp_path: Path) -> None:
     steps(made_run(tmp_path, "local")).closed()
     assert "did you mean 'list'?" in complaint("--to", "lst", code=2)
-    assert "pip install 'memlog-ml[list]'" in complaint("--to", "clientless", code=2)
+    assert "pip install 'list-client>=2'" in complaint("--to", "clientless", code=2)
     assert "is the journal itself" in complaint("--to", "local", code=2)
     assert "was recorded for no tracker: name one with --to" in complaint(code=2)
     assert "installed: list" in complaint(code=2)

@@ -1,5 +1,6 @@
 """An allocator's snapshot as flame graphs."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -191,3 +192,20 @@ def test_shared_lists_cannot_make_it_work_without_end() -> None:
         snapshot_graph({"segments": [], "device_traces": [history, history]}, "s.pickle")
     with pytest.raises(SnapshotError, match="more than 5,000,000 entries"):
         snapshot_graph({"segments": [], "device_traces": [history * 5_000_001]}, "s.pickle")
+
+
+@pytest.mark.parametrize(
+    "shape", [["segment_type"], ["address"], ["blocks", 0, "state"], ["frames"]]
+)
+def test_text_is_made_of_no_list(shape: list[str | int]) -> None:
+    """The text of 60 lists, each of which holds the one before it twice, has 2 to the 60 parts."""
+    shared: list[Any] = []
+    for _ in range(60):
+        shared = [shared, shared]
+    document = made.snapshot(made.segment(made.block(BASE, 512, "active_allocated")))
+    where: Any = document["segments"][0]
+    for key in shape[:-1]:
+        where = where[key]
+    where[shape[-1]] = shared
+    with contextlib.suppress(SnapshotError):
+        snapshot_graph(document, "s.pickle")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.pickles import damaged, imported, malicious
+from support.pickles import damaged, endless, imported, malicious
 
 from memlog import SnapshotError, UnsafeSnapshotError
+from memlog.artifacts import plain_pickle
 from memlog.artifacts.snapshots import parse_snapshot, read_snapshot
 
 PLAIN: dict[str, Any] = {
@@ -25,6 +26,19 @@ PLAIN: dict[str, Any] = {
     "on": True,
     "nothing": None,
 }
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**64), 2**64)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=300)
+)
+VALUES = st.recursive(
+    SCALARS | st.tuples(SCALARS, SCALARS) | st.lists(SCALARS, max_size=4).map(tuple),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(0, 9), inner),
+)
 
 
 class Evil:
@@ -82,6 +96,27 @@ def test_types_that_no_snapshot_holds_are_refused() -> None:
             parse_snapshot(pickle.dumps({**PLAIN, "x": value}, 4))
     with pytest.raises(UnsafeSnapshotError, match="Counter"):
         parse_snapshot(pickle.dumps({**PLAIN, "x": collections.Counter()}))
+
+
+@settings(max_examples=40)
+@given(VALUES, st.integers(0, pickle.HIGHEST_PROTOCOL))
+def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
+    shared = [value, value, {"again": value}]
+    read = plain_pickle.loads(pickle.dumps(shared, protocol))
+    assert repr(read) == repr(shared)  # True is not 1, and 0.0 is not -0.0
+    assert read[0] is read[1] or not isinstance(value, list | dict)
+
+
+@pytest.mark.parametrize("content", [pytest.param(made, id=name) for name, made in endless()])
+def test_what_python_would_work_on_without_end_is_refused(content: bytes) -> None:
+    with pytest.raises(SnapshotError):
+        parse_snapshot(content)
+
+
+def test_it_takes_a_bounded_multiple_of_its_size() -> None:
+    content = pickle.dumps({**PLAIN, "x": [{} for _ in range(100_000)]}, 4)
+    with pytest.raises(UnsafeSnapshotError, match="more lists and dictionaries than its size"):
+        parse_snapshot(content)
 
 
 def test_what_holds_itself_is_read_and_ends() -> None:

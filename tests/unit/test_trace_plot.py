@@ -17,7 +17,7 @@ from memlog.units import format_bytes
 MIB = 1024**2
 
 
-def entry(action: str, address: int, size: int, name: str = "layer") -> dict[str, Any]:
+def entry(action: str, address: int, size: int, name: Any = "layer") -> dict[str, Any]:
     frames = [{"name": name, "filename": "f", "line": 1}]
     return {"action": action, "addr": address, "size": size, "frames": frames}
 
@@ -117,3 +117,11 @@ def test_what_is_no_snapshot_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError):
         draw_snapshot(tmp_path / "x", tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
+
+
+def test_neither_lists_in_place_of_text_nor_huge_numbers_break_it() -> None:
+    shared: list[Any] = []
+    for _ in range(60):
+        shared = [shared, shared]  # whose text has 2 to the 60 parts
+    page = trace_plot(document(entry("alloc", 1, MIB, shared), entry("alloc", 2, 2**2000)), "x")
+    assert "1.0 MiB" in page

@@ -43,6 +43,7 @@ def test_a_refusal_names_the_way_to_log_in(error: Exception) -> None:
         AuthenticationError("Failed to verify credentials with http://h: returned error 502"),
         CommError("Run initialization has timed out after 20.0 sec"),
         ConnectionError("refused"),
+        CommError("POST http://127.0.0.1:40191/graphql giving up after 1 attempt(s)"),
     ],
 )
 def test_a_server_that_could_not_be_asked_has_refused_nothing(error: Exception) -> None:

@@ -264,7 +264,8 @@ def highest(spans: Iterable[Span], length: int, spikes: Iterable[tuple[int, floa
     changes = [0.0] * (length + 2)  # the first is START
     for begin, end, size in spans:
         changes[begin + 1] += size
-        changes[end + 1] -= size
+        # A use after the last allocation would end one moment after the course.
+        changes[min(end, length) + 1] -= size
     above = dict[int, float]()
     for at, size in spikes:
         above[at + 1] = max(size, above.get(at + 1, 0.0))

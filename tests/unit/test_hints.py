@@ -1,0 +1,100 @@
+"""Commands that messages and pages name: each must work for whoever reads it, before a release and after."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from memlog.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+CODE = [
+    path
+    for folder in ("memlog", "integrations", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_PIP = re.compile(r"\bpip install ([^`#\n\"]*)")
+_MEMLOG = re.compile(r"(?:`|\$ )memlog ([a-z]+)((?: [^`#|\n]*)?)")
+
+
+def project_section(name: str) -> str:
+    """Lines of pyproject.toml; Python 3.10 can't read TOML."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return re.split(r"^\[", text.partition(f"[{name}]\n")[2], flags=re.MULTILINE)[0]
+
+
+def known_packages() -> set[str]:
+    """The names of all that memlog or its development needs."""
+    sections = project_section("project.optional-dependencies") + project_section(
+        "dependency-groups"
+    )
+    return {name.lower() for name in re.findall(r"\"([A-Za-z][\w.-]*)[\[>=<!]", sections)} - {
+        "memlog-ml"
+    }
+
+
+def named(paths: list[Path], pattern: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
+    for path in paths:
+        for match in pattern.finditer(path.read_text(encoding="utf-8")):
+            yield f"{path.relative_to(ROOT)}: {match[0]}", match
+
+
+def test_what_messages_have_pip_install_is_in_an_index() -> None:
+    packages = known_packages()
+    assert {"torch", "mlflow", "wandb", "phiml"} <= packages
+    checked = 0
+    for where, match in named(CODE, _PIP):
+        if "{" in match[1]:
+            continue  # filled in with the backend's own packages: the next test
+        words = shlex.split(match[1].partition(", or ")[0])
+        assert words, where
+        assert {re.split(r"[\[>=<!]", word)[0] for word in words} <= packages, where
+        checked += 1
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("backend", ["mlflow", "wandb"])
+def test_a_missing_client_is_named_by_its_own_package(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memlog import sink
+
+    monkeypatch.setattr(sink, "is_installed", lambda _: False)
+    with pytest.raises(sink.MissingExtraError) as caught:
+        sink.load_backend(backend)
+    found = re.search(r"pip install '([a-z]+)>=[\d.]+'$", str(caught.value))
+    assert found is not None, caught.value
+    assert found[1] == backend
+
+
+def test_no_page_has_pip_do_what_an_older_one_cannot_or_install_what_is_in_no_index() -> None:
+    for where, match in named(PAGES, _PIP):
+        words = shlex.split(match[1])
+        assert "--group" not in words, where  # pip 25.1 and newer
+        assert not any(word.startswith("memlog-ml") for word in words), where
+
+
+@pytest.mark.parametrize("paths", [CODE, PAGES], ids=["code", "pages"])
+def test_commands_of_memlogs_own_exist_with_their_options(paths: list[Path]) -> None:
+    checked = 0
+    for where, match in named(paths, _MEMLOG):
+        command = cli.commands.get(match[1])
+        assert command is not None, where
+        known = {
+            name
+            for parameter in command.params
+            if isinstance(parameter, click.Option)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        mine = match[2].partition(" -- ")[0]  # what follows is the user's command
+        used = {word.partition("=")[0] for word in re.findall(r"(?<=\s)--?[a-z][\w-]*", mine)}
+        assert used <= known | {"--help"}, where
+        checked += 1
+    assert checked > 20
