@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog.analysis.predict import changes
+from memlog.analysis.predict import changes, optimizers
 from memlog.analysis.predict.checkpoints import best_plan, running_statistics
 from memlog.analysis.predict.course import Course
 from memlog.analysis.predict.precision import why_not, with_autocast
@@ -145,7 +145,7 @@ def _notes(course: Course | None, hints: Sequence[Hint]) -> Iterator[str]:
     why_no_cast = why_not(course)
     if why_no_cast is not None:
         yield f"What autocast would save can't be predicted: {why_no_cast}."
-    if changes.state_bytes(course) >= _WORTH * peak and changes.kept_state(course) is None:
+    if optimizers.state_bytes(course) >= _WORTH * peak and not optimizers.kept_states(course):
         yield (
             "What another optimizer would save is not predicted: the state of this one is not so and so many "
             "numbers for each parameter."
@@ -203,16 +203,29 @@ def _precision(course: Course, now: int) -> Iterator[Hint]:
 
 
 def _optimizers(course: Course, now: int) -> Iterator[Hint]:
-    kept = changes.kept_state(course)
-    if kept is None:
-        return
-    keeps = "one number" if kept.numbers == 1 else f"{kept.numbers} numbers"
-    place = f"in place of an optimizer that keeps {keeps} for each parameter"
-    if kept.numbers >= _TWO_MOMENTS:
-        momentum = changes.with_state(course, kept.parameters)
-        yield _hint("optimizer", f"SGD with momentum {place}", now, momentum)
-    yield _hint("optimizer", f"SGD without momentum {place}", now, changes.with_state(course, 0))
-    eight = changes.with_state(course, min(kept.numbers, _TWO_MOMENTS) * kept.parameters * _8_BIT)
-    two = ", two numbers for each parameter" if kept.numbers > _TWO_MOMENTS else ""
-    what = f"An optimizer with fused kernels whose state has 8 bits a number{two}"
-    yield _hint("optimizer", what, now, eight)
+    """What the optimizers' state, all of them having become lighter, would leave."""
+    kept = optimizers.kept_states(course)
+    heavy = [state for state in kept if state.numbers >= _TWO_MOMENTS]
+    if heavy:
+        momentum = optimizers.with_states(course, {one.step: one.parameters for one in heavy})
+        yield _hint("optimizer", f"SGD with momentum in place of {_named(heavy)}", now, momentum)
+    if kept:
+        bare = optimizers.with_states(course, {one.step: 0 for one in kept})
+        yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", now, bare)
+        sizes = {one.step: min(one.numbers, _TWO_MOMENTS) * one.parameters * _8_BIT for one in kept}
+        more = any(one.numbers > _TWO_MOMENTS for one in kept)
+        what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
+        what += " with fused kernels whose state has 8 bits a number"
+        what += ", two numbers for each parameter" if more else ""
+        yield _hint("optimizer", what, now, optimizers.with_states(course, sizes))
+
+
+def _named(kept: Sequence[optimizers.State]) -> str:
+    """Optimizers, and how many numbers each keeps: there may be two over the same parameters."""
+    keeps = [f"{one.numbers} numbers" if one.numbers > 1 else "one number" for one in kept]
+    if len(kept) == 1:
+        name = f"{kept[0].name}, which" if kept[0].name else "an optimizer that"
+        return f"{name} keeps {keeps[0]} for each parameter"
+    each = [f"{one.name or 'one'} {many}" for one, many in zip(kept, keeps, strict=True)]
+    listed = f"{', '.join(each[:-1])} and {each[-1]}"
+    return f"{len(kept)} optimizers that keep, for each of their parameters, {listed}"
