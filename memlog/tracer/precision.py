@@ -69,6 +69,8 @@ class Precision:
         self._books = books
         self._product: tuple[list[Known], list[Known]] = ([], [])
         """What the last product got and made."""
+        self._latest = WIDE
+        """The type of the last result in the backward pass that was made of numbers with a fraction."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
         """An operation has run.
@@ -107,8 +109,13 @@ class Precision:
             if role == _SAFE_SOFTMAX:
                 self._go_wide(results)
             kind, inside = _followed_type(role, given, backward=backward)
+            if backward and not given:
+                # A mask that one of torch's own formulas makes a number of, for what it goes on with.
+                kind = self._latest
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
+        if backward and given:
+            self._latest = kind
         _note(results, kind, wide_inside=inside, outside=layer == OUTSIDE)
         return kind
 

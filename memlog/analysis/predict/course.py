@@ -14,6 +14,7 @@ from memlog.analysis.trace.records import Trace
 from memlog.analysis.trace.stream import (
     BACKWARD,
     BEFORE,
+    FORWARD,
     OPTIMIZER,
     OPTIMIZER_STATE,
     PARAMETER,
@@ -117,6 +118,8 @@ class Course:
         for at, event in enumerate(stream.decode(trace.events)):
             self._take(at, event)
         self._note_state()
+        self._in_order = sorted(self.lives, key=lambda life: life.begin)
+        self._begins = [life.begin for life in self._in_order]
 
     @property
     def has_backward(self) -> bool:
@@ -127,6 +130,27 @@ class Course:
         """When the first storage after one was made, by its serial; the course's length where none was."""
         following = bisect_right(self._serials, serial)
         return self._made[following] if following < len(self._made) else self.length
+
+    def made_during(self, call: Call) -> list[Life]:
+        """The storages that a call's thread makes in it, in order."""
+        first, last = (bisect_left(self._begins, at) for at in (call.begin, call.end))
+        return [life for life in self._in_order[first:last] if life.thread == call.thread]
+
+    def outermost(self) -> list[Call]:
+        """The calls in a forward pass that lie in no other."""
+        found: list[Call] = []
+        for call in reversed(self.calls):
+            if call.phase == FORWARD and all(
+                not (other.begin < call.begin < other.end and other.thread == call.thread)
+                for other in found[-1:]
+            ):
+                found.append(call)
+        return found
+
+    def phase_at(self, at: int) -> int:
+        """What runs outside modules at a moment."""
+        before = self.turns_before(at)
+        return self.turns[before - 1].phase if before else FORWARD
 
     def step_of(self, at: int) -> int:
         """The number of the optimizer's step to which a moment leads, or in which it lies."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from memlog.analysis.predict.course import START, Course, Life, Span, highest, steady_begin
@@ -160,7 +161,7 @@ def _whole_number(kept: Counter[_Key], stepped: Counter[_Key]) -> _Whole | None:
     return _Whole(numbers, size, frozenset(keys[numbers]))
 
 
-def _of_layers(counts: Counter[_Key], layers: Set[int]) -> Counter[_Key]:
+def _of_layers(counts: Counter[_Key], layers: AbstractSet[int]) -> Counter[_Key]:
     return Counter(
         {key: count for key, count in counts.items() if key.layer in layers or OUTSIDE in layers}
     )
