@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.predict import Advice
+from memlog.analysis.standing import Standing, not_the_largest
 from memlog.analysis.suspicion import FULL_SHARED_MEMORY
 from memlog.analysis.trace import stream
 from memlog.events import OutOfMemory, Trace
@@ -34,6 +35,8 @@ class Prediction(NamedTuple):
     advice: Advice
     step: int | None
     """Which step that was; ``None``: one that was never over."""
+    standing: Standing | None = None
+    """Whether it was the largest."""
 
 
 def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -> list[str]:
@@ -186,9 +189,12 @@ def _by_prediction(predicted: Prediction | None) -> list[str]:
         return []
     found = predicted.advice
     step = "a step that was never over" if predicted.step is None else f"step {predicted.step}"
-    return [hint.sentence() for hint in found.hints] + [
+    other = predicted.standing and not_the_largest(predicted.standing, predicted.step, found)
+    return [
+        *([other] if other else []),
+        *(hint.sentence() for hint in found.hints),
         f"These peaks are predicted from the worst traced step ({step}), which needs "
-        f"{format_bytes(found.peak)}. {' '.join(found.notes)}"
+        f"{format_bytes(found.peak)}. {' '.join(found.notes)}",
     ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import msgspec
 from rich.console import Console
 
-from memlog.analysis.predict import Advice, advise
+from memlog.analysis.predict import Advice
+from memlog.analysis.standing import Standing, advise_on, not_the_largest
 from memlog.analysis.worst import read_worst_step
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
@@ -26,6 +28,7 @@ class RunAdvice(msgspec.Struct, frozen=True):
     run: str
     step: int | None
     advice: Advice
+    standing: Standing
 
 
 @click.command("advise", context_settings=SETTINGS)
@@ -40,7 +43,7 @@ def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     """
     found = find_run(runs_directory(directory), run)
     event, trace = read_worst_step(found)
-    told = RunAdvice(SCHEMA, found.id, event.step, advise(trace))
+    told = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
     if as_json:
         print_json(msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2))
         return
@@ -56,10 +59,24 @@ def _print(console: Console, told: RunAdvice) -> None:
             f"run {told.run}, {step}: {format_bytes(advice.traced_peak)} at the peak on {advice.device}"
         )
     )
+    for line in _which(told):
+        console.print(plain(line))
     _print_holders(console, advice)
-    _print_hints(console, advice)
+    _print_hints(console, told)
     for note in advice.notes:
         console.print(plain(note, "dim"))
+
+
+def _which(told: RunAdvice) -> Iterator[str]:
+    """How that step stands among the run's others."""
+    traced = told.standing.traced_steps
+    if traced > 1:
+        yield f"It is the worst of the {traced} steps that were traced."
+    elif traced == 1:
+        yield "It is the only step that was traced."
+    larger = not_the_largest(told.standing, told.step, told.advice)
+    if larger is not None:
+        yield larger.replace("`", "")
 
 
 def _print_holders(console: Console, advice: Advice) -> None:
@@ -76,10 +93,11 @@ def _print_holders(console: Console, advice: Advice) -> None:
         console.print(rows)
 
 
-def _print_hints(console: Console, advice: Advice) -> None:
+def _print_hints(console: Console, told: RunAdvice) -> None:
     console.print()
+    advice, held = told.advice, told.standing.held
     if not advice.hints:
-        console.print(plain("Nothing that memlog can predict would make it smaller."))
+        console.print(plain(_nothing(advice, held)))
         return
     rows = table(console)
     rows.add_column("what would help", overflow="fold")
@@ -89,3 +107,13 @@ def _print_hints(console: Console, advice: Advice) -> None:
         saved = f"{format_bytes(hint.saved)}, {hint.share:.0%}"
         rows.add_row(plain(hint.what.replace("`", "")), format_bytes(hint.peak), saved)
     console.print(rows)
+
+
+def _nothing(advice: Advice, held: int | None) -> str:
+    if held is None or held <= (advice.peak or 0):
+        return "Nothing that memlog can predict would make it smaller."
+    who = "the process" if advice.device == "cpu" else advice.device
+    return (
+        f"Nothing that memlog can predict would save a hundredth of the {format_bytes(held)} that {who} held "
+        "at that step."
+    )

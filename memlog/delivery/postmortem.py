@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from memlog.analysis.advice import Prediction
 from memlog.analysis.last_moments import REPORT, LastMoments, last_moments
 from memlog.analysis.postmortem import report
-from memlog.analysis.predict import advise
+from memlog.analysis.standing import advise_on
 from memlog.analysis.suspicion import Witness, suspect
 from memlog.analysis.worst import read_worst_step
 from memlog.bus import EventBus
@@ -46,7 +46,8 @@ def _predicted(run: RunDirectory, health: Health) -> Prediction | None:
     found: Prediction | None = None
     with health.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
-        found = Prediction(advise(trace), event.step)
+        predicted, standing = advise_on(run, event, trace)
+        found = Prediction(predicted, event.step, standing)
     return found
 
 

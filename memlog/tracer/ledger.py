@@ -25,7 +25,7 @@ from memlog.analysis.trace.stream import (
     USES,
     pack,
 )
-from memlog.analysis.trace.uses import HALF, MOST_CASTS, UNKNOWN, packed
+from memlog.analysis.trace.uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
 from memlog.tracer.log import EventLog
 from memlog.tracer.precision import type_of
 from memlog.tracer.storages import held_by, is_wrapper, plain_tensors
@@ -125,7 +125,7 @@ class Ledger:
         """Nothing is said any more."""
         self._closed = True
         for known in list(self._known.values()):
-            if known.cast_first or known.type == HALF:
+            if known.cast_first or known.type in (HALF, HALF_NOW):
                 self._log.append(known.last_word(USES, self._log.now()))
             known.serial = -1
         self._known.clear()

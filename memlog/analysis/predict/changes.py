@@ -35,8 +35,8 @@ def with_batch(course: Course, share: float) -> int:
 def accumulated(course: Course, share: float) -> int:
     """The peak with another batch, the gradients of several being added up.
 
-    From the second of them on, an optimizer's gradients are there from the step before on, in the place of those
-    that were there still; what the backward pass makes is added to them, and there besides until it is.
+    From the second of them on, gradients are there since the optimizer's step before, in the place of those
+    that were there still; what the backward pass makes is added to them, and is there besides until then.
 
     Args:
         course: Of the traced step.

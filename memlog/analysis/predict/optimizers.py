@@ -17,6 +17,7 @@ from memlog.analysis.trace.stream import (
     OUTSIDE,
     PARAMETER,
 )
+from memlog.analysis.trace.uses import HALF_NOW
 
 _COUNTERS = 8
 """Bytes of a number that counts steps, at most."""
@@ -38,6 +39,8 @@ class State(NamedTuple):
     """For each parameter: two in Adam, one in SGD with momentum."""
     parameters: int
     """Bytes of the parameters that it keeps them for: those that had gradients."""
+    number: int
+    """Bytes of a number of the state."""
 
 
 def state_bytes(course: Course) -> int:
@@ -65,7 +68,8 @@ def kept_states(course: Course) -> list[State]:
         if whole is None:
             return []
         name = names[step] if told and step < len(names) else ""
-        found.append(State(step, name, whole.numbers, whole.size // whole.numbers))
+        size = whole.size // whole.numbers
+        found.append(State(step, name, whole.numbers, size, _bytes_of_a_number(course, step)))
         covered |= whole.keys
     # A sum over the rows of a weight may be as large as the bias by chance, but never as the weight.
     layers = {key.layer for kept in groups.values() for key in kept}
@@ -127,6 +131,15 @@ def _by_step(course: Course) -> dict[int, Counter[_Key]]:
             kept = found.setdefault(course.step_of(life.heard), Counter())
             kept[_Key(life.layer, life.size)] += 1
     return dict(sorted(found.items()))
+
+
+def _bytes_of_a_number(course: Course, step: int) -> int:
+    """Two where most of a state is in two bytes a number, as that of parameters in bfloat16 is."""
+    half = Counter[bool]()
+    for life in course.lives:
+        if _is_state(life) and course.step_of(life.heard) == step:
+            half[life.uses.type == HALF_NOW] += life.size
+    return 2 if half[True] > half[False] else 4
 
 
 def _smallest(course: Course) -> int:
