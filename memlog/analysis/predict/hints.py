@@ -17,7 +17,7 @@ from memlog.units import format_bytes
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
-_WORTH = 0.01
+WORTH = 0.01
 """What saves less of all that is held is no hint, here and in a post-mortem report."""
 _NAMED = 6
 """Modules that a sentence names."""
@@ -94,7 +94,7 @@ def advise(trace: Trace, held: int | None = None) -> Advice:
     incomplete = _incomplete(trace)
     course = None if incomplete else Course(trace)
     now = 0 if course is None else changes.steady_peak(course)
-    worth = _WORTH * max(now, held or 0)
+    worth = WORTH * max(now, held or 0)
     hints = () if course is None else _hints(course, now, worth)
     return Advice(
         device=result.device,
