@@ -105,11 +105,15 @@ class Precision:
         else:
             for known in inputs:
                 known.used = now
+                if known.slope and layer == OUTSIDE and not backward:
+                    known.type = (
+                        WIDE  # autograd.grad gives it to the program, as wide as what it is of
+                    )
             if role == _SAFE_SOFTMAX:
                 self._go_wide(results)
             kind, inside = _followed_type(role, given, backward=backward)
         kind = self._placed(kind, layer, phase, made_of_numbers=bool(given))
-        _note(results, kind, wide_inside=inside, outside=layer == OUTSIDE)
+        _note(results, kind, wide_inside=inside, outside=layer == OUTSIDE, slope=backward)
         return kind
 
     def _placed(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
@@ -160,8 +164,11 @@ def _ask(inputs: Iterable[Known], layer: int) -> None:
         known.asked = known.asked or layer
 
 
-def _note(results: Iterable[Known], kind: int, *, wide_inside: bool, outside: bool) -> None:
+def _note(
+    results: Iterable[Known], kind: int, *, wide_inside: bool, outside: bool, slope: bool
+) -> None:
     for known in results:
+        known.slope = slope
         if known.type in (WIDE, HALF):
             known.type, known.wide_inside, known.outside = kind, wide_inside, outside
 

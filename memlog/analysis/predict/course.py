@@ -147,11 +147,6 @@ class Course:
                 found.append(call)
         return found
 
-    def phase_at(self, at: int) -> int:
-        """What runs outside modules at a moment."""
-        before = self.turns_before(at)
-        return self.turns[before - 1].phase if before else FORWARD
-
     def step_of(self, at: int) -> int:
         """The number of the optimizer's step to which a moment leads, or in which it lies."""
         return bisect_right(self.steps, at, key=lambda step: step.end)

@@ -119,10 +119,17 @@ def _cast(course: Course, life: Life) -> Iterator[Span]:
     stretches = list(_between_steps(course, first, until))
     for stretch in stretches:
         yield Span(*stretch, life.size * _HALF * -(-copies // len(stretches)))
-    let_go = life.passing or (_varies(life) and course.phase_at(life.end) == BACKWARD)
+    let_go = life.passing or (_varies(life) and _goes_in_first_backward(course, life, first))
     if let_go and in_backward and uses.used < uses.cast_last:
         end = min(end, max(first, course.made_after(uses.used)) + 1)
     yield Span(begin, end, life.size)
+
+
+def _goes_in_first_backward(course: Course, life: Life, at: int) -> bool:
+    """Whether autograd alone keeps a model's input: what the program holds is there after that, too."""
+    following = course.turns[course.turns_before(course.backward_after(at)) :]
+    left = next((turn.at for turn in following if turn.phase != BACKWARD), course.length)
+    return course.backward_after(at) < life.end <= left
 
 
 def _between_steps(course: Course, first: int, last: int) -> Iterator[Stretch]:
