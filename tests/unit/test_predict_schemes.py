@@ -37,7 +37,7 @@ TOLERANCE = 0.1
 class Experts(nn.Module):
     """Each token goes to two of them."""
 
-    def __init__(self, width: int = 64, experts: int = 4) -> None:
+    def __init__(self, width: int = 96, experts: int = 8) -> None:
         super().__init__()
         self.gate = nn.Linear(width, experts)
         self.experts = nn.ModuleList(
@@ -61,9 +61,9 @@ class Mixture(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(40, 64), nn.Linear(64, 40)
+        self.words, self.head = nn.Embedding(40, 96), nn.Linear(96, 40)
         self.blocks = nn.ModuleList(Experts() for _ in range(3))
-        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(96) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.words(x)
@@ -93,8 +93,8 @@ def layers(*widths: int, between: Callable[[], nn.Module] = nn.ReLU) -> nn.Modul
     return nn.Sequential(*parts[:-1])
 
 
-def convolutions(between: Callable[[], nn.Module]) -> nn.Module:
-    sizes = ((3, 16, 1), (16, 32, 2), (32, 32, 2))
+def convolutions(between: Callable[[], nn.Module], *strides: int) -> nn.Module:
+    sizes = zip((3, 16, 32), (16, 32, 32), strides, strict=True)
     parts = ((nn.Conv2d(before, after, 3, stride, 1), between()) for before, after, stride in sizes)
     flat = nn.Flatten()
     return nn.Sequential(*(one for part in parts for one in part), flat, nn.Linear(2048, 1))
@@ -170,14 +170,18 @@ TWICE = (*of(squares), *of(squares))
 SCHEMES = {
     "mixture": Scheme(alone(Mixture), lambda batch: text(batch, 48), of(entropy), 24, LATE),
     "bfloat16": Scheme(
-        alone(lambda: GPT(width=96, blocks=4).bfloat16()), text, of(entropy), 32, LATE
+        alone(lambda: GPT(width=128, blocks=4, words=200).bfloat16()),
+        lambda batch: text(batch, 48),
+        of(entropy),
+        16,
+        LATE,
     ),
     "recurrent": Scheme(alone(Recurrent), lambda batch: text(batch, 48), of(entropy), 16),
     "penalty": Scheme(
-        alone(lambda: convolutions(nn.Softplus)), images, (Pass("model", penalty),), 16
+        alone(lambda: convolutions(nn.Softplus, 1, 2, 2)), images, (Pass("model", penalty),), 16
     ),
     "triplet": Scheme(
-        alone(lambda: convolutions(nn.ReLU)), images, (Pass("model", triplet_loss),), 32
+        alone(lambda: convolutions(nn.ReLU, 2, 1, 2)), images, (Pass("model", triplet_loss),), 32
     ),
     "adversarial": Scheme(networks, vectors(256), ADVERSARIAL, 1024),
     "adversarial, zeroed late": Scheme(networks, vectors(256), ADVERSARIAL, 1024, LATE),
@@ -201,14 +205,16 @@ def advice_for(name: str) -> Advice:
     return advise(traced(SCHEMES[name]))
 
 
-def is_right(name: str, kind: str, change: Change, words: str = "") -> bool:
+def is_right(
+    name: str, kind: str, change: Change, words: str = "", within: float = TOLERANCE
+) -> bool:
     """Whether a change is predicted; it is not where it would save next to nothing."""
     advice = advice_for(name)
     peaks = [one.peak for one in advice.hints if one.kind == kind and words in one.what]
     measured = measured_peak(SCHEMES[name], change)
     if not peaks:
-        return measured >= (1 - TOLERANCE) * (advice.peak or 0)
-    return peaks == [pytest.approx(measured, rel=TOLERANCE)]
+        return measured >= (1 - within) * (advice.peak or 0)
+    return peaks == [pytest.approx(measured, rel=within)]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -216,7 +222,7 @@ def is_right(name: str, kind: str, change: Change, words: str = "") -> bool:
 def test_every_change_is_predicted(name: str) -> None:
     assert advice_for(name).peak == pytest.approx(measured_peak(SCHEMES[name], AS_IT_IS), rel=0.02)
     assert is_right(name, "batch", Change(parts=2))
-    assert is_right(name, "accumulation", Change(parts=2, accumulate=2))
+    assert is_right(name, "accumulation", Change(parts=2, accumulate=2), within=0.05)
     if name not in ("bfloat16", "recurrent"):  # is cast already, or can't be predicted
         assert is_right(name, "precision", Change(autocast=True))
     for words, make in SGD.items():
