@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.predict import Advice
+from memlog.analysis.predict import WORTH, Advice
+from memlog.analysis.standing import Standing, not_the_largest
 from memlog.analysis.suspicion import FULL_SHARED_MEMORY
 from memlog.analysis.trace import stream
 from memlog.analysis.traced import among
@@ -35,8 +36,8 @@ class Prediction(NamedTuple):
     advice: Advice
     step: int | None
     """Which step that was; ``None``: one that was never over."""
-    among: int = 1
-    """How many were traced."""
+    standing: Standing
+    """Whether it was the largest, and of how many traced ones it was the worst."""
 
 
 def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -> list[str]:
@@ -125,7 +126,12 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
             "Asking for less there, or for one piece after another, helps; a smaller batch may not."
         )
         return
-    if failure is not None and failure.phase == "optimizer":
+    held = _held(moments)
+    if (
+        failure is not None
+        and failure.phase == "optimizer"
+        and not _little_state(failure, trace, held)
+    ):
         yield (
             "It failed in the optimizer's step, which a smaller batch makes no smaller. Its first step makes "
             "its state: Adam keeps two numbers for each parameter, SGD with momentum one, plain SGD none; "
@@ -141,7 +147,9 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
     if failure is not None and trace is not None and needed_far_more(failure, trace):
         yield from _of_a_larger_step(failure, trace, predicted)
     else:
-        yield from _by_prediction(predicted) or _by_category(trace)
+        yield from (
+            _by_prediction(predicted) or list(_by_category(trace, held)) or _by_others(trace, held)
+        )
     if trace is None:
         yield "Tracing says who holds the memory: `memlog.init(model=model, layers=True)`."
 
@@ -150,6 +158,35 @@ def _is_small(trace: Trace, moments: LastMoments) -> bool:
     sample = moments.last_sample
     held = None if sample is None else sample.tree_pss
     return held is not None and (trace.peak or 0) < _SMALL * held
+
+
+def _held(moments: LastMoments) -> int:
+    """Bytes in use at the end, where the failure was; 0 where nobody knows."""
+    failure = moments.failure
+    rss = moments.steps[-1].rss if moments.steps else None
+    if failure is None or failure.device == "host":
+        return max(rss or 0, 0 if failure is None else failure.allocated or 0)
+    return failure.allocated or 0
+
+
+def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
+    """Whether even Adam's would be next to nothing beside what is held."""
+    if trace is None or (failure.requested or 0) >= WORTH * held:
+        return False
+    state, parameters = (
+        trace.at_peak.get(stream.CATEGORIES[number], 0)
+        for number in (stream.OPTIMIZER_STATE, stream.PARAMETER)
+    )
+    return max(state, 2 * parameters) < WORTH * held
+
+
+def _by_others(trace: Trace | None, held: int) -> Iterator[str]:
+    if trace is not None and trace.peak is not None and trace.peak < held:
+        yield (
+            "No change to the model that memlog knows would save a hundredth of the "
+            f"{format_bytes(held)} in use: the traced step's tensors took {format_bytes(trace.peak)}. What "
+            "else is held, such as data sets, caches and lists, matters more."
+        )
 
 
 def _of_a_larger_step(
@@ -189,17 +226,20 @@ def _by_prediction(predicted: Prediction | None) -> list[str]:
         return []
     found = predicted.advice
     step = "a step that was never over" if predicted.step is None else f"step {predicted.step}"
-    return [hint.sentence() for hint in found.hints] + [
-        f"These peaks are predicted from {step}, {among(predicted.among)}, which needs "
-        f"{format_bytes(found.peak)}. {' '.join(found.notes)}"
+    other = not_the_largest(predicted.standing, predicted.step, found)
+    return [
+        *([other] if other else []),
+        *(hint.sentence() for hint in found.hints),
+        f"These peaks are predicted from {step}, {among(predicted.standing.traced_steps)}, which needs "
+        f"{format_bytes(found.peak)}. {' '.join(found.notes)}",
     ]
 
 
-def _by_category(trace: Trace | None) -> Iterator[str]:
+def _by_category(trace: Trace | None, in_use: int) -> Iterator[str]:
     if trace is None or not trace.peak:
         return
     held = {number: trace.at_peak.get(name, 0) for number, name in enumerate(stream.CATEGORIES)}
-    large = _LARGE * trace.peak
+    large = max(_LARGE * trace.peak, WORTH * in_use)
     if held[stream.ACTIVATION] >= large:
         size = format_bytes(held[stream.ACTIVATION])
         top = ", ".join(f"`{layer.path}`" for layer in trace.layers[:3] if layer.path)

@@ -46,8 +46,6 @@ class LastMoments(msgspec.Struct):
     samples: list[Sample] = []
     """The last `_SAMPLES`."""
     trace: Trace | None = None
-    traced: int = 0
-    """Steps that were traced."""
     devices: dict[str, Device] = {}
     parameters: dict[str, str] = {}
     files: list[str] = []
@@ -97,7 +95,7 @@ def _note(moments: LastMoments, event: object) -> None:
     if isinstance(event, OutOfMemory):
         moments.failure = event
     elif isinstance(event, Trace):
-        moments.trace, moments.traced = event, moments.traced + 1
+        moments.trace = event
     elif isinstance(event, End):
         moments.end = event
     elif isinstance(event, Device):

@@ -8,7 +8,6 @@ import msgspec
 
 from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
-from memlog.analysis.traced import TraceFold
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace as TraceEvent
 from memlog.files import read_plain
@@ -47,15 +46,6 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
     if not _is_sound(trace):
         raise _unreadable(run, "its events are damaged")
     return WorstStep(event, trace)
-
-
-def count_traced(run: RunDirectory) -> int:
-    """How many steps were traced, of which that is the worst: at least the one."""
-    fold = TraceFold()
-    for file in run.files():
-        for entry in file.read():
-            fold.take(entry.event)
-    return max(fold.steps, 1)
 
 
 def _unreadable(run: RunDirectory, why: str) -> TraceNotFoundError:

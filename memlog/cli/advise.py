@@ -8,9 +8,10 @@ import click
 import msgspec
 from rich.console import Console
 
-from memlog.analysis.predict import Advice, advise
+from memlog.analysis.predict import Advice
+from memlog.analysis.standing import Standing, advise_on, not_the_largest
 from memlog.analysis.traced import among
-from memlog.analysis.worst import count_traced, read_worst_step
+from memlog.analysis.worst import read_worst_step
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.journal import find_run
@@ -26,8 +27,8 @@ class RunAdvice(msgspec.Struct, frozen=True):
     schema: int
     run: str
     step: int | None
-    traced: int
     advice: Advice
+    standing: Standing
 
 
 @click.command("advise", context_settings=SETTINGS)
@@ -42,7 +43,7 @@ def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     """
     found = find_run(runs_directory(directory), run)
     event, trace = read_worst_step(found)
-    told = RunAdvice(SCHEMA, found.id, event.step, count_traced(found), advise(trace))
+    told = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
     if as_json:
         print_json(msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2))
         return
@@ -56,11 +57,14 @@ def _print(console: Console, told: RunAdvice) -> None:
     console.print(
         plain(
             f"run {told.run}, {step}: {format_bytes(advice.traced_peak)} at the peak on {advice.device}, "
-            f"{among(told.traced)}"
+            f"{among(told.standing.traced_steps)}"
         )
     )
+    larger = not_the_largest(told.standing, told.step, advice)
+    if larger is not None:
+        console.print(plain(larger.replace("`", "")))
     _print_holders(console, advice)
-    _print_hints(console, advice)
+    _print_hints(console, told)
     for note in advice.notes:
         console.print(plain(note, "dim"))
 
@@ -79,10 +83,11 @@ def _print_holders(console: Console, advice: Advice) -> None:
         console.print(rows)
 
 
-def _print_hints(console: Console, advice: Advice) -> None:
+def _print_hints(console: Console, told: RunAdvice) -> None:
     console.print()
+    advice, held = told.advice, told.standing.held
     if not advice.hints:
-        console.print(plain("Nothing that memlog can predict would make it smaller."))
+        console.print(plain(_nothing(advice, held)))
         return
     rows = table(console)
     rows.add_column("what would help", overflow="fold")
@@ -92,3 +97,13 @@ def _print_hints(console: Console, advice: Advice) -> None:
         saved = f"{format_bytes(hint.saved)}, {hint.share:.0%}"
         rows.add_row(plain(hint.what.replace("`", "")), format_bytes(hint.peak), saved)
     console.print(rows)
+
+
+def _nothing(advice: Advice, held: int | None) -> str:
+    if held is None or held <= (advice.peak or 0):
+        return "Nothing that memlog can predict would make it smaller."
+    who = "the process" if advice.device == "cpu" else advice.device
+    return (
+        f"Nothing that memlog can predict would save a hundredth of the {format_bytes(held)} that {who} held "
+        "at that step."
+    )

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from memlog.analysis.advice import Prediction
 from memlog.analysis.last_moments import REPORT, LastMoments, last_moments
 from memlog.analysis.postmortem import report
-from memlog.analysis.predict import advise
+from memlog.analysis.standing import advise_on
 from memlog.analysis.suspicion import Witness, suspect
 from memlog.analysis.worst import read_worst_step
 from memlog.bus import EventBus
@@ -48,8 +48,9 @@ def _predicted(run: RunDirectory, moments: LastMoments, health: Health) -> Predi
         event, trace = read_worst_step(run)
         if moments.trace is None:
             # The trainer was killed before the next step told it that the first was a whole iteration.
-            moments.trace, moments.traced = event, 1
-        found = Prediction(advise(trace), event.step, max(moments.traced, 1))
+            moments.trace = event
+        predicted, standing = advise_on(run, event, trace)
+        found = Prediction(predicted, event.step, standing)
     return found
 
 

@@ -25,7 +25,7 @@ from memlog.analysis.trace.stream import (
     USES,
     pack,
 )
-from memlog.analysis.trace.uses import HALF, MOST_CASTS, UNKNOWN, packed
+from memlog.analysis.trace.uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
 from memlog.tracer.log import EventLog
 from memlog.tracer.precision import type_of
 from memlog.tracer.storages import held_by, is_wrapper, plain_tensors
@@ -49,6 +49,7 @@ class Known(weakref.ref[Any]):
         asked: The layer whose backward pass got it first.
         wide_inside: Made within an attention that goes back to four bytes.
         outside: Made by no module.
+        slope: Made in a backward pass.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class Known(weakref.ref[Any]):
         "pointer",
         "serial",
         "size",
+        "slope",
         "type",
         "used",
         "wide_inside",
@@ -78,6 +80,7 @@ class Known(weakref.ref[Any]):
     asked: int
     wide_inside: bool
     outside: bool
+    slope: bool
 
     def last_word(self, kind: int, now: int) -> bytes:
         """An event that tells what it was used for, as far as anybody has looked."""
@@ -125,7 +128,7 @@ class Ledger:
         """Nothing is said any more."""
         self._closed = True
         for known in list(self._known.values()):
-            if known.cast_first or known.type == HALF:
+            if known.cast_first or known.type in (HALF, HALF_NOW):
                 self._log.append(known.last_word(USES, self._log.now()))
             known.serial = -1
         self._known.clear()
@@ -255,7 +258,7 @@ class Ledger:
         known.serial, known.size, known.category = serial, size, category
         known.type = kind
         known.cast_first = known.cast_last = known.casts = known.used = known.asked = 0
-        known.wide_inside = known.outside = False
+        known.wide_inside = known.outside = known.slope = False
         self._known[pointer] = known
         now = self._log.now()
         self._log.append(pack(serial, size, now, layer, ALLOC, phase, category, thread))

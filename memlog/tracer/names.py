@@ -44,6 +44,7 @@ class ModuleNames:
     Attributes:
         paths: By number. The first is "outside all modules", the second the model.
         kinds: The names of their classes, by the same numbers.
+        optimizers: The names of the classes of those that have stepped, one for each step.
         omitted: Modules past `MAX_NAMES`.
         tops: The modules at the top, in the order in which they became known.
     """
@@ -51,6 +52,7 @@ class ModuleNames:
     def __init__(self, model: Any = None, others: Sequence[Any] = ()) -> None:
         self.paths = [OUTSIDE_PATH]
         self.kinds = [""]
+        self.optimizers: list[str] = []
         self.omitted = 0
         self.tops: list[Top] = []
         self._numbers = {OUTSIDE_PATH: OUTSIDE}

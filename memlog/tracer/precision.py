@@ -69,6 +69,8 @@ class Precision:
         self._books = books
         self._product: tuple[list[Known], list[Known]] = ([], [])
         """What the last product got and made."""
+        self._latest = WIDE
+        """The type of the backward pass's last result that was made of floating-point numbers."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
         """An operation has run.
@@ -96,20 +98,34 @@ class Precision:
             return results[0].type  # a view
         backward = phase == BACKWARD
         if backward:
-            for known in inputs:
-                known.asked = known.asked or layer
+            _ask(inputs, layer)
         if role == _PRODUCT:
             kind, inside = self._multiply(inputs, backward=backward, now=now)
             self._product = (inputs, results)
         else:
             for known in inputs:
                 known.used = now
+                if known.slope and layer == OUTSIDE and not backward:
+                    known.type = (
+                        WIDE  # autograd.grad gives it to the program, as wide as what it is of
+                    )
             if role == _SAFE_SOFTMAX:
                 self._go_wide(results)
             kind, inside = _followed_type(role, given, backward=backward)
+        kind = self._placed(kind, layer, phase, made_of_numbers=bool(given))
+        _note(results, kind, wide_inside=inside, outside=layer == OUTSIDE, slope=backward)
+        return kind
+
+    def _placed(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
+        """The type with regard to where the operation runs: outside modules all is wide.
+
+        Where one of autograd's formulas makes numbers of a mask, they have the type that it works in.
+        """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
-        _note(results, kind, wide_inside=inside, outside=layer == OUTSIDE)
+        if phase == BACKWARD:
+            self._latest = kind if made_of_numbers else self._latest
+            return self._latest
         return kind
 
     def _followed(self, values: Any) -> Iterator[tuple[Tensor, Known]]:
@@ -143,8 +159,16 @@ class Precision:
             known.casts = known.cast_first = known.cast_last = 0
 
 
-def _note(results: Iterable[Known], kind: int, *, wide_inside: bool, outside: bool) -> None:
+def _ask(inputs: Iterable[Known], layer: int) -> None:
+    for known in inputs:
+        known.asked = known.asked or layer
+
+
+def _note(
+    results: Iterable[Known], kind: int, *, wide_inside: bool, outside: bool, slope: bool
+) -> None:
     for known in results:
+        known.slope = slope
         if known.type in (WIDE, HALF):
             known.type, known.wide_inside, known.outside = kind, wide_inside, outside
 

@@ -24,6 +24,8 @@ from memlog.tracer.sequence import SequenceMap
 
 _MAX_THREADS = 256
 """Their number is one byte of an event."""
+_MAX_STEPS = 1000
+"""Whose optimizers' names are kept."""
 
 NO_INPUTS: Final = (-1, 0)
 """A module was called with no tensor among its positional arguments."""
@@ -151,6 +153,8 @@ class Spans:
             place.optimizing = id(optimizer)
             if len(place.stack) == 1:
                 self.turn(place, OUTSIDE, OPTIMIZER)
+                if len(self._names.optimizers) < _MAX_STEPS:
+                    self._names.optimizers.append(type(optimizer).__name__)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer's step has ended."""

@@ -149,7 +149,8 @@ class Window:
             )
             paths = tuple(self._names.paths)
             result = build(self._books, paths, facts)
-            self._trace = Trace(result, paths, events, tuple(self._names.kinds))
+            kinds, optimizers = tuple(self._names.kinds), tuple(self._names.optimizers)
+            self._trace = Trace(result, paths, events, kinds, optimizers)
         return self._trace
 
     def abandon(self) -> None:

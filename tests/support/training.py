@@ -148,7 +148,7 @@ def measured_peak(
         torch.manual_seed(0)
         model, inputs = case.model(), case.inputs(batch or case.batch)
         for path in checkpointed:
-            _checkpoint(model.get_submodule(path))
+            checkpoint_module(model.get_submodule(path))
         optimizer = make(model.parameters())
         for _ in range(2):
             _train(case, model, optimizer, inputs, autocast=autocast, accumulate=accumulate)
@@ -177,7 +177,8 @@ def _train(
     optimizer.zero_grad()
 
 
-def _checkpoint(module: nn.Module) -> None:
+def checkpoint_module(module: nn.Module) -> None:
+    """Has a module run its forward again in the backward pass."""
     forward = module.forward
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:

@@ -45,7 +45,8 @@ def trace() -> Trace:
 def traced_run(root: Path) -> RunDirectory:
     """A run that ran out of memory, and whose worst step was traced."""
     event = trace_event(trace().result, 7)
-    run = MadeRun(root).write(*(batch(step, GIB) for step in range(8)), event)
+    held = 2 * (trace().result.peak or 0)
+    run = MadeRun(root).write(*(batch(step, held) for step in range(8)), event)
     run.write(
         OutOfMemory(
             at(1), 7, "host", MIB, 0, None, None, None, None, "blocks.1", "forward", "no memory"
@@ -61,7 +62,7 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
     traced_run(tmp_path)
     result = memlog("advise", "latest")
     assert result.exit_code == 0, result.output
-    advice = advise(trace())
+    advice = advise(trace(), 2 * (trace().result.peak or 0))
     step = f"step 7: {format_bytes(advice.traced_peak)} at the peak on cpu, the only step that was traced"
     assert step in result.stdout
     lines = {line.split("  ")[0]: line for line in result.stdout.splitlines()}
@@ -84,7 +85,7 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
 def test_the_document_is_stable(tmp_path: Path) -> None:
     run = traced_run(tmp_path)
     document = json.loads(memlog("advise", "latest", "--json").stdout)
-    assert set(document) == {"schema", "run", "step", "traced", "advice"}
+    assert set(document) == {"schema", "run", "step", "advice", "standing"}
     assert (document["schema"], document["run"], document["step"]) == (1, run.id, 7)
     advice = document["advice"]
     assert set(advice) == {
@@ -99,9 +100,11 @@ def test_the_document_is_stable(tmp_path: Path) -> None:
     }
     assert set(advice["layers"][0]) == {"path", "at_peak", "largest"}
     assert set(advice["hints"][0]) == {"kind", "what", "peak", "saved", "share", "modules"}
-    assert msgspec.json.encode(advise(trace()), order="sorted") == msgspec.json.encode(
+    held = 2 * (trace().result.peak or 0)
+    assert msgspec.json.encode(advise(trace(), held), order="sorted") == msgspec.json.encode(
         advice, order="sorted"
     )
+    assert document["standing"] == {"traced_steps": 1, "held": held, "larger": None}
 
 
 def test_a_run_without_a_trace_says_how_to_get_one(tmp_path: Path) -> None:
@@ -138,7 +141,7 @@ def test_a_post_mortem_report_has_the_same_predictions(tmp_path: Path) -> None:
     run = traced_run(tmp_path)
     explain_afterwards(run)
     text = (run.artifacts / "postmortem.md").read_text()
-    for hint in advise(trace()).hints:
+    for hint in advise(trace(), 2 * (trace().result.peak or 0)).hints:
         assert f"- {hint.sentence()}\n" in text
     assert "These peaks are predicted from step 7, the only step that was traced" in text
 

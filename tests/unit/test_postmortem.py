@@ -15,6 +15,7 @@ from memlog.analysis import advice, postmortem
 from memlog.analysis.last_moments import LastMoments, last_moments
 from memlog.analysis.postmortem import Report, report
 from memlog.analysis.predict import advise
+from memlog.analysis.standing import Standing
 from memlog.analysis.suspicion import Witness
 from memlog.analysis.trace.stream import CATEGORIES
 from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
@@ -310,7 +311,7 @@ def test_the_flame_graph_is_named_where_there_is_one(tmp_path: Path) -> None:
 
 def predicted() -> advice.Prediction:
     case = training.CASES["gpt"]
-    return advice.Prediction(advise(training.traced(case)), 0)
+    return advice.Prediction(advise(training.traced(case)), 0, Standing(1, None, None))
 
 
 def test_a_step_that_had_grown_is_told_what_grew(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ end, and is made again (with all that its forward needs on the way) as the backw
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -122,7 +121,7 @@ def _replays(course: Course) -> dict[int, list[Replay]]:
     if not course.tells_inputs:
         return {}
     already = course.recomputed() | {call.layer for call in course.calls if call.inputs is None}
-    made = _Made(course)
+    behind = _left_behind(course)
     found: dict[int, list[Replay]] = {}
     # From the last call to the first: in this order the backward pass comes to them.
     for call in reversed(course.calls):
@@ -130,33 +129,40 @@ def _replays(course: Course) -> dict[int, list[Replay]]:
         wanted = wanted and not is_norm(course.kind(call.layer))
         if wanted and not course.path(call.layer).startswith("("):
             before = found.get(call.layer)
-            replay = _replay(course, made, call, before[-1] if before else None)
+            replay = _replay(course, behind, call, before[-1] if before else None)
             if replay is not None:
                 found.setdefault(call.layer, []).append(replay)
     return found
 
 
-class _Made:
-    """The storages by when they were made."""
+def _left_behind(course: Course) -> dict[Life, int]:
+    """When what autograd keeps alone would be gone without it, as far as its place tells.
 
-    def __init__(self, course: Course) -> None:
-        self._lives = sorted(course.lives, key=lambda life: life.begin)
-        self._begins = [life.begin for life in self._lives]
+    What a module makes and does not return is gone as its forward ends, however deep in another it is.
+    """
+    found: dict[Life, int] = {}
+    for call in course.calls:  # the inner ones first
+        if call.phase == FORWARD:
+            left = [life for life in _made(course, call) if life.end > call.end]
+            result = _result(left)
+            for life in left:
+                if life is not result:
+                    found.setdefault(life, call.end)
+    return found
 
-    def during(self, call: Call) -> list[Life]:
-        first = bisect_left(self._begins, call.begin)
-        last = bisect_left(self._begins, call.end)
-        return [
-            life for life in self._lives[first:last] if life.passing and life.thread == call.thread
-        ]
+
+def _made(course: Course, call: Call) -> list[Life]:
+    return [life for life in course.made_during(call) if life.passing]
 
 
-def _replay(course: Course, made: _Made, call: Call, before: Replay | None) -> Replay | None:
-    inner = made.during(call)
+def _replay(
+    course: Course, behind: dict[Life, int], call: Call, before: Replay | None
+) -> Replay | None:
+    inner = _made(course, call)
     left = [life for life in inner if life.end > call.end]
     result = _result(left)
     backward = course.backward_after(call.end)
-    dropped = {life: call.end for life in left if life is not result and life.end > backward}
+    dropped = {life: behind[life] for life in left if life is not result and life.end > backward}
     if not dropped:
         return None
     again = _reached(course, call, min(life.end for life in dropped))

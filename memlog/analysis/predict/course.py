@@ -14,6 +14,7 @@ from memlog.analysis.trace.records import Trace
 from memlog.analysis.trace.stream import (
     BACKWARD,
     BEFORE,
+    FORWARD,
     OPTIMIZER,
     OPTIMIZER_STATE,
     PARAMETER,
@@ -30,10 +31,12 @@ START = -1
 class Life:
     """A storage, from when it is made to when it is gone."""
 
-    __slots__ = ("begin", "category", "end", "layer", "phase", "size", "thread", "uses")
+    __slots__ = ("begin", "category", "end", "heard", "layer", "phase", "size", "thread", "uses")
 
-    def __init__(self, event: TraceEvent, begin: int, end: int) -> None:
-        self.begin = begin
+    def __init__(self, event: TraceEvent, at: int, end: int) -> None:
+        self.begin = START if event.phase == BEFORE else at
+        self.heard = at
+        """When its category was last told: of what was there before, as somebody first looked at it."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -69,6 +72,13 @@ class Turn(NamedTuple):
     phase: int
 
 
+class Stretch(NamedTuple):
+    """From one moment to another."""
+
+    begin: int
+    end: int
+
+
 class Span(NamedTuple):
     """So many bytes from one moment to another."""
 
@@ -88,6 +98,7 @@ class Course:
         lives: Every storage, in the order in which they are heard of.
         calls: Every call of a module, in the order in which they end.
         turns: Every change outside modules, in order.
+        steps: When optimizers stepped, in order; each to the moment before its end.
         length: Number of events, which is also the end of what is never freed.
         tells_inputs: Whether the trace says what modules were called with; those of an older memlog don't.
     """
@@ -97,6 +108,7 @@ class Course:
         self.lives: list[Life] = []
         self.calls: list[Call] = []
         self.turns: list[Turn] = []
+        self.steps: list[Stretch] = []
         self.length = len(trace.events) // stream.EVENT_BYTES
         self._live: dict[int, Life] = {}
         self._serials: list[int] = []
@@ -106,6 +118,8 @@ class Course:
         for at, event in enumerate(stream.decode(trace.events)):
             self._take(at, event)
         self._note_state()
+        self._in_order = sorted(self.lives, key=lambda life: life.begin)
+        self._begins = [life.begin for life in self._in_order]
 
     @property
     def has_backward(self) -> bool:
@@ -116,6 +130,32 @@ class Course:
         """When the first storage after one was made, by its serial; the course's length where none was."""
         following = bisect_right(self._serials, serial)
         return self._made[following] if following < len(self._made) else self.length
+
+    def made_during(self, call: Call) -> list[Life]:
+        """The storages that a call's thread makes in it, in order."""
+        first, last = (bisect_left(self._begins, at) for at in (call.begin, call.end))
+        return [life for life in self._in_order[first:last] if life.thread == call.thread]
+
+    def outermost(self) -> list[Call]:
+        """The calls in a forward pass that lie in no other."""
+        found: list[Call] = []
+        for call in reversed(self.calls):
+            if call.phase == FORWARD and all(
+                not (other.begin < call.begin < other.end and other.thread == call.thread)
+                for other in found[-1:]
+            ):
+                found.append(call)
+        return found
+
+    def step_of(self, at: int) -> int:
+        """The number of the optimizer's step to which a moment leads, or in which it lies."""
+        return bisect_right(self.steps, at, key=lambda step: step.end)
+
+    def between_steps(self, at: int) -> Stretch:
+        """From the optimizer's step before a moment to the one after: the passes whose gradients it takes."""
+        number = self.step_of(at)
+        begin = self.steps[number - 1].end if number else START
+        return Stretch(begin, self.steps[number].begin if number < len(self.steps) else self.length)
 
     def turns_before(self, at: int) -> int:
         """How many turns were before a moment."""
@@ -175,16 +215,15 @@ class Course:
 
     def _take(self, at: int, event: TraceEvent) -> None:
         if event.kind == stream.ALLOC:
-            begin = START if event.phase == BEFORE else at
-            life = self._live[event.key] = Life(event, begin, self.length)
+            life = self._live[event.key] = Life(event, at, self.length)
             self._number(at, event.key)
             self.lives.append(life)
         elif event.kind in (stream.FREE, stream.USES):
             self._last_word(at, event)
         elif event.kind == stream.CLASSIFY:
-            self._classify(event)
+            self._classify(at, event)
         elif event.kind == stream.TURN:
-            self.turns.append(Turn(at, event.layer, event.phase))
+            self._turn(Turn(at, event.layer, event.phase))
         elif event.kind == stream.ENTER:
             self._enter(at, event)
         elif event.kind == stream.EXIT:
@@ -210,12 +249,19 @@ class Course:
             if life.phase == OPTIMIZER and life.passing:
                 life.category = OPTIMIZER_STATE
 
-    def _classify(self, event: TraceEvent) -> None:
+    def _classify(self, at: int, event: TraceEvent) -> None:
         life = self._live.get(event.key)
         if life is not None:
-            life.category = event.category
+            life.category, life.heard = event.category, at
             if event.layer != stream.OUTSIDE:
                 life.layer = event.layer
+
+    def _turn(self, turn: Turn) -> None:
+        if self.turns and self.turns[-1].phase == OPTIMIZER:
+            self.steps[-1] = self.steps[-1]._replace(end=turn.at)
+        if turn.phase == OPTIMIZER:
+            self.steps.append(Stretch(turn.at, self.length))
+        self.turns.append(turn)
 
     def _enter(self, at: int, event: TraceEvent) -> None:
         self.tells_inputs = self.tells_inputs or event.key > 0

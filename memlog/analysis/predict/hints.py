@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog.analysis.predict import changes
+from memlog.analysis.predict import changes, optimizers
 from memlog.analysis.predict.checkpoints import best_plan, running_statistics
 from memlog.analysis.predict.course import Course
 from memlog.analysis.predict.precision import why_not, with_autocast
@@ -17,15 +17,15 @@ from memlog.units import format_bytes
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
-_WORTH = 0.01
-"""What saves less of the peak is no hint."""
+WORTH = 0.01
+"""What saves less of all that is held is no hint, here and in a post-mortem report."""
 _NAMED = 6
 """Modules that a sentence names."""
 _LAYERS = 8
 _TWO_MOMENTS = 2
-_8_BIT = (1 + 4 / 256) / 4
-"""Of a float32 state: a byte a number, and four for each block of 256 (Dettmers et al., "8-bit Optimizers via
-Block-wise Quantization", 2022, as in bitsandbytes)."""
+_8_BIT = 1 + 4 / 256
+"""Bytes of a number: one, and four for each block of 256 (Dettmers et al., "8-bit Optimizers via Block-wise
+Quantization", 2022, as in bitsandbytes)."""
 
 
 class HeldByLayer(msgspec.Struct, frozen=True):
@@ -80,24 +80,31 @@ class Advice(msgspec.Struct, frozen=True):
     """What is to be known about these figures, in whole sentences."""
 
 
-def advise(trace: Trace) -> Advice:
+def advise(trace: Trace, held: int | None = None) -> Advice:
     """Works out what would make a traced step smaller.
 
     Every figure is a replay of the trace's own events: no model runs.
+
+    Args:
+        trace: Of the step.
+        held: Bytes that the process (or the device's allocator) held then, of which a hint must save a
+            hundredth; ``None``: nobody knows, so the step's peak counts.
     """
     result = trace.result
     incomplete = _incomplete(trace)
     course = None if incomplete else Course(trace)
-    hints = () if course is None else _hints(course)
+    now = 0 if course is None else changes.steady_peak(course)
+    worth = WORTH * max(now, held or 0)
+    hints = () if course is None else _hints(course, now, worth)
     return Advice(
         device=result.device,
         engine=result.engine,
         traced_peak=result.peak,
-        peak=None if course is None else changes.steady_peak(course),
+        peak=None if course is None else now,
         categories=dict(sorted(result.categories.items(), key=lambda item: -item[1])),
         layers=_layers(trace),
         hints=hints,
-        notes=(incomplete,) if incomplete else tuple(_notes(course, hints)),
+        notes=(incomplete,) if incomplete else tuple(_notes(course, hints, worth)),
     )
 
 
@@ -118,7 +125,7 @@ def _incomplete(trace: Trace) -> str | None:
     return None
 
 
-def _notes(course: Course | None, hints: Sequence[Hint]) -> Iterator[str]:
+def _notes(course: Course | None, hints: Sequence[Hint], worth: float) -> Iterator[str]:
     if course is None:
         return
     twice = [path for hint in hints for path in running_statistics(course, hint.modules)]
@@ -145,12 +152,13 @@ def _notes(course: Course | None, hints: Sequence[Hint]) -> Iterator[str]:
     why_no_cast = why_not(course)
     if why_no_cast is not None:
         yield f"What autocast would save can't be predicted: {why_no_cast}."
-    if changes.state_bytes(course) >= _WORTH * peak and changes.kept_state(course) is None:
+    if optimizers.state_bytes(course) >= worth and not optimizers.kept_states(course):
         yield (
             "What another optimizer would save is not predicted: the state of this one is not so and so many "
             "numbers for each parameter."
         )
-    yield "Each figure stands for one change alone: two of them save less than both added up."
+    if hints:
+        yield "Each figure stands for one change alone: two of them save less than both added up."
 
 
 def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
@@ -164,12 +172,11 @@ def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
     )
 
 
-def _hints(course: Course) -> tuple[Hint, ...]:
-    now = changes.steady_peak(course)
+def _hints(course: Course, now: int, worth: float) -> tuple[Hint, ...]:
     found = [*_smaller_batch(course, now), *_checkpointing(course, now)]
     found += [*_precision(course, now), *_optimizers(course, now)]
-    worth = [hint for hint in found if hint.share >= _WORTH]
-    return tuple(sorted(worth, key=lambda hint: hint.peak))
+    useful = (hint for hint in found if hint.saved >= max(worth, 1))
+    return tuple(sorted(useful, key=lambda hint: hint.peak))
 
 
 def _hint(kind: HintKind, what: str, now: int, peak: int, modules: tuple[str, ...] = ()) -> Hint:
@@ -203,16 +210,32 @@ def _precision(course: Course, now: int) -> Iterator[Hint]:
 
 
 def _optimizers(course: Course, now: int) -> Iterator[Hint]:
-    kept = changes.kept_state(course)
-    if kept is None:
-        return
-    keeps = "one number" if kept.numbers == 1 else f"{kept.numbers} numbers"
-    place = f"in place of an optimizer that keeps {keeps} for each parameter"
-    if kept.numbers >= _TWO_MOMENTS:
-        momentum = changes.with_state(course, kept.parameters)
-        yield _hint("optimizer", f"SGD with momentum {place}", now, momentum)
-    yield _hint("optimizer", f"SGD without momentum {place}", now, changes.with_state(course, 0))
-    eight = changes.with_state(course, min(kept.numbers, _TWO_MOMENTS) * kept.parameters * _8_BIT)
-    two = ", two numbers for each parameter" if kept.numbers > _TWO_MOMENTS else ""
-    what = f"An optimizer with fused kernels whose state has 8 bits a number{two}"
-    yield _hint("optimizer", what, now, eight)
+    """What the optimizers' state, all of them having become lighter, would leave."""
+    kept = optimizers.kept_states(course)
+    heavy = [state for state in kept if state.numbers >= _TWO_MOMENTS]
+    if heavy:
+        momentum = optimizers.with_states(course, {one.step: one.parameters for one in heavy})
+        yield _hint("optimizer", f"SGD with momentum in place of {_named(heavy)}", now, momentum)
+    if kept:
+        bare = optimizers.with_states(course, {one.step: 0 for one in kept})
+        yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", now, bare)
+        numbers = {
+            one.step: min(one.numbers, _TWO_MOMENTS) * one.parameters / one.number for one in kept
+        }
+        sizes = {step: many * _8_BIT for step, many in numbers.items()}
+        more = any(one.numbers > _TWO_MOMENTS for one in kept)
+        what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
+        what += " with fused kernels whose state has 8 bits a number"
+        what += ", two numbers for each parameter" if more else ""
+        yield _hint("optimizer", what, now, optimizers.with_states(course, sizes))
+
+
+def _named(kept: Sequence[optimizers.State]) -> str:
+    """Optimizers, and how many numbers each keeps: there may be two over the same parameters."""
+    keeps = [f"{one.numbers} numbers" if one.numbers > 1 else "one number" for one in kept]
+    if len(kept) == 1:
+        name = f"{kept[0].name}, which" if kept[0].name else "an optimizer that"
+        return f"{name} keeps {keeps[0]} for each parameter"
+    each = [f"{one.name or 'one'} {many}" for one, many in zip(kept, keeps, strict=True)]
+    listed = f"{', '.join(each[:-1])} and {each[-1]}"
+    return f"{len(kept)} optimizers that keep, for each of their parameters, {listed}"

@@ -14,11 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memlog.analysis.predict.course import Course, Life, Span, highest, steady_begin
+from memlog.analysis.predict.course import (
+    START,
+    Course,
+    Life,
+    Span,
+    Stretch,
+    highest,
+    steady_begin,
+)
 from memlog.analysis.trace.stream import (
     BACKWARD,
     BUFFER,
     FORWARD,
+    INPUT,
     OUTSIDE,
     PARAMETER,
 )
@@ -95,7 +104,7 @@ def unknown_to_autocast(course: Course) -> list[str]:
 def _cast(course: Course, life: Life) -> Iterator[Span]:
     """A storage as it would be, and its copies for products."""
     begin, end, uses = steady_begin(life), life.end, life.uses
-    if uses.type == HALF and life.passing and not _of_the_loss(course, life):
+    if uses.type == HALF and _varies(life) and not _of_the_loss(course, life):
         yield Span(begin, end, life.size * _HALF)
         return
     if not uses.cast_first or uses.type != WIDE:
@@ -103,16 +112,36 @@ def _cast(course: Course, life: Life) -> Iterator[Span]:
         return
     first, last = course.made_after(uses.cast_first), course.made_after(uses.cast_last) + 1
     in_backward = course.backward_after(first) < last
+    until, copies = last, max(uses.casts, 1)
     if life.category == PARAMETER:
         # One copy serves the whole forward pass, and the backward pass as far as it needs it.
-        yield Span(
-            first, max(last, min(course.backward_after(first), course.length)), life.size * _HALF
-        )
-    else:
-        yield Span(first, last, life.size * _HALF * max(uses.casts, 1))
-    if life.passing and in_backward and uses.used < uses.cast_last:
+        until, copies = max(last, min(course.backward_after(first), course.length)), 1
+    stretches = list(_between_steps(course, first, until))
+    for stretch in stretches:
+        yield Span(*stretch, life.size * _HALF * -(-copies // len(stretches)))
+    let_go = life.passing or (_varies(life) and _goes_in_first_backward(course, life, first))
+    if let_go and in_backward and uses.used < uses.cast_last:
         end = min(end, max(first, course.made_after(uses.used)) + 1)
     yield Span(begin, end, life.size)
+
+
+def _goes_in_first_backward(course: Course, life: Life, at: int) -> bool:
+    """Whether autograd alone keeps a model's input: what the program holds is there after that, too."""
+    following = course.turns[course.turns_before(course.backward_after(at)) :]
+    left = next((turn.at for turn in following if turn.phase != BACKWARD), course.length)
+    return course.backward_after(at) < life.end <= left
+
+
+def _between_steps(course: Course, first: int, last: int) -> Iterator[Stretch]:
+    """What is kept for backward passes is gone as an optimizer steps, and made anew after that."""
+    for step in course.steps[course.step_of(first) :]:
+        if step.begin >= last:
+            break
+        if first < step.begin:
+            yield Stretch(first, step.begin)
+        first = max(first, step.end)
+    if first < last:
+        yield Stretch(first, last)
 
 
 def _of_the_loss(course: Course, life: Life) -> bool:
@@ -120,16 +149,17 @@ def _of_the_loss(course: Course, life: Life) -> bool:
 
 
 def _copied_results(course: Course) -> Iterator[Span]:
-    """The model's results, which a loss takes in four bytes, until the backward pass leaves the loss."""
-    for call in course.calls:
-        if call.layer == 1 and call.phase == FORWARD:
-            left = [
-                life
-                for life in course.lives
-                if call.begin < life.begin < call.end < life.end and life.passing
-            ]
-            if left and left[-1].uses.type == HALF:
-                yield _widened(course, left[-1], call.end)
+    """The models' results, which a loss takes in four bytes, until the backward pass leaves the loss."""
+    passed_on = {life for call in course.outermost() for life in call.inputs or ()}
+    for call in course.outermost():
+        left = [life for life in course.made_during(call) if life.end > call.end and _varies(life)]
+        if left and left[-1].uses.type == HALF and left[-1] not in passed_on:
+            yield _widened(course, left[-1], call.end)
+
+
+def _varies(life: Life) -> bool:
+    """Whether it is of a pass; what one model makes may be another's input."""
+    return life.passing or (life.category == INPUT and life.begin > START)
 
 
 def _widened(course: Course, result: Life, at: int) -> Span:

@@ -145,3 +145,5 @@ class Trace(msgspec.Struct, frozen=True):
     """Encoded as `memlog.analysis.trace.stream` says; the first ``result.kept_events``."""
     kinds: tuple[str, ...] = ()
     """The names of the layers' classes, by the same numbers; empty in a trace of an older memlog."""
+    optimizers: tuple[str, ...] = ()
+    """The names of the optimizers' classes, one for each step that was made, in order; empty likewise."""

@@ -1,0 +1,155 @@
+"""How a traced step stands among a run's others: what the process held then, and whether more at another."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memlog.analysis.predict import Advice, advise
+from memlog.analysis.trace.records import Trace as Recorded
+from memlog.events import Batch, PeakSource, Trace
+from memlog.journal import RunDirectory
+from memlog.units import format_bytes
+
+_FURTHER = 0.5
+"""Share of the traced step's peak that the process must have grown by for another step to be larger."""
+_GROWN = 0.1
+"""And of what it held at the traced step."""
+
+
+class LargerStep(msgspec.Struct, frozen=True):
+    """A step at which there was far more than at the traced one."""
+
+    step: int
+    held: int
+    """Bytes."""
+    traced: bool
+    """Whether it was traced, too: then what more there was is none of its tensors."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Of the worst traced step."""
+
+    traced_steps: int
+    """How many were traced."""
+    held: int | None
+    """Bytes that the process (or the device's allocator) held at it; ``None``: the journal does not tell."""
+    larger: LargerStep | None
+
+
+class _Level(msgspec.Struct, frozen=True):
+    """What is known of one step, in bytes."""
+
+    step: int
+    held: int
+    """At least, at some moment."""
+    most: int
+    """At no moment more."""
+
+
+class _Levels(msgspec.Struct):
+    """What a journal says of a run's steps."""
+
+    traced: set[int | None] = msgspec.field(default_factory=set)
+    at: _Level | None = None
+    """Of the worst traced step."""
+    largest: _Level | None = None
+
+
+def advise_on(run: RunDirectory, event: Trace, trace: Recorded) -> tuple[Advice, Standing]:
+    """Works out what would make a run's worst traced step smaller, and how it stands among the run's steps.
+
+    Args:
+        run: The run, whose journal is read for what the process held.
+        event: What was published of the step.
+        trace: It.
+    """
+    levels = _levels(run, event, trace.result.device)
+    held = None if levels.at is None else levels.at.held
+    advice = advise(trace, held)
+    larger = _larger(levels, advice) if event.step is not None else None
+    # The event of one that a kill cut short may be missing.
+    return advice, Standing(max(len(levels.traced), 1), held, larger)
+
+
+def _levels(run: RunDirectory, event: Trace, device: str) -> _Levels:
+    found = _Levels()
+    for file in run.files():
+        for entry in file.read():
+            if isinstance(entry.event, Trace):
+                found.traced.add(entry.event.step)
+            elif isinstance(entry.event, Batch):
+                level = _level(entry.event, device)
+                if level is not None:
+                    _take(found, level, event.step)
+    return found
+
+
+def _take(found: _Levels, level: _Level, traced: int | None) -> None:
+    # Where not every step is in the journal, the next one tells; one that was never over was the last.
+    if traced is None or (found.at is None and level.step >= traced):
+        found.at = level
+    if found.largest is None or level.held > found.largest.held:
+        found.largest = level
+
+
+def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
+    at, largest = levels.at, levels.largest
+    if at is None or largest is None:
+        return None
+    needs, traced = advice.peak or 0, advice.traced_peak or 0
+    told = max(needs - traced, 0)  # by so much a later step is larger than the first
+    if largest.held - at.most - told <= max(_FURTHER * max(needs, traced), _GROWN * at.most):
+        return None
+    return LargerStep(largest.step, largest.held, largest.step in levels.traced)
+
+
+def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
+    """Says that another step was larger than the one that advice is about, and what to do.
+
+    Args:
+        found: How the traced step stands.
+        step: Which it was.
+        advice: About it.
+
+    Returns:
+        ``None`` where nothing is known of a larger one.
+    """
+    larger = found.larger
+    if larger is None:
+        return None
+    who = "the process" if advice.device == "cpu" else advice.device
+    now, then = format_bytes(found.held), format_bytes(larger.held)
+    said = (
+        f"This is about step {step}, which needs {format_bytes(advice.traced_peak)} in tensors. The run's "
+        f"largest was step {larger.step}: {who} held {then} then, and {now} at step {step}."
+    )
+    if larger.traced:
+        return (
+            f"{said} Its tensors were traced, too, and took no more: something else holds the rest."
+        )
+    return (
+        f"{said} It was not traced, so what made it larger is not in these figures. "
+        "`memlog.init(layers=True, budget=0.05)` traces more steps; `memlog.MemoryTracer` traces one that "
+        "you choose, such as that of the longest input."
+    )
+
+
+def _level(batch: Batch, device: str) -> _Level | None:
+    if device == "cpu":
+        return _bounds(batch.step, batch.rss, batch.rss_peak, batch.rss_peak_source)
+    name = device.replace(":", "")
+    for reading in batch.devices:
+        if reading.name == name:
+            return _bounds(batch.step, reading.allocated, reading.peak, reading.peak_source)
+    return None
+
+
+def _bounds(
+    step: int, now: int | None, peak: int | None, source: PeakSource | None
+) -> _Level | None:
+    """A watermark that has not risen bounds what there was from above alone."""
+    if now is None:
+        return None
+    if peak is None:
+        return _Level(step, now, now)
+    return _Level(step, now if source == "watermark" else max(now, peak), max(now, peak))

@@ -1,0 +1,119 @@
+"""Training with several models, losses and optimizers, really done, with a change or without."""
+
+# PyTorch leaves some of these without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from memlog.analysis.trace.records import Trace
+from memlog.tracer.window import Window
+from support.allocator import AllocatorTruth
+from support.training import MakeOptimizer, checkpoint_module
+
+Models: TypeAlias = Mapping[str, nn.Module]
+Zero: TypeAlias = Literal["before the forward pass", "before the backward pass", "after the step"]
+
+
+class Pass(NamedTuple):
+    """A loss, and the model that is stepped after it by an optimizer of its own."""
+
+    stepped: str
+    loss: Callable[[Models, Tensor], Tensor]
+
+
+class Scheme(NamedTuple):
+    """Something to train; each step goes through the passes."""
+
+    models: Callable[[], Models]
+    inputs: Callable[[int], Tensor]
+    passes: tuple[Pass, ...]
+    batch: int
+    zero: Zero = "before the forward pass"
+
+
+class Change(NamedTuple):
+    """What is done in another way than in the traced step."""
+
+    parts: int = 1
+    """Of the batch; one of them is taken."""
+    accumulate: int = 1
+    autocast: bool = False
+    checkpointed: tuple[str, ...] = ()
+    """Modules of the scheme's only model."""
+    make: MakeOptimizer = torch.optim.Adam
+
+
+AS_IT_IS = Change()
+
+
+class Training:
+    """A scheme's training, begun."""
+
+    def __init__(self, scheme: Scheme, change: Change = AS_IT_IS) -> None:
+        torch.manual_seed(0)
+        self._scheme, self._change = scheme, change
+        self.models = scheme.models()
+        self._inputs = scheme.inputs(scheme.batch // change.parts)
+        for path in change.checkpointed:
+            [model] = self.models.values()
+            checkpoint_module(model.get_submodule(path))
+        self._optimizers = [
+            change.make(self.models[one.stepped].parameters()) for one in scheme.passes
+        ]
+
+    def step(self) -> None:
+        """Goes through the passes once."""
+        for one, optimizer in zip(self._scheme.passes, self._optimizers, strict=True):
+            for micro in range(self._change.accumulate):
+                first = micro == 0
+                if first and self._scheme.zero == "before the forward pass":
+                    optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._change.autocast):
+                    loss = one.loss(self.models, self._inputs) / self._change.accumulate
+                if first and self._scheme.zero == "before the backward pass":
+                    optimizer.zero_grad()
+                loss.backward()
+                del loss
+            optimizer.step()
+            if self._scheme.zero == "after the step":
+                optimizer.zero_grad()
+
+
+def traced(scheme: Scheme, change: Change = AS_IT_IS) -> Trace:
+    """A trace of the second step; what operations take inside is known by then."""
+    _trace(scheme, change)
+    return _trace(scheme, change)
+
+
+def _trace(scheme: Scheme, change: Change) -> Trace:
+    training = Training(scheme, change)
+    training.step()
+    first, *others = training.models.values()
+    window = Window(first, others=others, types=True)
+    window.start()
+    training.step()
+    trace = window.stop()
+    assert not window.health.faults
+    return trace
+
+
+def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:
+    """Bytes that two steps need at most, the models included, by the allocator's own account."""
+
+    def train() -> None:
+        training = Training(scheme, change)
+        for _ in range(2):
+            training.step()
+
+    train()
+    gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
+    with AllocatorTruth() as allocator:
+        train()
+    return allocator.result().peak

@@ -1,0 +1,149 @@
+"""How a traced step stands among a run's others, in ``memlog advise`` and in a post-mortem report."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from support.journals import GIB, MIB, MadeRun, at, batch, cuda
+from support.training import CASES, traced
+
+from memlog.analysis.predict import advise
+from memlog.analysis.standing import Standing, advise_on, not_the_largest
+from memlog.analysis.trace.records import Trace
+from memlog.analysis.worst import read_worst_step
+from memlog.cli.main import cli
+from memlog.delivery.postmortem import explain_afterwards
+from memlog.events import Batch, DeviceReading, OutOfMemory
+from memlog.journal import RunDirectory
+from memlog.tracer.event import trace_event
+
+
+@cache
+def trace() -> Trace:
+    return traced(CASES["mlp"])
+
+
+def needs() -> int:
+    return trace().result.peak or 0
+
+
+def a_run(root: Path, *batches: Batch, traced_at: tuple[int | None, ...] = (0,)) -> RunDirectory:
+    """A run that failed, whose first traced step was the worst."""
+    events = [trace_event(trace().result, step) for step in traced_at]
+    lost = OutOfMemory(at(9), 7, "host", MIB, 0, None, None, None, None, None, "backward", "gone")
+    directory = MadeRun(root).write(*batches, *events, lost).closed()
+    directory.worst_step.write_bytes(msgspec.msgpack.encode((events[0], trace())))
+    return directory
+
+
+def growing(by: int, steps: int = 20) -> list[Batch]:
+    return [batch(step, 300 * MIB + step * by) for step in range(steps)]
+
+
+def said(root: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
+    monkeypatch.setenv("MEMLOG_DIR", str(root))
+    result = CliRunner().invoke(cli, ["advise", "latest", *options], prog_name="memlog")
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def of(run: RunDirectory) -> Standing:
+    return advise_on(run, *read_worst_step(run))[1]
+
+
+def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path, *growing(20 * MIB))
+    lines = said(tmp_path, monkeypatch).splitlines()
+    assert lines[0].endswith("the only step that was traced")
+    assert (
+        "The run's largest was step 19: the process held 680.0 MiB then, and 300.0 MiB" in lines[1]
+    )
+    assert "It was not traced" in lines[1]
+    assert "memlog.MemoryTracer traces one" in lines[1]
+    document = json.loads(said(tmp_path, monkeypatch, "--json"))
+    larger = {"step": 19, "held": 680 * MIB, "traced": False}
+    assert document["standing"] == {"traced_steps": 1, "held": 300 * MIB, "larger": larger}
+    explain_afterwards(run)
+    assert "The run's largest was step 19" in (run.artifacts / "postmortem.md").read_text()
+
+
+def test_where_the_larger_step_was_traced_too_something_else_holds_the_rest(tmp_path: Path) -> None:
+    run = a_run(tmp_path, *growing(20 * MIB), traced_at=(0, 19))
+    sentence = not_the_largest(of(run), 0, advise(trace()))
+    assert sentence is not None
+    assert "traced, too, and took no more" in sentence
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        growing(0),
+        growing(MIB // 4),  # what a process gains as it gets warm
+        [batch(0, 700 * MIB), *growing(0)[1:]],  # the traced step itself
+        [Batch(at(n), n, 300 * MIB, 900 * MIB, "watermark") for n in range(20)],  # before the run
+        [batch(step, None) for step in range(20)],
+        [],
+    ],
+)
+def test_a_run_that_did_not_grow_is_not_told_so(tmp_path: Path, batches: list[Batch]) -> None:
+    assert of(a_run(tmp_path, *batches)).larger is None
+
+
+def test_what_the_watermark_may_have_covered_is_no_larger_step(tmp_path: Path) -> None:
+    """Within the traced step there may have been as much: nobody knows."""
+    bounded = Batch(at(0), 0, 300 * MIB, 900 * MIB, "watermark")
+    run = a_run(tmp_path, bounded, *growing(20 * MIB)[1:])
+    assert of(run).larger is None
+
+
+def test_a_step_that_was_never_over_is_the_last(tmp_path: Path) -> None:
+    standing = of(a_run(tmp_path, *growing(20 * MIB), traced_at=(None,)))
+    assert standing == Standing(1, 680 * MIB, None)
+
+
+def test_a_device_is_judged_by_its_own_allocator(tmp_path: Path) -> None:
+    def reading(peak: int) -> tuple[DeviceReading, ...]:
+        return (cuda(peak),)
+
+    batches = [batch(step, GIB, *reading(100 * MIB + step * 20 * MIB)) for step in range(10)]
+    run = a_run(tmp_path, *batches)
+    event, found = read_worst_step(run)
+    on_a_device = msgspec.structs.replace(
+        found, result=msgspec.structs.replace(found.result, device="cuda:0")
+    )
+    advice, standing = advise_on(run, event, on_a_device)
+    assert standing.held == 100 * MIB
+    assert "cuda:0 held 280.0 MiB then" in (not_the_largest(standing, 0, advice) or "")
+
+
+def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path / "small", *[batch(step, 2 * needs()) for step in range(8)])
+    few = a_run(tmp_path / "large", *[batch(step, 15 * needs()) for step in range(8)])
+    none = a_run(tmp_path / "huge", *[batch(step, 400 * needs()) for step in range(8)])
+    hints = {one.what: one for one in advise_on(run, *read_worst_step(run))[0].hints}
+    kept = {one.what for one in advise_on(few, *read_worst_step(few))[0].hints}
+    assert kept == {what for what, one in hints.items() if one.saved >= 0.15 * needs()}
+    assert 0 < len(kept) < len(hints)
+    assert not advise_on(none, *read_worst_step(none))[0].hints
+    assert "would save a hundredth of the" in said(tmp_path / "huge", monkeypatch)
+    explain_afterwards(few)
+    text = (few.artifacts / "postmortem.md").read_text()
+    assert all((f"{what}: a peak of about" in text) == (what in kept) for what in hints)
+    explain_afterwards(none)
+    assert "a peak of about" not in (none.artifacts / "postmortem.md").read_text()
+
+
+def test_the_number_of_traced_steps_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(tmp_path, *growing(0), traced_at=(0, 4, 9))
+    assert "the worst of 3 traced steps" in said(tmp_path, monkeypatch)
