@@ -303,6 +303,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     cgroup_used: Int | None
     cgroup_limit: Int | None
     """The smallest limit up the cgroup's path; ``None`` where there is none."""
+    tree_file: Int | None = None
+    """What of ``tree_pss`` is pages of mapped files, which the kernel takes back where it needs room."""
 
 
 class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):

@@ -181,13 +181,12 @@ class Recording:
         from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415
         from memlog.delivery.backchannel import AlertListener  # noqa: PLC0415
 
-        rules, on_alert = parse_rules(alerts), self._on_alert
-        engine = engine_for(
-            rules, self._bus.publish, self._health, pid=os.getpid(), on_alert=on_alert
+        rules, on_alert, bus = parse_rules(alerts), self._on_alert, self._bus
+        self._engine = engine = engine_for(
+            rules, bus.publish, self._health, os.getpid(), on_alert, lambda: self.batches.rss_file
         )
-        self._engine = engine
         if engine is not None:
-            self._bus.subscribe(engine)
+            bus.subscribe(engine)
         if not any(rule.sampled for rule in rules):
             return None
 
