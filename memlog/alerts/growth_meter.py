@@ -6,8 +6,8 @@ from collections import deque
 from itertools import islice
 from typing import NamedTuple
 
-from memlog.alerts.growth import FEW, keeps_growing, trend
 from memlog.alerts.rules import Rule
+from memlog.growth import FEW, keeps_growing, trend
 
 LEAST_STEPS = 20
 """Steps that a rule is judged by at least: growth has to outlast warm-up."""
