@@ -121,6 +121,11 @@ class BatchRecorder:
         """The last step that is over; ``None`` before the first."""
         return self._next - 1 if self._next > self._settings.initial_step else None
 
+    @property
+    def rss_file(self) -> int | None:
+        """What of the last step's resident set was pages of mapped files, in bytes."""
+        return self._host.rss_file
+
     def say_if_nothing_was_noticed(self) -> None:
         """Warns where torch was loaded and yet no step was seen: the run would be empty in silence."""
         stepped = self._next > self._settings.initial_step

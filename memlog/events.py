@@ -287,6 +287,18 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """The error that left the program, where it is another one that came of this."""
     signal: str | None = None
     """The signal that ended ``worker``, such as ``"Killed"``: that memory was the cause is then a guess."""
+    machine: Int | None = None
+    """On the host: all the memory that the machine has."""
+
+    @property
+    def capacity(self) -> int | None:
+        """All that there is where it failed, whatever the limits."""
+        return self.machine if self.device == "host" else self.limit
+
+    @property
+    def is_implausible(self) -> bool:
+        """Whether more was asked for than there is."""
+        return bool(self.capacity) and (self.requested or 0) > (self.capacity or 0)
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
@@ -303,6 +315,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     cgroup_used: Int | None
     cgroup_limit: Int | None
     """The smallest limit up the cgroup's path; ``None`` where there is none."""
+    tree_file: Int | None = None
+    """What of ``tree_pss`` is pages of mapped files, which the kernel takes back where it needs room."""
 
 
 class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):

@@ -23,6 +23,7 @@ class Judging:
         health: Counts its errors.
         console: Prints the helper's alerts.
         on_alert: Gets every alert.
+        files: As for `AlertEngine`.
 
     Attributes:
         listener: Hears of the helper's alerts; ``None`` where it judges by no rule.
@@ -35,12 +36,13 @@ class Judging:
         health: Health,
         console: Console,
         on_alert: Callable[[Alert], object] | None,
+        files: Callable[[], int | None],
     ) -> None:
         self._health = health
         self._console = console
         self._on_alert = on_alert
         rules = parse_rules(alerts)
-        self._engine = engine_for(rules, bus.publish, health, pid=os.getpid(), on_alert=on_alert)
+        self._engine = engine_for(rules, bus.publish, health, os.getpid(), on_alert, files)
         if self._engine is not None:
             bus.subscribe(self._engine)
         self._of_the_helper = tuple(rule.text for rule in rules if rule.sampled)

@@ -142,7 +142,12 @@ class Recording:
             from memlog.judging import Judging  # noqa: PLC0415
 
             self._judging = Judging(
-                settings.alerts, self._bus, health, self._console, self._on_alert
+                settings.alerts,
+                self._bus,
+                health,
+                self._console,
+                self._on_alert,
+                lambda: self.batches.rss_file,
             )
             undo.callback(self._judging.close)
         listener = None if self._judging is None else self._judging.listener

@@ -1,6 +1,7 @@
 """Judging events by the rules: a subscriber that publishes an `Alert` when a threshold is crossed.
 
-What it publishes is a pure function of the rules, the host's limit and the events. The figures of the
+What it publishes is a pure function of the rules, the host's limit, the events, and how much of the
+process's memory is mapped files. The figures of the
 process and its devices are judged in the trainer's process, those of the process tree and the machine
 where they are read: in the helper process.
 """
@@ -11,9 +12,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from memlog.alerts.growth_meter import GrowthMeter
 from memlog.alerts.limits import host_limit
 from memlog.alerts.rules import Rule
-from memlog.alerts.trigger import GrowthMeter, Trigger
+from memlog.alerts.trigger import Trigger
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
 from memlog.health import Health
 from memlog.metrics import fragmentation
@@ -33,10 +35,11 @@ def engine_for(
     rules: Sequence[Rule],
     publish: Callable[[Event], object],
     health: Health,
-    *,
     pid: int,
-    sampled: bool = False,
     on_alert: Callable[[Alert], object] | None = None,
+    files: Callable[[], int | None] = lambda: None,
+    *,
+    sampled: bool = False,
 ) -> AlertEngine | None:
     """The engine for those of the rules that this process judges; ``None`` where there are none.
 
@@ -45,15 +48,16 @@ def engine_for(
         publish: Takes the alerts.
         health: Counts errors.
         pid: The trainer's process number: its control group is the limit that ``%`` means.
-        sampled: Whether this is the helper process.
         on_alert: Called with each alert after it was published; its errors are counted.
+        files: As for `AlertEngine`.
+        sampled: Whether this is the helper process.
     """
     mine = [rule for rule in rules if rule.sampled == sampled]
     if not mine:
         return None
     shares = any(rule.share and rule.figure.startswith("host.") for rule in mine)
     limit = host_limit(pid) if shares else None
-    return AlertEngine(mine, publish, health, limit=limit, on_alert=on_alert)
+    return AlertEngine(mine, publish, health, limit=limit, on_alert=on_alert, files=files)
 
 
 class AlertEngine:
@@ -66,6 +70,8 @@ class AlertEngine:
         limit: Bytes that ``%`` of a host's figure is of.
         cooldown: Seconds between two alerts of one rule about one thing, by the events' own time.
         on_alert: Called with each alert after it was published.
+        files: Says how many bytes of this process's resident set are pages of mapped files, where that is
+            known: reading a file in is no growth.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class AlertEngine:
         limit: int | None = None,
         cooldown: float = COOLDOWN_S,
         on_alert: Callable[[Alert], object] | None = None,
+        files: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._publish = publish
         self._health = health
@@ -85,7 +92,7 @@ class AlertEngine:
         # A signal handler may publish while its own thread is in here.
         self._lock = threading.RLock()
         self._watches = watches = [
-            _Watch(rule, self._limits, health, round(cooldown * 1e6)) for rule in rules
+            _Watch(rule, self._limits, health, round(cooldown * 1e6), files) for rule in rules
         ]
         self._judges: dict[type, tuple[Callable[[Any, list[Alert]], None], ...]] = {
             kind: tuple(watch.judge for watch in watches if kind in watch.kinds)
@@ -132,16 +139,22 @@ class _Series:
         self.limit = limit
         threshold = rule.amount * limit if rule.share and limit is not None else rule.amount
         self.trigger = Trigger(rule, threshold, cooldown_us)
-        self.meter = None if rule.growth is None else GrowthMeter(rule.growth)
+        self.meter = None if rule.growth is None else GrowthMeter(rule, threshold, cooldown_us)
 
 
 class _Watch:
     """One rule, judged for everything that it is about."""
 
     def __init__(
-        self, rule: Rule, limits: dict[str, int | None], health: Health, cooldown_us: int
+        self,
+        rule: Rule,
+        limits: dict[str, int | None],
+        health: Health,
+        cooldown_us: int,
+        files: Callable[[], int | None],
     ) -> None:
         self._rule = rule
+        self._files = files
         self._limits = limits
         self._health = health
         self._cooldown_us = cooldown_us
@@ -177,15 +190,24 @@ class _Watch:
         rule = self._rule
         if rule.share and not self._series:
             return "how much memory there is is unknown"
-        if rule.growth is not None:
-            return f"fewer than {rule.growth.every + 1} {rule.growth.axis}s came"
+        meters = [series.meter for series in self._series.values() if series.meter is not None]
+        if meters:
+            return meters[0].why_not_judged()
         return f"no {rule.held_axis} came, and it is to hold for {rule.hold}"
 
     def _judge_host(self, event: Reading, alerts: list[Alert]) -> None:
         self._asked = True
         value = getattr(event, self._attribute)
         if value is not None:
-            self._take("host", value, event, alerts)
+            self._take("host", value - self._of_files(event), event, alerts)
+
+    def _of_files(self, event: Reading) -> int:
+        """What growth leaves out: the kernel drops the pages of mapped files if it needs room."""
+        if self._rule.growth is None:
+            return 0
+        if isinstance(event, Sample):
+            return event.tree_file or 0 if self._attribute == "tree_pss" else 0
+        return self._files() or 0
 
     def _judge_devices(self, event: Batch | Epoch | Evaluation, alerts: list[Alert]) -> None:
         self._asked = True
@@ -209,14 +231,17 @@ class _Watch:
             series = self._begin(subject)
             if series is None:
                 return
-        first = last = _index(event, self._rule)
-        if series.meter is not None:
-            pace = None if last is None else series.meter.take(value, last)
-            if pace is None:
-                return
-            value, first = pace
-        self._judged = self._judged or self._rule.hold == 1 or last is not None
-        if series.trigger.fires(value, first, last, event.time_us):
+        index = _index(event, self._rule)
+        if series.meter is None:
+            self._judged = self._judged or self._rule.hold == 1 or index is not None
+            fires = series.trigger.fires(value, index, event.time_us)
+        elif index is None:
+            return
+        else:
+            growth = series.meter.take(value, index, event.time_us)
+            self._judged = self._judged or series.meter.judged
+            value, fires = growth or 0.0, growth is not None
+        if fires:
             alerts.append(_alert(self._rule, subject, value, event, series.limit))
 
     def _begin(self, subject: str) -> _Series | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from memlog.alerts.rules import Growth, Rule
+from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
 """Part of the threshold by which a value has to come back before the rule can fire again."""
@@ -46,13 +44,12 @@ class Trigger:
         self._since: int | None = None
         self._fired_us: int | None = None
 
-    def fires(self, value: float, first: int | None, last: int | None, time_us: int) -> bool:
+    def fires(self, value: float, index: int | None, time_us: int) -> bool:
         """Takes the next value; says whether that is an alert.
 
         Args:
             value: Of the figure that the rule is about.
-            first: The first step (or epoch) that the value speaks of; ``None``: of none.
-            last: The last one.
+            index: The step that it belongs to; ``None``: it lies on another axis.
             time_us: The event's own time, Unix time in microseconds.
         """
         value *= self._sign
@@ -60,7 +57,7 @@ class Trigger:
             self._since = None
             self._armed = self._armed or value <= self._rearm
             return False
-        if not self._armed or (self._hold > 1 and not self._has_held(first, last)):
+        if not self._armed or (self._hold > 1 and not self._has_held(index)):
             return False
         if self._fired_us is not None and 0 <= time_us - self._fired_us < self._cooldown_us:
             return False
@@ -72,40 +69,9 @@ class Trigger:
         """It did, at that time, before a new helper process began to judge."""
         self._armed, self._fired_us = False, time_us
 
-    def _has_held(self, first: int | None, last: int | None) -> bool:
-        if first is None or last is None:
+    def _has_held(self, index: int | None) -> bool:
+        if index is None:
             return False
-        if self._since is None or last < self._since:
-            self._since = first
-        return last - self._since + 1 >= self._hold
-
-
-class Pace(NamedTuple):
-    """How fast a figure grew over some epochs or steps."""
-
-    growth: float
-    """As much as in as many of them as the rule names."""
-    first: int
-    """The first epoch or step in which it grew so."""
-
-
-class GrowthMeter:
-    """Turns levels into growth, from the first value on: what came before it is warming up."""
-
-    __slots__ = ("_every", "_held")
-
-    def __init__(self, growth: Growth) -> None:
-        self._every = growth.every
-        self._held: tuple[int, float] | None = None
-
-    def take(self, value: float, index: int) -> Pace | None:
-        """Takes the level at an epoch or step; ``None`` until enough of them have passed."""
-        held = self._held
-        if held is None or index < held[0]:
-            self._held = index, value
-            return None
-        passed = index - held[0]
-        if passed < self._every:
-            return None
-        self._held = index, value
-        return Pace((value - held[1]) / passed * self._every, held[0] + 1)
+        if self._since is None or index < self._since:
+            self._since = index
+        return index - self._since + 1 >= self._hold

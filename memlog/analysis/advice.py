@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
+from memlog.analysis.growing import last_straw, of_the_last_straw, why_it_grew
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.predict import WORTH, Advice
 from memlog.analysis.standing import Standing, not_the_largest
@@ -20,14 +20,14 @@ _LARGE = 0.3
 """Share of the peak from which a category is worth a word."""
 _SMALL = 0.1
 """Share of the process's memory below which tensors are not what matters."""
-_LEAK = 0.1
-"""Growth over the last steps, as a share, that looks like a leak."""
 _WORKERS = 0.5
 """Share of the tree's memory in other processes that is worth a word."""
 FAR_LARGER = 1.5
 """From so many times the traced peak on, the failing step was not like the traced one."""
 _NAMED = 6
 """Modules that a line names."""
+_REST = 0.02
+"""Share of a limit that counts as nothing left."""
 
 
 class Prediction(NamedTuple):
@@ -51,10 +51,13 @@ def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -
     failure = moments.failure
     if failure is not None and failure.worker is not None:
         return list(_worker(failure))
+    if failure is not None and failure.is_implausible:
+        return [_of_the_request(failure)]
     parts: list[Callable[[], Iterable[str]]] = [
-        lambda: _leak(moments),
+        lambda: why_it_grew(moments),
+        lambda: of_the_last_straw(moments),
         lambda: _fragmentation(failure),
-        lambda: _of_the_model(moments, predicted),
+        lambda: () if last_straw(moments) else _of_the_model(moments, predicted),
         lambda: _workers(moments),
         lambda: _limit(failure),
     ]
@@ -73,6 +76,15 @@ def needed(failure: OutOfMemory) -> int:
     return (in_use or 0) + (failure.requested or 0)
 
 
+def had_room(failure: OutOfMemory) -> bool:
+    """Whether the tightest limit that is known left room for the request: then another stopped it.
+
+    Allocators ask for more than they are asked for, so a rest of the limit is no room.
+    """
+    free = failure.free or 0
+    return free >= (failure.requested or free + 1) and free >= _REST * (failure.limit or 0)
+
+
 def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:
     """Whether the failing step was not like the traced one."""
     return bool(trace.peak) and needed(failure) > FAR_LARGER * (trace.peak or 0)
@@ -88,21 +100,6 @@ def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
         and failure.requested is not None
         and failure.requested <= FAR_LARGER * peak
     )
-
-
-def _leak(moments: LastMoments) -> Iterator[str]:
-    if len(moments.steps) < 20:  # noqa: PLR2004 - in fewer steps anything grows
-        return
-    third = len(moments.steps) // 3
-    levels = [moments.steps[at].rss for at in (0, third, 2 * third, -1)]
-    known = [level for level in levels if level is not None]
-    rising = len(known) == len(levels) and all(a < b for a, b in pairwise(known))
-    if rising and known[-1] > known[0] * (1 + _LEAK):
-        yield (
-            "The process's memory grew at every look: something keeps what each step makes. Often it is a "
-            "list of losses with their graphs (append `loss.item()` or `loss.detach()`), or a cache "
-            "without a bound."
-        )
 
 
 def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
@@ -292,9 +289,21 @@ def _workers(moments: LastMoments) -> Iterator[str]:
         )
 
 
+def _of_the_request(failure: OutOfMemory) -> str:
+    size, there = format_bytes(failure.requested), format_bytes(failure.capacity)
+    whole = (
+        "the whole machine has" if failure.device == "host" else f"the whole {failure.device} has"
+    )
+    return (
+        f"{size} were asked for in one piece, and {whole} {there}: no limit and no smaller model makes room "
+        "for that. Most likely a size or a shape is computed wrongly, such as an outer product or a "
+        "broadcast that was not meant: the error's traceback says where. If it is meant, make it in pieces."
+    )
+
+
 def _limit(failure: OutOfMemory | None) -> Iterator[str]:
     if failure is None or failure.limited_by is None or failure.device != "host":
         return
-    if failure.requested is not None and (failure.free or 0) >= failure.requested:
+    if had_room(failure):
         return  # it was something else
     yield f"A higher limit, where there can be one: {failure.limited_by}, now {format_bytes(failure.limit)}."

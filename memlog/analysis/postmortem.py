@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from memlog.analysis.advice import Prediction, advice, in_a_step, needed, needed_far_more
+from memlog.analysis.advice import (
+    Prediction,
+    advice,
+    had_room,
+    in_a_step,
+    needed,
+    needed_far_more,
+)
+from memlog.analysis.growing import last_straw
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.suspicion import Suspicion, Witness, suspect
 from memlog.events import Batch, OutOfMemory, Trace
@@ -107,7 +115,7 @@ def _cause(moments: LastMoments, witness: Witness, suspicion: Suspicion) -> Iter
         yield _wordless(witness)
         yield suspicion.why
     else:
-        yield from _failure(moments.failure)
+        yield from _failure(moments.failure, last_straw(moments))
         if suspicion.why:
             yield suspicion.why
     if moments.survived:
@@ -115,7 +123,7 @@ def _cause(moments: LastMoments, witness: Witness, suspicion: Suspicion) -> Iter
         yield f"{times} before, memory had run out and training went on."
 
 
-def _failure(failure: OutOfMemory) -> Iterator[str]:
+def _failure(failure: OutOfMemory, last_straw: bool) -> Iterator[str]:
     yield f"The error said: `{failure.message.replace('`', chr(39))}`"
     if failure.raised_as:
         yield f"What left the program came of it: `{failure.raised_as.replace('`', chr(39))}`"
@@ -127,7 +135,13 @@ def _failure(failure: OutOfMemory) -> Iterator[str]:
         return
     if failure.layer or failure.phase:
         phase = _PHASES.get(failure.phase or "", "no known phase")
-        yield f"It happened in {phase}, layer: {failure.layer or 'unknown'}."
+        if last_straw:
+            yield (
+                f"The request that failed was made in {phase}, layer: {failure.layer or 'unknown'}; in which "
+                "phase the memory before it was taken is not known."
+            )
+        else:
+            yield f"It happened in {phase}, layer: {failure.layer or 'unknown'}."
     yield from _room(failure)
 
 
@@ -159,7 +173,7 @@ def _is_of_addresses(failure: OutOfMemory) -> bool:
 def _verdict(failure: OutOfMemory) -> str:
     if failure.requested is None:
         return "How much was asked for was not said. The tightest limit"
-    if failure.free is not None and failure.free >= failure.requested:
+    if had_room(failure):
         return (
             "So much was free under the tightest limit that memlog knows, so that another one must have "
             "stopped it. The tightest known"

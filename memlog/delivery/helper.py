@@ -115,7 +115,7 @@ class Helper:
         signal.signal(signal.SIGTERM, self._stop)
         # The trainer closes the pipe when it has said everything, or is gone.
         while lines.open and not self._trainer_is_over():
-            for line in lines.read(TICK):
+            for line in lines.read(min(TICK, self._sampler.pause)):
                 self.hear(line)
             self._sampler.sample_if_due()
             self._worst_step.look()

@@ -13,6 +13,15 @@ from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
 from memlog.probes.tree import ProcessTree, available_memory
 
+_STEPS = 5
+"""Steps after which a sample is due before its time, at first."""
+_PART = 100
+"""Part of the steps so far, as its divisor, after which one is due later on: the journal stays small."""
+_LOOK = 0.05
+"""Seconds between samples at least, and between looks at a fast trainer."""
+_SHARE = 0.02
+"""Share of a processor's time that samples by steps may take."""
+
 
 class StepFollower:
     """Follows the trainer's journal to know which step it is at."""
@@ -53,12 +62,12 @@ class StepFollower:
 
 
 class Sampler:
-    """Publishes a `Sample` of the trainer's process tree whenever one is due.
+    """Publishes a `Sample` of the trainer's process tree whenever one is due, by time or by steps.
 
     Args:
         trainer: The trainer's process number.
         helpers: Process numbers of memlog's own, which don't count.
-        interval: Seconds between samples.
+        interval: Seconds between samples, at most.
         publish: Takes them.
         follower: Says at which step.
         health: Counts readings that failed.
@@ -79,25 +88,73 @@ class Sampler:
         self._publish = publish
         self._follower = follower
         self._health = health
-        self._due = time.monotonic()
+        self._due = self._rested = time.monotonic()
+        self._pace = _Pace()
+
+    @property
+    def pause(self) -> float:
+        """Seconds after which to ask again: less than a sample's interval where steps are fast."""
+        return _LOOK if self._pace.is_fast(self._interval) else self._interval
 
     def sample_if_due(self) -> None:
-        """Reads and publishes where the interval is over. Never raises."""
-        if time.monotonic() < self._due:
+        """Reads and publishes where the interval or enough steps are over. Never raises."""
+        now = time.monotonic()
+        if now < self._rested:
             return
-        self._due = time.monotonic() + self._interval
         with self._health.contained("sampling the process tree"):
-            self._publish(self._read())
+            by_steps = self._pace.take(self._follower.look(), now)
+            if by_steps or now >= self._due:
+                self._due = now + self._interval
+                before = time.thread_time()
+                self._publish(self._read())
+                self._pace.sampled()
+                rest = (time.thread_time() - before) / _SHARE
+                self._rested = now + min(max(_LOOK, rest), self._interval)
 
     def _read(self) -> Sample:
         tree = self._tree.read()
         group = read_cgroup(self._trainer)
         return Sample(
             time_us=now_us(),
-            step=self._follower.look(),
+            step=self._follower.step,
             tree_pss=tree.pss,
             tree_processes=tree.processes,
             available=available_memory(),
             cgroup_used=group.used,
             cgroup_limit=group.limit,
+            tree_file=tree.file,
         )
+
+
+class _Pace:
+    """How fast the trainer steps, and how many steps are worth a sample."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._newest = self._sampled = 0
+        self._seen = 0.0
+        self._a_second = 0.0
+
+    def take(self, step: int | None, now: float) -> bool:
+        """Takes the newest step; says whether enough have passed since the last sample."""
+        if step is None:
+            return False
+        begins = self._first is None
+        if self._first is None:
+            self._first = step
+        elif now > self._seen:
+            self._a_second = (step - self._newest) / (now - self._seen)
+        self._newest, self._seen = step, now
+        return begins or step - self._sampled >= self._wanted
+
+    def sampled(self) -> None:
+        """A sample of the newest step was taken."""
+        self._sampled = self._newest
+
+    def is_fast(self, interval: float) -> bool:
+        """Whether enough steps come within so many seconds."""
+        return self._a_second * interval >= self._wanted
+
+    @property
+    def _wanted(self) -> int:
+        return max(_STEPS, (self._newest - (self._first or 0)) // _PART)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from memlog.events import OutOfMemory, now_us
 from memlog.outofmemory.frames import where
-from memlog.outofmemory.limits import NO_ROOM, host_room
+from memlog.outofmemory.limits import NO_ROOM, host_room, machine_memory
 from memlog.redact import without_credentials
 
 _MAX_MESSAGE = 300
@@ -124,6 +124,7 @@ def describe(
         worker=worker,
         raised_as=None if raised is None or raised is error else _shown(_named(raised)),
         signal=None if ended is None else ended["signal"],
+        machine=machine_memory() if device == "host" else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -35,10 +36,13 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
         return None, None
     modules: list[Any] = []
     phase: str | None = None
+    homes: tuple[str, ...] = (str(Path(torch.__file__ or "").parent),)
     for frame in frames:
         name = frame.f_code.co_name
+        if phase == "optimizer" and not frame.f_code.co_filename.startswith(homes):
+            phase = None  # a closure: what it runs is no work of the optimizer's
         if name == _MODULE_CALL:
-            phase = phase or "forward"
+            phase = "backward" if phase == "backward" else "forward"
         elif name == _BACKWARD:
             phase, modules = "backward", []
             continue
@@ -49,6 +53,7 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
             modules.append(owner)
         elif name == "step" and isinstance(owner, torch.optim.Optimizer):
             phase, modules = "optimizer", []
+            homes = (homes[0], str(Path(frame.f_code.co_filename).parent))
     return _path(modules), phase
 
 

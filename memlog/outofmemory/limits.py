@@ -78,10 +78,19 @@ def _machine(memory: dict[str, int]) -> Room:
     free = available_memory()
     if free is None:
         return NO_ROOM
-    import psutil  # noqa: PLC0415 - for a machine that runs out, once
-
-    total = int(psutil.virtual_memory().total)
+    total = machine_memory()
+    if total is None:
+        return NO_ROOM
     return _of_pages(total - free, total, memory, "the machine's memory")
+
+
+def machine_memory() -> int | None:
+    """All the memory that the machine has, in bytes; ``None`` where unknown."""
+    import psutil  # noqa: PLC0415 - for a process that runs out, once
+
+    with suppress(OSError, psutil.Error):
+        return int(psutil.virtual_memory().total)
+    return None
 
 
 def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Room:

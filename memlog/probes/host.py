@@ -18,6 +18,8 @@ _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
 _REOPENINGS = 3
+_SHARED_CHANGED = 1024**2 // _PAGE
+"""Pages by which what a process shares changes before it is read again how many of them are of files."""
 
 
 class HostReading(NamedTuple):
@@ -66,6 +68,11 @@ class HostProbe:
         peak, source = self._window.advance(rss, mark)
         return HostReading(rss, peak, source)
 
+    @property
+    def rss_file(self) -> int | None:
+        """Of the resident set that was read last: pages of mapped files, in bytes; ``None``: unknown."""
+        return None if self._memory is None else self._memory.rss_file
+
     def figures(self) -> tuple[int | None, int | None]:
         """The resident set and its watermark, in bytes: for those who keep windows of their own."""
         if forks.generation != self._generation and self._memory is not None:
@@ -107,6 +114,9 @@ class HostProbe:
 class _Memory(Protocol):
     """One way to read this process's memory."""
 
+    rss_file: int | None
+    """As of the last reading: what of the resident set is pages of mapped files, in bytes."""
+
     def read(self) -> tuple[int, int | None]:
         """Returns the resident set and its high-water mark, in bytes."""
 
@@ -128,6 +138,9 @@ class _LinuxMemory:
 
     def __init__(self, proc: Path) -> None:
         self._kept: list[Descriptor] = []
+        self.rss_file: int | None = None
+        self._shared: int | None = None
+        self._shmem: int | None = None
         try:
             self._statm = self._keep(proc / "self/statm")
             self._status = self._keep(proc / "self/status")
@@ -140,9 +153,10 @@ class _LinuxMemory:
         self._inherited = watermark if own is None or watermark > own else 0
 
     def read(self) -> tuple[int, int | None]:
-        rss = int(os.pread(self._statm, 128, 0).split(None, 2)[1]) * _PAGE
+        _, rss, shared, _ = os.pread(self._statm, 128, 0).split(None, 3)
+        self.rss_file = self._of_files(int(shared))
         watermark = _max_rss()
-        return rss, watermark if watermark > self._inherited else self._vm_hwm()
+        return int(rss) * _PAGE, watermark if watermark > self._inherited else self._vm_hwm()
 
     def close(self) -> None:
         for descriptor in self._kept:
@@ -152,11 +166,20 @@ class _LinuxMemory:
         self._kept.append(Descriptor(os.open(path, os.O_RDONLY)))
         return self._kept[-1].number
 
+    def _of_files(self, shared: int) -> int | None:
+        """Bytes in mapped files, of so many pages that are either of files or shared memory."""
+        if self._shared is None or abs(shared - self._shared) >= _SHARED_CHANGED:
+            self._shared, self._shmem = shared, self._told(b"RssShmem")
+        return None if self._shmem is None else max(shared * _PAGE - self._shmem, 0)
+
     def _vm_hwm(self) -> int | None:
-        """``VmHWM`` in bytes; some sandboxed kernels don't tell it."""
+        return self._told(b"VmHWM")
+
+    def _told(self, name: bytes) -> int | None:
+        """A figure of the process's status, in bytes; some sandboxed kernels don't tell all of them."""
         # As large as that, since a user in many groups has a long line before it.
         status = os.pread(self._status, 16 * _KIB, 0)
-        _, found, rest = status.partition(b"\nVmHWM:")
+        _, found, rest = status.partition(b"\n%b:" % name)
         return int(rest.split(None, 1)[0]) * _KIB if found else None
 
 
@@ -166,6 +189,7 @@ class _PortableMemory:
     def __init__(self) -> None:
         import psutil  # noqa: PLC0415 - takes 10 ms and more, and Linux does without it
 
+        self.rss_file: int | None = None
         self._process = psutil.Process()
 
     def read(self) -> tuple[int, int | None]:

@@ -511,3 +511,94 @@ def test_sync_explains_where_the_helper_died_too(tmp_path: Path) -> None:
     text = wait_for_report(run)
     assert "written from outside, by `memlog sync`" in text
     assert len([event for event in events(run) if isinstance(event, Alert)]) == 1
+
+
+UNDER_A_LIMIT = """
+    import ctypes, resource, time
+    import numpy as np
+    import torch
+    import memlog
+
+    MIB = 1024**2
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 1))
+    scale = torch.ones(1, requires_grad=True)
+    memlog.init("local", model=model, layers=True, finish_timeout=60)
+    optimizer = torch.optim.Adam([*model.parameters(), scale])
+
+    def train():
+        model(torch.ones(64, 128)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.01)
+
+    def limit(more):
+        with open("/proc/self/status") as status:
+            (used,) = [int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize")]
+        resource.setrlimit(resource.RLIMIT_AS, (used + more * MIB,) * 2)
+
+    train()
+    {body}
+"""
+LARGER_AND_LARGER = """
+    limit(500)
+    for step in range(1000):
+        batch = torch.ones(400_000 * step)
+        (batch * scale).square().mean().backward()
+        train()
+"""
+MAPPED = """
+    with open("mapped", "wb") as file:
+        for _ in range(300):
+            file.write(bytes(MIB))
+    data = np.memmap("mapped", dtype=np.uint8, mode="r")
+    for step in range(100):
+        data[step * 3 * MIB : (step + 1) * 3 * MIB].max()
+        train()
+    time.sleep(1.5)
+    limit(400)
+    torch.empty(500 * MIB, dtype=torch.uint8)
+"""
+C_LIBRARY = """
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    limit(500)
+    others = []
+    for _ in range(1000):
+        for _ in range(64):
+            if taken := libc.malloc(100_000):
+                ctypes.memset(taken, 1, 100_000)
+            else:
+                others.append(torch.ones(16384))
+        train()
+"""
+SHAPES = """
+    for _ in range(30):
+        train()
+    limit(4000)
+    torch.zeros(2**42)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "untold"),
+    [
+        (LARGER_AND_LARGER, "So its steps became larger", "something keeps"),
+        (MAPPED, "are pages of mapped files", "something keeps"),
+        (C_LIBRARY, "something keeps what each step makes", "It failed in the optimizer's step"),
+        (SHAPES, "16.0 TiB were asked for in one piece, and the whole machine", "A higher limit"),
+    ],
+    ids=["larger and larger", "a mapped file", "a C library", "a wrong shape"],
+)
+def test_the_cause_that_is_named_is_the_one(
+    tmp_path: Path, body: str, told: str, untold: str
+) -> None:
+    program = UNDER_A_LIMIT.replace("{body}", textwrap.indent(textwrap.dedent(body), "    "))
+    with child(tmp_path, program, cwd=tmp_path) as process:
+        process.communicate(timeout=150)
+    text = wait_for_report(only_run(tmp_path))
+    assert text.startswith("# Out of memory on the host after step"), text
+    helps = text.partition("## What would help")[2]
+    assert told in helps
+    assert untold not in text

@@ -138,13 +138,12 @@ def test_fragmentation() -> None:
 
 @pytest.mark.seed(139, 252)
 def test_growth_an_epoch() -> None:
-    sizes = [100, 500, 505, 509, 525, 526]  # the first epoch is warming up
+    sizes = [500, 505, 525, 526, 540, 556, 557]  # a jump is no growth, two rises in a row are
     found = alerts(
-        "host.rss grows > 10 MiB/epoch",
-        [epoch(n, s * MIB) for n, s in enumerate(sizes, -1) if n >= 0],
+        "host.rss grows > 10 MiB/epoch", [epoch(n, s * MIB) for n, s in enumerate(sizes)]
     )
     assert [(alert.step, alert.title) for alert in found] == [
-        (39, "host.rss grows 16.0 MiB per epoch, over 10 MiB")
+        (59, "host.rss grows 15.0 MiB per epoch, over 10 MiB")
     ]
 
 
@@ -154,14 +153,6 @@ def test_growth_for_some_epochs() -> None:
     assert steps_of(alerts(rule, [epoch(n, s * MIB) for n, s in enumerate(grown)])) == [39]
     gaps = [0, 20, 40, 41, 60, 80]
     assert alerts(rule, [epoch(n, s * MIB) for n, s in enumerate(gaps)]) == []
-
-
-def test_growth_over_steps_is_measured_from_end_to_end() -> None:
-    sawtooth = [batch(n, 100 * MIB + n % 10 * MIB) for n in range(1000)]
-    leak = [batch(n, 100 * MIB + n % 10 * MIB + n * MIB // 10) for n in range(1000)]
-    rule = "host.rss grows > 5 MiB/100 steps"
-    assert alerts(rule, sawtooth) == []
-    assert steps_of(alerts(rule, leak)) == [100]
 
 
 def test_evaluations_are_judged_and_lie_on_their_own_axis() -> None:
@@ -273,8 +264,18 @@ def test_the_hosts_limit_is_known_here() -> None:
         ("host.rss > 1 GiB", [], "no step, epoch or evaluation came"),
         ("host.rss > 1 GiB for 5 steps", [Evaluation(0, 0, 1.0, GIB)], "no step came, and it is"),
         ("host.rss grows > 10 MiB/epoch", [batch(0, GIB)], "no epoch came"),
-        ("host.rss grows > 10 MiB/epoch", [epoch(0, GIB)], "fewer than 2 epochs came"),
+        ("host.rss grows > 10 MiB/epoch", [epoch(0, GIB)], "fewer than 3 epochs came"),
         ("host.rss grows > 10 MiB/step", [epoch(0, GIB)], "no step came"),
+        (
+            "host.rss grows > 10 MiB/100 steps",
+            [batch(step, GIB) for step in range(99)],
+            "fewer than 100 steps came",
+        ),
+        (
+            "host.rss grows > 10 MiB/100 steps",
+            [batch(step, GIB) for step in range(0, 200, 50)],
+            "it was read fewer than 10 times",
+        ),
     ],
 )
 def test_a_rule_that_can_not_be_judged_says_why(rule: str, events: list[Event], why: str) -> None:
@@ -288,6 +289,6 @@ def test_a_rule_that_can_not_be_judged_says_why(rule: str, events: list[Event], 
 def test_a_rule_that_was_judged_is_not_named() -> None:
     rules = ["host.rss > 90%", "device.peak > 90 GiB", "host.rss grows > 1 TiB/epoch"]
     engine = AlertEngine(parse_rules(rules), print, Health(), limit=10 * GIB)
-    for event in (batch(0, GIB, cuda(GIB)), epoch(0, GIB), epoch(1, GIB)):
+    for event in (batch(0, GIB, cuda(GIB)), *(epoch(n, GIB) for n in range(3))):
         engine(event)
     assert engine.never_judged() == {}

@@ -10,6 +10,7 @@ import torch
 
 from memlog.outofmemory import limits
 from memlog.outofmemory.errors import describe, failed_allocation
+from memlog.outofmemory.frames import where
 
 TIB = 1024**4
 
@@ -180,3 +181,27 @@ def test_free_is_what_was_free_before_the_stack_unwound(room_for_a_gib: int) -> 
     assert event.free < event.requested <= event.free_after
     assert event.limit == room_for_a_gib
     assert event.allocated == event.limit - event.free
+
+
+def test_what_a_closure_does_is_not_the_optimizers() -> None:
+    """Lightning runs the whole step in a closure of the optimizer's."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def in_the_model() -> None:
+        class Greedy(torch.nn.Module):
+            def forward(self) -> None:
+                raise MemoryError
+
+        Greedy()()
+
+    def beside_it() -> None:
+        raise MemoryError
+
+    class Hungry(torch.optim.SGD):
+        def step(self, _closure: object = None) -> None:  # type: ignore[override]
+            beside_it()
+
+    assert where(caught(lambda: optimizer.step(in_the_model))) == ("Greedy", "forward")
+    assert where(caught(lambda: optimizer.step(beside_it))) == (None, None)
+    assert where(caught(Hungry(model.parameters(), lr=0.1).step)) == (None, "optimizer")

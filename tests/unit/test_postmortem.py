@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
 from support import training
-from support.journals import GIB, MIB, MadeRun, at, batch
+from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
 from memlog.analysis import advice, postmortem
 from memlog.analysis.last_moments import LastMoments, last_moments
@@ -21,7 +22,7 @@ from memlog.analysis.trace.stream import CATEGORIES
 from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
 from memlog.delivery.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.postmortem import _rule, explain_afterwards
-from memlog.events import Artifact, Event, OutOfMemory, Sample, Trace, TracedLayer
+from memlog.events import Artifact, Batch, Event, OutOfMemory, Sample, Trace, TracedLayer
 from memlog.health import Health
 
 FAILURE = OutOfMemory(
@@ -333,3 +334,118 @@ def test_a_step_that_had_grown_is_told_what_grew(tmp_path: Path) -> None:
     alike = report(ended(tmp_path / "alike", trace(), FAILURE), KILLED, worst).text
     assert "SGD without momentum" in alike
     assert "%) less" in alike
+
+
+def grown(root: Path, sizes: Iterable[int], *events: Event, files: Sequence[int] = ()) -> str:
+    """What would help, after steps with so many MiB; `files`: of them, pages of files, at each tenth."""
+    run = MadeRun(root).write(*(batch(n, size * MIB) for n, size in enumerate(sizes)), *events)
+    run.sampled(
+        *(
+            Sample(at(n), 10 * n, GIB, 1, 20 * GIB, None, None, size * MIB)
+            for n, size in enumerate(files)
+        )
+    )
+    text = told(last_moments(run.closed()), Witness("helper", 1)).text
+    return text.partition("## What would help")[2]
+
+
+LEAK = [400 + 10 * n for n in range(60)]
+KEPT = changed(free=2 * MIB, free_after=6 * MIB)
+
+
+def test_growth_that_nothing_gave_back_is_kept(tmp_path: Path) -> None:
+    text = grown(tmp_path, LEAK, KEPT)
+    assert "grew throughout, by 590.0 MiB over the last 59 steps: something keeps what" in text
+    assert "`loss.detach()`" in text
+
+
+def test_growth_that_came_free_again_is_not_kept(tmp_path: Path) -> None:
+    """Batches that grow: with the failed step their memory was given back."""
+    text = grown(tmp_path, LEAK, changed(free=0, free_after=443 * MIB))
+    assert "something keeps" not in text
+    assert "alone grew by 443.0 MiB, and 443.0 MiB came free again with the last" in text
+
+
+def test_a_leak_beside_steps_that_need_much_is_kept(tmp_path: Path) -> None:
+    """What the failed step gave back is what every step needs."""
+    run = MadeRun(tmp_path)
+    for step, size in enumerate(LEAK):
+        run.write(Batch(at(step), step, size * MIB, (size + 440) * MIB, "exact"))
+    run.write(changed(free=0, free_after=443 * MIB))
+    text = told(last_moments(run.closed())).text
+    assert "something keeps what each step makes" in text
+    assert "became larger" not in text
+
+
+def test_pages_of_files_are_not_kept(tmp_path: Path) -> None:
+    text = grown(tmp_path, LEAK, KEPT, files=[10, 110, 210, 310, 410, 510])
+    assert "something keeps" not in text
+    assert "at least 500.0 MiB of that are pages of mapped files" in text
+    assert "something keeps" in grown(tmp_path / "few", LEAK, KEPT, files=[10, 20, 30, 40, 50, 60])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [400 + 12 * (n % 20) for n in range(60)],
+        [400] * 10 + [1000] * 50,
+        [min(400 + 40 * n, 1000) for n in range(60)],
+        [400 + n // 10 for n in range(60)],
+    ],
+    ids=["sawtooth", "jump", "cache that filled", "little"],
+)
+def test_what_does_not_keep_growing_is_no_leak(tmp_path: Path, sizes: list[int]) -> None:
+    assert "grew" not in grown(tmp_path, sizes, KEPT)
+
+
+def test_where_it_is_not_known_what_a_step_needs_both_causes_are_named(tmp_path: Path) -> None:
+    steps = [Batch(at(n), n, size * MIB, GIB, "watermark") for n, size in enumerate(LEAK)]
+    text = told(last_moments(MadeRun(tmp_path).write(*steps, KEPT).closed())).text
+    assert (
+        "either something keeps what each step makes, or the steps themselves became larg" in text
+    )
+
+
+def test_growth_that_ran_into_the_limit_and_stayed_there_is_found(tmp_path: Path) -> None:
+    """C code that is refused goes on without, until somebody else asks."""
+    assert "something keeps" in grown(tmp_path, [*LEAK, *[LEAK[-1]] * 60], KEPT)
+
+
+def test_a_devices_growth_is_that_of_the_device(tmp_path: Path) -> None:
+    steps = [batch(n, GIB, cuda((1 + n) * 100 * MIB)) for n in range(30)]
+    run = MadeRun(tmp_path).write(*steps, changed(device="cuda0", free=0, free_after=None))
+    assert "The memory on cuda0 grew throughout" in told(last_moments(run.closed())).text
+
+
+def test_a_last_straw_is_not_the_cause(tmp_path: Path) -> None:
+    """A C library took everything: the optimizer was the next to ask."""
+    straw = changed(
+        free=2 * MIB, free_after=6 * MIB, requested=386 * 1024, phase="optimizer", layer=None
+    )
+    run = MadeRun(tmp_path).write(*(batch(n, size * MIB) for n, size in enumerate(LEAK)), straw)
+    text = told(last_moments(run.closed())).text
+    assert (
+        "The request that failed was made in the optimizer's step, layer: unknown; in which" in text
+    )
+    assert "Where it failed says little: 386.0 KiB were asked for" in text
+    assert "It failed in the optimizer's step" not in text
+    assert "Adam" not in text
+
+
+def test_a_request_that_no_machine_has_room_for_is_called_that(tmp_path: Path) -> None:
+    huge = changed(requested=16 * 1024 * GIB, machine=24 * GIB)
+    text = told(ended(tmp_path, trace(), huge)).text
+    helps = text.partition("## What would help")[2]
+    assert "16.0 TiB were asked for in one piece, and the whole machine has 24.0 GiB" in helps
+    assert "computed wrongly" in helps
+    assert "higher limit" not in text
+    assert not any(line in text for line in MODEL_ADVICE)
+    gpus = changed(device="cuda0", requested=GIB, limit=GIB // 2, machine=None)
+    assert "the whole cuda0 has 512.0 MiB" in told(ended(tmp_path / "gpu", gpus)).text
+
+
+def test_the_rest_of_a_limit_is_no_room(tmp_path: Path) -> None:
+    """64 KiB were refused with 4 MiB left of the limit: the allocator asks for more at once."""
+    text = told(ended(tmp_path, changed(requested=64 * 1024, free=4 * MIB))).text
+    assert "What limits it: the limit on the process's address space" in text
+    assert "another one must have stopped it" not in text

@@ -97,10 +97,12 @@ def kill_helper_of(session: memlog.Session) -> None:
 def test_a_helper_that_died_is_said_with_a_remedy_that_works(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     backend: str,
     synced: bool,
 ) -> None:
     """Of a run that is recorded for no tracker nothing is left for `memlog sync`, which says so."""
+    monkeypatch.setattr("memlog.delivery.supervision.PAUSES", (60.0,))  # none before the end
     session = memlog.init(backend, alerts=["host.tree > 9 TiB"])
     session.step()
     kill_helper_of(session)

@@ -1,0 +1,159 @@
+"""Rules of growth: no alarm where nothing leaks, and none hidden."""
+
+import zlib
+from collections.abc import Iterable
+
+import pytest
+from support.journals import MIB, at, batch
+from support.memory_series import BASE, HEALTHY, LEAKS, Series, made
+
+from memlog.alerts import AlertEngine, parse_rules
+from memlog.alerts.growth_meter import GrowthMeter
+from memlog.events import Alert, Event, Sample
+from memlog.health import Health
+
+STEP = "host.rss grows > 5 MiB/step"
+HUNDRED = "host.rss grows > 10 MiB/100 steps"
+LONG_RISES = {"sawtooth of 25", "ring buffer", "sorted by length, again each epoch"} | {
+    "grows, then shrinks"
+}
+"""These grow by more than 5 MiB at every step for 20 steps and more: nobody can know that it ends."""
+
+
+def judged(rule: str, sizes: Iterable[float], *, every: int = 1) -> list[Alert]:
+    """The alarms about steps of 10 ms, of so many MiB: all are within the cooldown."""
+    found: list[Event] = []
+    engine = AlertEngine(parse_rules([rule]), found.append, Health())
+    for step, size in enumerate(sizes):
+        if step % every == 0:
+            engine(batch(step, int(size * MIB)))
+    assert not engine.never_judged()
+    return [event for event in found if isinstance(event, Alert)]
+
+
+def steps(found: list[Alert]) -> list[int | None]:
+    return [alert.step for alert in found]
+
+
+@pytest.mark.parametrize("length", [100, 300])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_script_raises_no_alarm(name: str, length: int) -> None:
+    for seed in range(5):
+        sizes = made(HEALTHY[name], length, zlib.crc32(name.encode()) + seed)
+        assert judged(HUNDRED, sizes) == []
+        assert name in LONG_RISES or judged(STEP, sizes) == []
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_is_one_alarm_within_20_steps_of_its_regime(name: str) -> None:
+    begins = {"kept losses, after a warm-up of 30 steps": 30, "a jump first": 10}.get(name, 0)
+    for seed in range(5):
+        sizes = made(LEAKS[name], 100, seed)
+        first, *more = judged(STEP, sizes)
+        # A leak twice as fast is an alarm of its own, and spikes may delay the first.
+        assert begins + 10 < (first.step or 0) < begins + (20 if name != "spikes" else 35)
+        assert all((alert.value or 0) >= 2 * (first.value or 0) for alert in more)
+        assert steps(judged(HUNDRED, sizes)) == [99]
+
+
+def test_warm_up_is_no_alarm_and_the_leak_after_it_is() -> None:
+    """The first three steps add 300 MiB; the alarm on them hid a leak of 20 MiB a step."""
+    warm = [300, 500, 580, 600]
+    leak = [600 + 20 * n for n in range(1, 60)]
+    [alarm] = judged(STEP, warm + leak)
+    assert 12 < (alarm.step or 0) < 24
+    assert alarm.title == "host.rss grows 20.0 MiB per step, over 5 MiB"
+
+
+def test_an_alarm_hides_no_faster_growth() -> None:
+    slow = [500 + 6 * n for n in range(40)]
+    fast = [slow[-1] + 20 * n for n in range(1, 41)]
+    first, second = judged(STEP, slow + fast)
+    assert (first.step, round(first.value or 0) // MIB) == (19, 6)
+    assert 40 < (second.step or 0) <= 60
+
+
+def test_an_alarm_hides_no_growth_that_begins_after_it_was_over() -> None:
+    leak = [500 + 10.0 * n for n in range(40)]
+    flat = [leak[-1]] * 60
+    again = [flat[-1] + 10 * n for n in range(1, 41)]
+    first, second = judged(STEP, leak + flat + again)
+    assert first.step == 19
+    assert 112 <= (second.step or 0) <= 120
+
+
+def test_the_same_swing_again_is_no_second_alarm() -> None:
+    assert steps(judged(STEP, [500 + 10.0 * (n % 40) for n in range(400)])) == [19]
+
+
+def test_a_leak_goes_on_for_a_day_in_one_alarm() -> None:
+    assert steps(judged(STEP, [500 + 20.0 * n for n in range(20_000)])) == [19]
+
+
+@pytest.mark.parametrize(
+    ("named", "every"),
+    [(20, 1), (100, 1), (100, 10), (128, 1), (129, 1), (1000, 1), (1000, 10), (5000, 1)],
+)
+def test_a_rule_works_in_as_many_steps_as_it_names(named: int, every: int) -> None:
+    rule = f"host.rss grows > 10 MiB/{named} steps"
+    assert len(judged(rule, [500 + 20 * n / named for n in range(named)], every=every)) == 1
+
+
+def test_growth_in_stairs_is_found_by_longer_windows() -> None:
+    """A copy of 200 MiB is kept at each evaluation, every 40 steps."""
+    [alarm] = judged("host.rss grows > 1 MiB/step", [500 + 200.0 * (n // 40) for n in range(400)])
+    assert (alarm.value or 0) == pytest.approx(5 * MIB, rel=0.2)
+
+
+def test_what_steps_for_which_it_is_to_hold_mean() -> None:
+    rule = "host.rss grows > 1 MiB/step for 50 steps"
+    assert steps(judged(rule, [500 + 2.0 * min(n, 40) for n in range(200)])) == []
+    assert steps(judged(rule, [500 + 2.0 * n for n in range(200)])) == [49]
+
+
+def test_a_file_that_is_read_in_is_no_growth() -> None:
+    found: list[Event] = []
+    mapped = iter(range(0, 10**6, 20))
+    engine = AlertEngine(
+        parse_rules([STEP]), found.append, Health(), files=lambda: next(mapped) * MIB
+    )
+    for step in range(100):
+        engine(batch(step, (500 + 20 * step) * MIB))
+    assert found == []
+
+
+def test_samples_count_by_the_step_at_which_they_were_taken() -> None:
+    """Ten looks at each step: it is one level, the lowest; files of the tree are left out."""
+    found: list[Event] = []
+    engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Health())
+    for look in range(300):
+        step, file = look // 10, 300 * look
+        held = (500 + 20 * step + 7 * (look % 10) + file) * MIB
+        engine(Sample(at(look), step, held, 1, None, None, None, file * MIB))
+    assert [(alert.step, alert.title) for alert in found if isinstance(alert, Alert)] == [
+        (19, "host.tree grows 20.0 MiB per step, over 5 MiB")
+    ]
+
+
+def test_steps_that_are_counted_anew_are_another_series() -> None:
+    [rule] = parse_rules([STEP])
+    meter = GrowthMeter(rule, 5 * MIB, 0)
+    resumed = [meter.take(500 * MIB + 20 * MIB * n, n % 15, at(n)) for n in range(90)]
+    assert resumed == [None] * 90
+
+
+def test_its_memory_is_bounded() -> None:
+    [rule] = parse_rules(["host.rss grows > 5 MiB/1000000 steps"])
+    meter = GrowthMeter(rule, 5 * MIB, 0)
+    for step in range(200_000):
+        meter.take(500 * MIB, step, at(step))
+    held = [len(window._levels) for window in meter._windows]
+    assert max(held) == 128
+    assert len(held) < 12
+
+
+def test_the_series_are_twenty_healthy_scripts_and_ten_that_leak() -> None:
+    assert len(HEALTHY) >= 20
+    assert len(LEAKS) >= 10
+    series: Series = HEALTHY["flat"]
+    assert min(made(series, 10)) >= BASE

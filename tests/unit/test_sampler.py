@@ -1,0 +1,55 @@
+"""When the helper process looks at the trainer's processes: by time, and by steps where these are fast."""
+
+import os
+import time
+from pathlib import Path
+
+from support.journals import GIB, MadeRun, batch
+
+from memlog.delivery.sampler import Sampler, StepFollower, _Pace
+from memlog.events import Event, Sample
+from memlog.health import Health
+
+
+def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path)
+    found: list[Event] = []
+    follower = StepFollower(run.directory.files()[0])
+    health = Health()
+    sampler = Sampler(os.getpid(), (), 1000.0, found.append, follower, health)
+    sampler.sample_if_due()
+    assert len(found) == 1  # by time: the first
+    for begin in (0, 40, 80):
+        run.write(*(batch(step, GIB) for step in range(begin, begin + 40)))
+        count = len(found)
+        deadline = time.monotonic() + 30
+        while len(found) == count and time.monotonic() < deadline:
+            time.sleep(0.02)
+            sampler.sample_if_due()
+    assert [event.step for event in found if isinstance(event, Sample)] == [None, 39, 79, 119]
+    assert not health.faults
+
+
+def looks(steps: int, a_second: float) -> int:
+    """Samples by steps of a run, looked at every 50 ms."""
+    pace, count = _Pace(), 0
+    for look in range(round(steps / a_second / 0.05)):
+        if pace.take(int(look * 0.05 * a_second), look * 0.05):
+            pace.sampled()
+            count += 1
+    return count
+
+
+def test_a_long_run_is_not_sampled_more_often_than_by_time() -> None:
+    assert looks(200, 100.0) == 40
+    assert looks(200, 10.0) == 40
+    assert looks(100_000, 100.0) < 700
+
+
+def test_it_asks_more_often_where_steps_are_fast_alone() -> None:
+    pace = _Pace()
+    pace.take(0, 0.0)
+    pace.take(10, 0.1)
+    assert pace.is_fast(1.0)
+    pace.take(11, 1.1)
+    assert not pace.is_fast(1.0)
