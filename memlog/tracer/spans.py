@@ -39,12 +39,13 @@ class Place:
         optimizing: The optimizer whose step runs, by identity.
         turn: Layer and phase of what happens outside ``forward``.
         last_backward: The layer whose backward pass was looked at last.
+        node: The number of the graph's node that was looked at last; ``None`` for one that accumulates.
         made: The number that the graph's next operation had then, where that backward pass makes a graph of
             its own.
         inputs: What the module that is about to begin gets: an engine says it with its ENTER.
     """
 
-    __slots__ = ("inputs", "last_backward", "made", "number", "optimizing", "stack", "turn")
+    __slots__ = ("inputs", "last_backward", "made", "node", "number", "optimizing", "stack", "turn")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -52,6 +53,7 @@ class Place:
         self.optimizing: int | None = None
         self.turn = (OUTSIDE, FORWARD)
         self.last_backward = OUTSIDE
+        self.node: int | None = None
         self.made: int | None = None
         self.inputs = NO_INPUTS
 
@@ -194,6 +196,7 @@ class Spans:
         """
         node = private.current_node() if private.current_node is not None else None
         number = private.sequence_number(node) if node is not None else None
+        place.node = number
         if number is not None:
             layer = self._sequence.layer_of(number)
             place.last_backward = OUTSIDE if layer is None else layer

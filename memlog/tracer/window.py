@@ -133,7 +133,7 @@ class Window:
                 engine=self.choice.engine,
                 why=self.choice.why,
                 device=str(self.torch_device),
-                exactness="lower bound" if finding.incomplete else self.choice.exactness,
+                exactness=finding.exactness(self.choice.exactness),
                 started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,

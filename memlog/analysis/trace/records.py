@@ -16,10 +16,11 @@ EngineName: TypeAlias = Literal["native", "dispatch", "sampler"]
 EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
 """What may be asked for; ``auto``: the best for the device."""
 
-Exactness: TypeAlias = Literal["exact", "lower bound", "sampled", "none"]
+Exactness: TypeAlias = Literal["exact", "lower bound", "approximate", "sampled", "none"]
 """``exact``: every allocation is known. ``lower bound``: every one but those inside of some operations or of
-compiled code, as ``unseen`` says. ``sampled``: a peak between two readings is missed, so each is a lower
-bound. ``none``: nobody can tell bytes here, only calls and times."""
+compiled code, as ``unseen`` says. ``approximate``: tracing changed what operations allocate, as ``unseen``
+says, so that the peak of an untraced step may be lower or higher. ``sampled``: a peak between two readings is
+missed, so each is a lower bound. ``none``: nobody can tell bytes here, only calls and times."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True):
