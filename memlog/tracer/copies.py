@@ -153,8 +153,13 @@ class Copies:
             return True
         if self._name == _LOGITS:  # with weights of the classes, which begin with an addition of 1
             return _packet(func) == "add" and not (isinstance(args[1], Tensor) and args[1].ndim)
-        # A sparse gradient is taken over uncopied only where no mode looks at what it holds.
-        return func is _CLONE and self._name == _ACCUMULATES and args[0].is_sparse
+        # Where a mode looks at what a sparse gradient holds, it is copied although it could be taken over.
+        return (
+            func is _CLONE
+            and self._name == _ACCUMULATES
+            and args[0].is_sparse
+            and all(plain.is_contiguous() for plain in plain_tensors(args[0]))
+        )
 
     def _is_alone(self, func: Any, old: Tensor) -> bool:
         """Whether a tensor, if it is freed next, was held by nobody but the derivative or autograd itself."""

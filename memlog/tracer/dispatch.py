@@ -17,6 +17,7 @@ from memlog.analysis.trace.stream import (
     BACKWARD,
     BEFORE,
     ENTER,
+    FORWARD,
     GRADIENT,
     INPUT,
     OPTIMIZER_STATE,
@@ -27,6 +28,7 @@ from memlog.analysis.trace.stream import (
 from memlog.analysis.trace.uses import UNKNOWN
 from memlog.health import Health
 from memlog.tracer import mode, private, scratch, taps
+from memlog.tracer.callers import Callers
 from memlog.tracer.copies import Copies
 from memlog.tracer.engine import Finding
 from memlog.tracer.hooks import Hooks
@@ -105,6 +107,7 @@ class DispatchEngine:
         self._fakes = private.faking()
         self._ledger = Ledger(log, fakes=self._fakes, types=types)
         self._copies = Copies(self._ledger)
+        self._callers = Callers()
         self._precision = Precision(self._ledger) if types else None
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
@@ -163,6 +166,7 @@ class DispatchEngine:
             ),
             fragmentation_reason=reason,
             dropped=dropped,
+            lines=tuple(self._callers.lines),
             incomplete=bool(missed or self._ledger.omitted),
             approximate=unlike is not None,
         )
@@ -258,7 +262,7 @@ class DispatchEngine:
         if result == mode.DETACHED:
             self._look_at_detached(out)
             return
-        layer, phase = self._spans.owner(place)
+        layer, phase = self._owner(place)
         made = UNKNOWN
         if result == mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
@@ -271,6 +275,18 @@ class DispatchEngine:
         elif kind > mode.RESULT:
             self._count_unmeasured(func)
         self._fold()
+
+    def _owner(self, place: Place) -> tuple[int, int]:
+        """Layer and phase of what runs now, and for the books its line, if it runs in no module."""
+        layer, phase = self._spans.owner(place)
+        line = 0
+        if layer == OUTSIDE:
+            line = place.line if phase == BACKWARD else 0
+            line = line or self._callers.here()
+            if phase == FORWARD:
+                self._spans.made_by_line(line, place)
+        self._ledger.line = line
+        return layer, phase
 
     def _look_at_new(
         self, func: Any, args: Any, out: Any, layer: int, phase: int, place: Place
@@ -322,7 +338,7 @@ class DispatchEngine:
         with self._health.contained("noticing a copy of a generator's state"):
             place = self._spans.place()
             if place is not None:
-                layer, phase = self._spans.owner(place)
+                layer, phase = self._owner(place)
                 self._ledger.see(state, layer, phase, place.number)
 
     def _storage_resized(self, _result: Any, args: Any) -> None:
@@ -330,7 +346,7 @@ class DispatchEngine:
         with self._health.contained("noticing that a storage was resized"):
             place = self._spans.place()
             if place is not None and storage.device.type == "cpu":
-                layer, phase = self._spans.owner(place)
+                layer, phase = self._owner(place)
                 self._ledger.see_resized(storage, layer, phase, place.number)
 
     # What is there already.

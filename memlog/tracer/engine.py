@@ -18,6 +18,8 @@ class Finding(msgspec.Struct, frozen=True):
     fragmentation_reason: str | None = None
     dropped: dict[str, int] = {}
     """What could not be recorded, counted by reason."""
+    lines: tuple[str, ...] = ()
+    """The lines of the program that its events number."""
     incomplete: bool = False
     """Whether something may have been allocated and freed that nobody has seen: peaks are lower bounds."""
     approximate: bool = False

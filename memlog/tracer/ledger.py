@@ -18,6 +18,7 @@ from memlog.analysis.trace.stream import (
     FREE,
     GRADIENT,
     INPUT,
+    LINE,
     OTHER,
     OUTSIDE,
     PARAMETER,
@@ -132,6 +133,7 @@ class Ledger:
         sparse: Whether sparse tensors were seen.
         complex: Whether complex ones were.
         nested: Whether nested ones were.
+        line: The number of the program's line that makes storages now; 0: a module does.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
@@ -140,6 +142,7 @@ class Ledger:
         self._types = types
         self.omitted = 0
         self.sparse = self.complex = self.nested = False
+        self.line = 0
         self._known: dict[int, Known] = {}
         self._serial = 0
         self._waiting: list[_Waiting] = []
@@ -210,7 +213,7 @@ class Ledger:
             self._serial = serial = self._serial + 1
             now = self._log.now()
             events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
-            events += pack(serial, 0, now, 0, FREE, made, 0, 0)
+            events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
             if self._waiting:
                 self._waiting[-1].passing = events
             else:
@@ -290,6 +293,9 @@ class Ledger:
         self.omitted += 1
         return True
 
+    def _made_by(self, serial: int, now: int) -> bytes:
+        return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
+
     def settle(self) -> None:
         """Write the allocation that waited for its predecessor to be freed: something else happened first."""
         with suppress(IndexError):
@@ -318,7 +324,10 @@ class Ledger:
         known.wide_inside = known.outside = False
         self._known[pointer] = known
         self.settle()
-        event = pack(serial, size, self._log.now(), layer, ALLOC, phase, category, thread)
+        now = self._log.now()
+        event = pack(serial, size, now, layer, ALLOC, phase, category, thread)
+        if category == UNDECIDED:
+            event += self._made_by(serial, now)
         if instead is None:
             self._log.append(event)
         else:

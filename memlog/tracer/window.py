@@ -142,10 +142,11 @@ class Window:
                 unseen=self._unseen(finding.unseen),
                 fragmentation=finding.fragmentation,
                 fragmentation_reason=finding.fragmentation_reason,
+                lines=finding.lines,
             )
             paths = tuple(self._names.paths)
             result = build(self._books, paths, facts)
-            self._trace = Trace(result, paths, events, tuple(self._names.kinds))
+            self._trace = Trace(result, paths, events, tuple(self._names.kinds), finding.lines)
         return self._trace
 
     def abandon(self) -> None:
