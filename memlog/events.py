@@ -230,6 +230,15 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     """What was still alive when its forward returned, with what its children kept: activations."""
 
 
+class TracedLine(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the program that allocated something outside all modules, in one traced step."""
+
+    line: str
+    """``train.py:42 in step: cross_entropy``: its file, number and function, and what it calls of torch's."""
+    at_peak: Int
+    """Bytes that it held when the whole step was at its peak, its part of the backward pass included."""
+
+
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """A step was traced; what its raw events were stands in the artifact alone."""
 
@@ -252,6 +261,8 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Of the traced step."""
     skipped: Int = 0
     """Steps that were to be traced and could not be, since the run began."""
+    lines: tuple[TracedLine, ...] = ()
+    """The lines of the program that held most at the peak outside all modules, the largest first."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
@@ -389,5 +400,5 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = (
 def field_names() -> dict[str, tuple[str, ...]]:
     """The fields of every event by its tag, in the order in which they are written."""
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
-    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, TracedLayer)
+    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, TracedLayer, TracedLine)
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

@@ -259,6 +259,12 @@ def _shares(trace: Trace) -> Iterator[str]:
     ]
     if layers:
         yield _table(("layer", "held at the peak", "share"), layers)
+    lines = [
+        (f"`{one.line}`", format_bytes(one.at_peak), _share(one.at_peak, total))
+        for one in trace.lines
+    ]
+    if lines:
+        yield _table(("line outside all modules", "held at the peak", "share"), lines)
 
 
 def _files(moments: LastMoments) -> Iterator[str]:

@@ -59,10 +59,11 @@ def _is_sound(trace: Trace) -> bool:
     if len(trace.events) % stream.EVENT_BYTES or not trace.paths:
         return False
     return all(
-        event.kind <= stream.USES
+        event.kind <= stream.LINE
         and event.layer < len(trace.paths)
         and event.phase < len(stream.PHASES)
         and event.category < len(stream.CATEGORIES)
         and (event.kind != stream.ALLOC or 0 <= event.size <= _LARGEST)
+        and (event.kind != stream.LINE or 0 < event.size <= len(trace.lines))
         for event in stream.decode(trace.events)
     )

@@ -30,17 +30,23 @@ def flame_graph(trace: Trace) -> dict[str, Any]:
 def _at_peak(trace: Trace) -> Iterator[tuple[Stack, int]]:
     places = {path: number for number, path in enumerate(trace.paths)}
     for share in sorted(trace.result.shares, key=lambda one: (places[one.path], one.category)):
-        yield (*path_stack(share.path, trace.paths), f"[{share.category}]"), share.size
+        line = (share.line,) if share.line else ()
+        yield (*path_stack(share.path, trace.paths), *line, f"[{share.category}]"), share.size
 
 
 def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
     """Every allocation below its phase; those that are not there one by one together, at the end."""
     said = 0
+    lines = {
+        event.key: (trace.lines[event.size - 1],)
+        for event in stream.decode(trace.events)
+        if event.kind == stream.LINE
+    }
     for event in stream.decode(trace.events):
         if event.kind == stream.ALLOC and event.phase != stream.BEFORE:
             path = path_stack(trace.paths[event.layer], trace.paths)
             said += event.size
-            yield (stream.PHASES[event.phase], *path), event.size
+            yield (stream.PHASES[event.phase], *path, *lines.get(event.key, ())), event.size
     rest = sum(layer.allocated or 0 for layer in trace.result.layers) - said
     if rest > 0:
         yield ("(not kept one by one)",), rest

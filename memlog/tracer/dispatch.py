@@ -17,6 +17,7 @@ from memlog.analysis.trace.stream import (
     BACKWARD,
     BEFORE,
     ENTER,
+    FORWARD,
     GRADIENT,
     INPUT,
     OPTIMIZER_STATE,
@@ -27,6 +28,8 @@ from memlog.analysis.trace.stream import (
 from memlog.analysis.trace.uses import UNKNOWN
 from memlog.health import Health
 from memlog.tracer import mode, private, scratch, taps
+from memlog.tracer.callers import Callers
+from memlog.tracer.copies import Copies
 from memlog.tracer.engine import Finding
 from memlog.tracer.hooks import Hooks
 from memlog.tracer.ledger import MOST_LIVE, SMALL, Ledger
@@ -46,8 +49,6 @@ from memlog.tracer.taps import Tap
 _UNSEEN = (
     "What an operation allocates and frees inside itself is measured once for every shape; for views, "
     "pointwise operations, copies and fills it is taken to be nothing.",
-    "Where autograd would write into a gradient of its own (the backward pass of indexing) it copies it as "
-    "long as a dispatch mode is active: that copy is part of the peak here.",
     "Copies of a random number generator's state (5 kB each) are seen where torch.get_rng_state makes them, "
     "as checkpointing does; those of Generator.get_state are not.",
     "Memory that is not torch's (numpy, what a data loader's workers share, the interpreter, the allocator's "
@@ -77,6 +78,9 @@ _PRECISION = (
     "The precision of matrix products was changed meanwhile, which decides what operations take inside "
     "themselves, so that peaks are lower bounds."
 )
+_FAILED = (
+    "Operations were not recorded because of an error in memlog, so that peaks are lower bounds."
+)
 _TRANSFORMED = (
     "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
     "backward pass counts with the forward pass of what surrounds it."
@@ -102,6 +106,8 @@ class DispatchEngine:
         self._mode = mode.ObservingMode(self, health)
         self._fakes = private.faking()
         self._ledger = Ledger(log, fakes=self._fakes, types=types)
+        self._copies = Copies(self._ledger)
+        self._callers = Callers()
         self._precision = Precision(self._ledger) if types else None
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
@@ -148,13 +154,23 @@ class DispatchEngine:
             dropped[
                 f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
             ] = self._ledger.omitted
+        self._log.fold()
+        books = self._log.books
+        unlike = self._copies.unlike(books.before_bytes + books.peak_bytes)
         reason = "the CPU has no caching allocator, so nothing is reserved"
         missed = self._missed()
         return Finding(
-            unseen=(*_UNSEEN, *((_TRANSFORMED,) if self._transformed else ()), *missed),
+            unseen=(
+                *_UNSEEN,
+                *((_TRANSFORMED,) if self._transformed else ()),
+                *missed,
+                *((unlike,) if unlike else ()),
+            ),
             fragmentation_reason=reason,
             dropped=dropped,
+            lines=tuple(self._callers.lines),
             incomplete=bool(missed or self._ledger.omitted),
+            approximate=unlike is not None,
         )
 
     def _missed(self) -> tuple[str, ...]:
@@ -165,6 +181,7 @@ class DispatchEngine:
             _COMPLEX: ledger.complex,
             _NESTED: ledger.nested,
             _LATE_GRADIENTS: self._late_gradients,
+            _FAILED: self._mode.failures,
             _PRECISION: self._precision_changed,
             _COMPILED: self._compiled_calls or len(taps.compiled_code()) > len(self._code),
         }
@@ -244,7 +261,7 @@ class DispatchEngine:
         if result == mode.DETACHED:
             self._look_at_detached(out)
             return
-        layer, phase = self._spans.owner(place)
+        layer, phase = self._owner(place)
         made = UNKNOWN
         if result == mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
@@ -258,13 +275,26 @@ class DispatchEngine:
             self._count_unmeasured(func)
         self._fold()
 
+    def _owner(self, place: Place) -> tuple[int, int]:
+        """Layer and phase of what runs now, and for the books its line, if it runs in no module."""
+        layer, phase = self._spans.owner(place)
+        line = 0
+        if layer == OUTSIDE:
+            line = place.line if phase == BACKWARD else 0
+            line = line or self._callers.here()
+            if phase == FORWARD:
+                self._spans.made_by_line(line, place)
+        self._ledger.line = line
+        return layer, phase
+
     def _look_at_new(
         self, func: Any, args: Any, out: Any, layer: int, phase: int, place: Place
     ) -> int:
         """The results of an operation, and what they would be under autocast."""
         before = self._ledger.serial
+        instead = self._copies.replaced(func, args, out, phase, place)
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-            self._ledger.see(tensor, layer, phase, place.number)
+            self._ledger.see(tensor, layer, phase, place.number, instead)
         if self._precision is None:
             return UNKNOWN
         return self._precision.operation(func, args, out, layer, phase, before)
@@ -307,7 +337,7 @@ class DispatchEngine:
         with self._health.contained("noticing a copy of a generator's state"):
             place = self._spans.place()
             if place is not None:
-                layer, phase = self._spans.owner(place)
+                layer, phase = self._owner(place)
                 self._ledger.see(state, layer, phase, place.number)
 
     def _storage_resized(self, _result: Any, args: Any) -> None:
@@ -315,7 +345,7 @@ class DispatchEngine:
         with self._health.contained("noticing that a storage was resized"):
             place = self._spans.place()
             if place is not None and storage.device.type == "cpu":
-                layer, phase = self._spans.owner(place)
+                layer, phase = self._owner(place)
                 self._ledger.see_resized(storage, layer, phase, place.number)
 
     # What is there already.
@@ -351,6 +381,7 @@ class DispatchEngine:
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
         key, size = place.inputs if kind == ENTER else (0, 0)
+        self._ledger.settle()
         self._log.append(pack(key, size, self._log.now(), layer, kind, phase, 0, place.number))
         self._fold()
 

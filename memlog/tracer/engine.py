@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from memlog.analysis.trace.records import Fragmentation
+from memlog.analysis.trace.records import Exactness, Fragmentation
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -19,8 +19,22 @@ class Finding(msgspec.Struct, frozen=True):
     fragmentation_reason: str | None = None
     dropped: dict[str, int] = {}
     """What could not be recorded, counted by reason."""
+    lines: tuple[str, ...] = ()
+    """The lines of the program that its events number."""
     incomplete: bool = False
     """Whether something may have been allocated and freed that nobody has seen: peaks are lower bounds."""
+    approximate: bool = False
+    """Whether tracing changed what operations allocate: an untraced step's peak may be lower or higher."""
+
+    def exactness(self, best: Exactness) -> Exactness:
+        """How far peaks can be relied on.
+
+        Args:
+            best: If nothing was missed.
+        """
+        if self.approximate:
+            return "approximate"
+        return "lower bound" if self.incomplete else best
 
 
 class Engine(Protocol):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from memlog.analysis.trace.records import LayerFigures, TraceResult
 from memlog.analysis.trace.stream import OUTSIDE_PATH
-from memlog.events import Trace, TracedLayer, now_us
+from memlog.events import Trace, TracedLayer, TracedLine, now_us
 
 TOP = 8
 """Layers that a trace event names."""
+TOP_LINES = 4
+"""Lines of the program likewise."""
 
 
 def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trace:
@@ -32,6 +34,9 @@ def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trac
         truncated=result.truncated,
         duration_us=round(result.duration_ms * 1000),
         skipped=skipped,
+        lines=tuple(
+            TracedLine(one.line, one.at_peak) for one in result.lines[:TOP_LINES] if one.at_peak
+        ),
     )
 
 

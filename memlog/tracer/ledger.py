@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from memlog.analysis.trace.stream import (
     FREE,
     GRADIENT,
     INPUT,
+    LINE,
     OTHER,
     OUTSIDE,
     PARAMETER,
@@ -98,6 +100,29 @@ class Known(weakref.ref[Any]):
         )
 
 
+class _Waiting:
+    """A new storage whose allocation is not written yet.
+
+    Args:
+        known: It.
+        instead: The storage whose place it takes if that is freed next.
+        event: Its allocation.
+
+    Attributes:
+        passing: What its operation took inside itself, as events.
+    """
+
+    def __init__(self, known: Known, instead: Known, event: bytes) -> None:
+        self.known = known
+        self.instead = instead
+        self.event = event
+        self.passing = b""
+
+    def take_over(self) -> None:
+        """Count the two as one storage, the older one."""
+        self.known.serial, self.known.size = self.instead.serial, self.instead.size
+
+
 class Ledger:
     """Says ALLOC, FREE and CLASSIFY, once each.
 
@@ -111,6 +136,7 @@ class Ledger:
         sparse: Whether sparse tensors were seen.
         complex: Whether complex ones were.
         nested: Whether nested ones were.
+        line: The number of the program's line that makes storages now; 0: a module does.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
@@ -119,13 +145,16 @@ class Ledger:
         self._types = types
         self.omitted = 0
         self.sparse = self.complex = self.nested = False
+        self.line = 0
         self._known: dict[int, Known] = {}
         self._serial = 0
+        self._waiting: list[_Waiting] = []
         self._gone = self._finalizer()
         self._closed = False
 
     def close(self) -> None:
         """Nothing is said any more."""
+        self.settle()
         self._closed = True
         for known in list(self._known.values()):
             if known.cast_first or known.type in (HALF, HALF_NOW):
@@ -133,13 +162,30 @@ class Ledger:
             known.serial = -1
         self._known.clear()
 
-    def see(self, tensor: Tensor, layer: int, phase: int, thread: int) -> None:
-        """An operation has returned a tensor, whose storage may be new."""
+    def see(
+        self,
+        tensor: Tensor,
+        layer: int,
+        phase: int,
+        thread: int,
+        instead: Known | None = None,
+    ) -> None:
+        """Record the storage of a tensor that an operation has returned, if it is new.
+
+        Args:
+            tensor: The result.
+            layer: Its owner.
+            phase: In which the operation ran.
+            thread: On which.
+            instead: The storage that an untraced step would have written the result into. If it is freed
+                before anything else happens, the new storage takes its place in the books.
+        """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
                 if storage._cdata not in self._known:
-                    self._hold(storage, layer, phase, UNDECIDED, thread, self._type_of(plain))
+                    kind = self._type_of(plain)
+                    self._hold(storage, layer, phase, UNDECIDED, thread, kind, instead)
                     self.complex = self.complex or plain.is_complex()
                     self.nested = self.nested or plain.is_nested
             if plain is not tensor and tensor.layout is not torch.strided:
@@ -169,10 +215,12 @@ class Ledger:
         if size > 0 and not self._closed:
             self._serial = serial = self._serial + 1
             now = self._log.now()
-            self._log.append(
-                pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
-                + pack(serial, 0, now, 0, FREE, made, 0, 0)
-            )
+            events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
+            events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
+            if self._waiting:
+                self._waiting[-1].passing = events
+            else:
+                self._log.append(events)
 
     def see_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
         """A storage may have another size than before."""
@@ -183,6 +231,7 @@ class Ledger:
                 return
             category = known.category
             del self._known[known.pointer]
+            self.settle()
             self._log.append(known.last_word(FREE, self._log.now()))
             known.serial = -1
         self._hold(
@@ -221,6 +270,7 @@ class Ledger:
                     met = self._hold(storage, layer, made, category, 0, kind) or met
             elif known.category != category and not _stays(known.category, category):
                 known.category = category
+                self.settle()
                 now = self._log.now()
                 self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
         return met
@@ -246,8 +296,24 @@ class Ledger:
         self.omitted += 1
         return True
 
+    def _made_by(self, serial: int, now: int) -> bytes:
+        return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
+
+    def settle(self) -> None:
+        """Write the allocation that waited for its predecessor to be freed: something else happened first."""
+        with suppress(IndexError):
+            waiting = self._waiting.pop()
+            self._log.append(waiting.event + waiting.passing)
+
     def _hold(
-        self, storage: Any, layer: int, phase: int, category: int, thread: int, kind: int
+        self,
+        storage: Any,
+        layer: int,
+        phase: int,
+        category: int,
+        thread: int,
+        kind: int,
+        instead: Known | None = None,
     ) -> bool:
         size = storage.nbytes()
         if not size or self._closed or not (self._fakes or _has_bytes(storage)):
@@ -260,16 +326,31 @@ class Ledger:
         known.cast_first = known.cast_last = known.casts = known.used = known.asked = 0
         known.wide_inside = known.outside = known.slope = False
         self._known[pointer] = known
+        self.settle()
         now = self._log.now()
-        self._log.append(pack(serial, size, now, layer, ALLOC, phase, category, thread))
+        event = pack(serial, size, now, layer, ALLOC, phase, category, thread)
+        if category == UNDECIDED:
+            event += self._made_by(serial, now)
+        if instead is None:
+            self._log.append(event)
+        else:
+            self._waiting.append(_Waiting(known, instead, event))
         return True
 
     def _finalizer(self) -> Callable[[Known], None]:
         """What runs when a storage goes, maybe in the middle of our own code: one append and no lock."""
-        append, now, storages = self._log.append, self._log.now, self._known
+        append, now, storages, waiting = self._log.append, self._log.now, self._known, self._waiting
 
         def gone(known: Known) -> None:
             if known.serial >= 0:
+                if waiting:
+                    successor = waiting.pop()
+                    if successor.instead is known:
+                        successor.take_over()
+                        storages.pop(known.pointer, None)
+                        append(successor.passing)
+                        return
+                    append(successor.event + successor.passing)
                 if storages.get(known.pointer) is known:
                     del storages[known.pointer]
                 append(known.last_word(FREE, now()))

@@ -33,6 +33,8 @@ MEASURED: Final = 16
 """That is measured."""
 UNKNOWN: Final = 32
 """Nobody can tell."""
+BY_TYPES: Final = 64
+"""It takes something inside only where its arguments are of several types, and that is measured."""
 
 _CHANGES = RESIZED | WRITTEN
 _STRIDED = torch.strided
@@ -61,6 +63,9 @@ class ObservingMode(TorchDispatchMode):
     Args:
         observer: Who is shown results. Its errors are counted and reach nobody.
         health: Where they are counted.
+
+    Attributes:
+        failures: Operations that could not be shown, because of an error in memlog.
     """
 
     supports_higher_order_operators = True
@@ -68,6 +73,7 @@ class ObservingMode(TorchDispatchMode):
 
     def __init__(self, observer: Observer, health: Health) -> None:
         super().__init__()
+        self.failures = 0
         self._observer: Observer | None = observer
         self._health = health
         self._inside = False
@@ -146,6 +152,8 @@ class ObservingMode(TorchDispatchMode):
         kind = _kinds.get(func)
         if kind is None:
             kind = self._kind_of(func)
+        if kind & BY_TYPES:
+            kind = self._by_types(kind, args)
         before = None
         if kind & _CHANGES:
             first: Any = args[0] if args else None
@@ -162,8 +170,15 @@ class ObservingMode(TorchDispatchMode):
                 shown = out if before is None else changed(out, before)
                 observer.operation(func, kind, args, shown, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
+                self.failures += 1
                 self._health.fault("recording an operation", error)
         return out
+
+    def _by_types(self, kind: int, args: Any) -> int:
+        mixed = False
+        with self._health.contained("looking at an operation's types"):
+            mixed = scratch.mixes_types(args)
+        return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
         """What an operation may change, as it is; what is written to where it is changes no storage."""
@@ -238,7 +253,18 @@ def _leave_those_on_top() -> None:
             return
 
 
-_INSIDE = {scratch.NOTHING_INSIDE: 0, scratch.MEASURED: MEASURED, scratch.UNKNOWN: UNKNOWN}
+_INSIDE = {
+    scratch.NOTHING_INSIDE: 0,
+    scratch.MEASURED: MEASURED,
+    scratch.UNKNOWN: UNKNOWN,
+    scratch.BY_TYPES: BY_TYPES,
+}
+_UNMARKED_VIEWS = (
+    "aten::_unsafe_view",
+    "aten::unsafe_split",
+    "aten::unsafe_split_with_sizes",
+)
+"""Their results lie on the storage of their argument, which their schemas do not say."""
 _kinds: dict[Any, int] = {}
 
 
@@ -255,6 +281,8 @@ def _result_of(func: Any) -> int:
         return NEW
     if schema.name == "aten::detach":
         return DETACHED
+    if schema.name in _UNMARKED_VIEWS:
+        return NOTHING
     if any(one.alias_info is None for one in schema.returns):
         return NEW
     may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))

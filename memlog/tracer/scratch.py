@@ -20,6 +20,8 @@ from memlog.tracer import private
 NOTHING_INSIDE: Final = 0
 """It takes nothing but its results."""
 MEASURED: Final = 1
+BY_TYPES: Final = 3
+"""Nothing, if its arguments have one type; else it casts some of them inside itself, which is measured."""
 UNKNOWN: Final = 2
 """The program's own, or another library's: nobody measures it, since it may do anything at all."""
 
@@ -36,6 +38,9 @@ _NAMES = """
 """
 _NONE = frozenset(_NAMES.split())
 """Operations that take nothing inside, beside views and those that torch marks as pointwise."""
+
+_COPIED = frozenset(("gelu", "gelu_backward"))
+"""Pointwise operations that oneDNN computes, in layouts of its own."""
 
 _BY_INDEX = frozenset(("index", "index_put", "_index_put_impl", "_unsafe_index"))
 _MASKS = (torch.bool, torch.uint8)
@@ -90,11 +95,29 @@ def need(func: Any) -> int:
     if namespace not in _NAMESPACES:
         return UNKNOWN
     pointwise = getattr(torch.Tag, "pointwise", None)
-    if name in _NONE or name.startswith("_foreach") or pointwise in func.tags:
+    if name in _NONE or name.startswith("_foreach"):
         return NOTHING_INSIDE
+    if pointwise in func.tags and name not in _COPIED:
+        return BY_TYPES
     writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
     views = all(one.alias_info is not None for one in schema.returns)
     return NOTHING_INSIDE if views and not writes else MEASURED
+
+
+def mixes_types(args: Any) -> bool:
+    """Whether a pointwise operation casts one of its arguments to the type of another."""
+    kind = None
+    for value in args:
+        if isinstance(value, Tensor) and value.ndim:
+            if kind is None:
+                kind = value.dtype
+            elif kind is not value.dtype:
+                return True
+    return kind is not None and not kind.is_floating_point and any(map(_is_fraction, args))
+
+
+def _is_fraction(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 
 def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:

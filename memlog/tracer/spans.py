@@ -41,12 +41,24 @@ class Place:
         optimizing: The optimizer whose step runs, by identity.
         turn: Layer and phase of what happens outside ``forward``.
         last_backward: The layer whose backward pass was looked at last.
+        line: The program's line that made the operation whose backward pass was looked at last; 0: unknown.
+        node: The number of the graph's node that was looked at last; ``None`` for one that accumulates.
         made: The number that the graph's next operation had then, where that backward pass makes a graph of
             its own.
         inputs: What the module that is about to begin gets: an engine says it with its ENTER.
     """
 
-    __slots__ = ("inputs", "last_backward", "made", "number", "optimizing", "stack", "turn")
+    __slots__ = (
+        "inputs",
+        "last_backward",
+        "line",
+        "made",
+        "node",
+        "number",
+        "optimizing",
+        "stack",
+        "turn",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -54,6 +66,8 @@ class Place:
         self.optimizing: int | None = None
         self.turn = (OUTSIDE, FORWARD)
         self.last_backward = OUTSIDE
+        self.line = 0
+        self.node: int | None = None
         self.made: int | None = None
         self.inputs = NO_INPUTS
 
@@ -80,6 +94,8 @@ class Spans:
         self._everywhere = everywhere
         self._places: dict[int, Place] = {}
         self._sequence = SequenceMap()
+        self._lines = SequenceMap()
+        self._heard = 0
         self.closed = False
 
     def begin(self) -> None:
@@ -198,9 +214,11 @@ class Spans:
         """
         node = private.current_node() if private.current_node is not None else None
         number = private.sequence_number(node) if node is not None else None
+        place.node = number
         if number is not None:
             layer = self._sequence.layer_of(number)
             place.last_backward = OUTSIDE if layer is None else layer
+            place.line = self._lines.layer_of(number) or 0
         if torch.is_grad_enabled() and place.number == 0:
             self._make_graph(place, place.last_backward)
         return place.last_backward
@@ -224,7 +242,17 @@ class Spans:
 
     def _mark(self, layer: int) -> None:
         if private.next_sequence_number is not None:
-            self._sequence.mark(int(private.next_sequence_number()), layer)
+            self._heard = int(private.next_sequence_number())
+            self._sequence.mark(self._heard, layer)
+            self._lines.mark(self._heard, 0)
+
+    def made_by_line(self, line: int, place: Place) -> None:
+        """The operations of the graph since the last that was heard of were made by a line of the program."""
+        if place.number == 0 and private.next_sequence_number is not None:
+            number = int(private.next_sequence_number())
+            if number > self._heard:
+                self._lines.mark(self._heard, line)
+                self._heard = number
 
     def resting(self, place: Place) -> tuple[int, int]:
         """Layer and phase that a thread's work belongs to until the next change."""

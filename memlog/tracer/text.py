@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memlog.analysis.trace.records import TraceResult
+from memlog.analysis.trace.stream import OUTSIDE_PATH
 from memlog.units import format_bytes
 
 _TOP = 12
+_TOP_LINES = 6
 _PATH_WIDTH = 40
 
 
@@ -44,17 +46,28 @@ def _layers(result: TraceResult) -> Iterator[str]:
         f"{'layer':<{_PATH_WIDTH}} {'at peak':>10} {'allocated':>10} {'peak':>10} {'kept fwd':>10} {'ms':>8}"
     )
     for layer in ranked[:_TOP]:
-        path = layer.path
-        if len(path) > _PATH_WIDTH:
-            path = "…" + path[1 - _PATH_WIDTH :]
+        path = _cut(layer.path, _PATH_WIDTH)
         forward = layer.phase("forward")
         kept = format_bytes(forward.kept if forward else None)
         yield (
             f"{path:<{_PATH_WIDTH}} {format_bytes(layer.at_peak):>10} {format_bytes(layer.allocated):>10} "
             f"{format_bytes(layer.peak):>10} {kept:>10} {layer.time_ms:>8.1f}"
         )
+        if layer.path == OUTSIDE_PATH:
+            yield from _lines(result)
     if len(ranked) > _TOP:
         yield f"… and {len(ranked) - _TOP} more"
+
+
+def _lines(result: TraceResult) -> Iterator[str]:
+    """The lines of the program that hold most outside all modules."""
+    for one in result.lines[:_TOP_LINES]:
+        shown = f"  {_cut(one.line, _PATH_WIDTH - 2)}"
+        yield f"{shown:<{_PATH_WIDTH}} {format_bytes(one.at_peak):>10} {format_bytes(one.allocated):>10}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else "…" + text[1 - width :]
 
 
 def _foot(result: TraceResult) -> Iterator[str]:

@@ -137,7 +137,7 @@ class Window:
                 engine=self.choice.engine,
                 why=self.choice.why,
                 device=str(self.torch_device),
-                exactness="lower bound" if finding.incomplete else self.choice.exactness,
+                exactness=finding.exactness(self.choice.exactness),
                 started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,
@@ -146,11 +146,18 @@ class Window:
                 unseen=self._unseen(finding.unseen),
                 fragmentation=finding.fragmentation,
                 fragmentation_reason=finding.fragmentation_reason,
+                lines=finding.lines,
             )
             paths = tuple(self._names.paths)
             result = build(self._books, paths, facts)
-            kinds, optimizers = tuple(self._names.kinds), tuple(self._names.optimizers)
-            self._trace = Trace(result, paths, events, kinds, optimizers)
+            self._trace = Trace(
+                result,
+                paths,
+                events,
+                kinds=tuple(self._names.kinds),
+                optimizers=tuple(self._names.optimizers),
+                lines=finding.lines,
+            )
         return self._trace
 
     def abandon(self) -> None:

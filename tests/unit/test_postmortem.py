@@ -22,7 +22,16 @@ from memlog.analysis.trace.stream import CATEGORIES
 from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
 from memlog.delivery.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.postmortem import _rule, explain_afterwards
-from memlog.events import Artifact, Batch, Event, OutOfMemory, Sample, Trace, TracedLayer
+from memlog.events import (
+    Artifact,
+    Batch,
+    Event,
+    OutOfMemory,
+    Sample,
+    Trace,
+    TracedLayer,
+    TracedLine,
+)
 from memlog.health import Health
 
 FAILURE = OutOfMemory(
@@ -76,6 +85,13 @@ def test_layers_of_which_nobody_knows_what_they_held_are_left_out(tmp_path: Path
     text = told(ended(tmp_path, sampled, FAILURE)).text
     assert "held at the peak" not in text
     assert "400.0 MiB" in text
+
+
+def test_what_no_layer_held_is_named_by_line(tmp_path: Path) -> None:
+    lines = (TracedLine("train.py:42 in step: cross_entropy", 100 * MIB),)
+    held = msgspec.structs.replace(trace(), lines=lines)
+    text = told(ended(tmp_path, held, FAILURE)).text
+    assert "| `train.py:42 in step: cross_entropy` | 100.0 MiB | 25% |" in text
 
 
 @pytest.mark.parametrize("category", CATEGORIES)

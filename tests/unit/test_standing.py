@@ -32,10 +32,12 @@ def needs() -> int:
     return trace().result.peak or 0
 
 
-def a_run(root: Path, *batches: Batch, traced_at: tuple[int | None, ...] = (0,)) -> RunDirectory:
+def a_run(
+    root: Path, *batches: Batch, traced_at: tuple[int | None, ...] = (0,), asked: int = MIB
+) -> RunDirectory:
     """A run that failed, whose first traced step was the worst."""
     events = [trace_event(trace().result, step) for step in traced_at]
-    lost = OutOfMemory(at(9), 7, "host", MIB, 0, None, None, None, None, None, "backward", "gone")
+    lost = OutOfMemory(at(9), 7, "host", asked, 0, None, None, None, None, None, "backward", "gone")
     directory = MadeRun(root).write(*batches, *events, lost).closed()
     directory.worst_step.write_bytes(msgspec.msgpack.encode((events[0], trace())))
     return directory
@@ -59,7 +61,7 @@ def of(run: RunDirectory) -> Standing:
 def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = a_run(tmp_path, *growing(20 * MIB))
+    run = a_run(tmp_path, *growing(20 * MIB), asked=20 * MIB)
     lines = said(tmp_path, monkeypatch).splitlines()
     assert lines[0].endswith("the only step that was traced")
     assert (

@@ -32,6 +32,7 @@ class HeldByLayer(msgspec.Struct, frozen=True):
     """A layer at the traced peak, in bytes."""
 
     path: str
+    """Of the layer; of what no module made the line of the program that did."""
     at_peak: int
     """Its own part, without the layers inside it."""
     largest: str
@@ -164,7 +165,7 @@ def _notes(course: Course | None, hints: Sequence[Hint], worth: float) -> Iterat
 def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
     held: dict[str, Counter[str]] = {}
     for share in trace.result.shares:
-        held.setdefault(share.path, Counter())[share.category] += share.size
+        held.setdefault(share.holder, Counter())[share.category] += share.size
     ranked = sorted(held.items(), key=lambda item: (-item[1].total(), item[0]))
     return tuple(
         HeldByLayer(path, sizes.total(), sizes.most_common(1)[0][0])

@@ -10,6 +10,8 @@ the end, since it may become known late (an optimizer's state is seen when it fi
 
 from __future__ import annotations
 
+from collections import Counter
+
 from memlog.analysis.trace import stream
 from memlog.analysis.trace.stream import (
     ACTIVATION,
@@ -33,13 +35,14 @@ PIECE = 8192
 class Held:
     """A storage that is, or was, live."""
 
-    __slots__ = ("alive", "category", "layer", "phase", "size")
+    __slots__ = ("alive", "category", "layer", "line", "phase", "size")
 
     def __init__(self, size: int, layer: int, phase: int, category: int) -> None:
         self.size = size
         self.layer = layer
         self.phase = phase
         self.category = category
+        self.line = 0
         self.alive = True
 
     @property
@@ -121,6 +124,7 @@ class Accountant:
         peak_ns: When that was.
         at_peak: What was live then.
         rows: Figures by layer and phase.
+        lines: Bytes allocated outside all modules, by the number of the line.
         last_ns: The time of the last event.
         unmatched_frees: Frees of what nobody saw allocated.
     """
@@ -132,6 +136,7 @@ class Accountant:
         self.peak_ns = 0
         self.at_peak: list[Held] = []
         self.rows: dict[tuple[int, int], Row] = {}
+        self.lines: Counter[int] = Counter()
         self.last_ns = 0
         self.unmatched_frees = 0
         self._by_readings = by_readings
@@ -150,6 +155,7 @@ class Accountant:
             self._classify,
             self._reading,
             self._uses,
+            self._line,
         )
 
     def fold(self, events: bytes) -> None:
@@ -287,6 +293,12 @@ class Accountant:
 
     def _uses(self, event: TraceEvent) -> None:
         """Nothing that the books hold."""
+
+    def _line(self, event: TraceEvent) -> None:
+        held = self._live.get(event.key)
+        if held is not None:
+            held.line = event.size
+            self.lines[event.size] += held.size
 
     def _reading(self, event: TraceEvent) -> None:
         allocated, reserved = event.key, event.size

@@ -10,7 +10,7 @@ from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
 
 PhaseName: TypeAlias = Literal["data", "forward", "backward", "optimizer", "end"]
-_EVERY_EVENT = ("exact", "lower bound")
+_EVERY_EVENT = ("exact", "lower bound", "approximate")
 
 
 class PhaseLevel(msgspec.Struct):

@@ -16,10 +16,11 @@ EngineName: TypeAlias = Literal["native", "dispatch", "sampler"]
 EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
 """What may be asked for; ``auto``: the best for the device."""
 
-Exactness: TypeAlias = Literal["exact", "lower bound", "sampled", "none"]
+Exactness: TypeAlias = Literal["exact", "lower bound", "approximate", "sampled", "none"]
 """``exact``: every allocation is known. ``lower bound``: every one but those inside of some operations or of
-compiled code, as ``unseen`` says. ``sampled``: a peak between two readings is missed, so each is a lower
-bound. ``none``: nobody can tell bytes here, only calls and times."""
+compiled code, as ``unseen`` says. ``approximate``: tracing changed what operations allocate, as ``unseen``
+says, so that the peak of an untraced step may be lower or higher. ``sampled``: a peak between two readings is
+missed, so each is a lower bound. ``none``: nobody can tell bytes here, only calls and times."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True):
@@ -77,6 +78,25 @@ class Share(msgspec.Struct, frozen=True):
     """In which it was allocated; ``before``: before the trace."""
     category: str
     size: int
+    line: str = ""
+    """The line of the program that made it, if no module did; in the backward pass the line whose derivative
+    it is. Empty if unknown."""
+
+    @property
+    def holder(self) -> str:
+        """The layer, or the line that made it outside all modules."""
+        return self.line or self.path
+
+
+class LineFigures(msgspec.Struct, frozen=True):
+    """A line of the program that allocated something in no module."""
+
+    line: str
+    """``train.py:42 in step: cross_entropy``: its file, number and function, and what it calls of torch's."""
+    allocated: int
+    """Bytes, its part of the backward pass included."""
+    at_peak: int
+    """Bytes of them that were live at the peak."""
 
 
 class Fragmentation(msgspec.Struct, frozen=True):
@@ -133,6 +153,8 @@ class TraceResult(msgspec.Struct, frozen=True):
     """What is missing from the totals, counted by reason."""
     unseen: tuple[str, ...]
     """What this engine can't see, in whole sentences."""
+    lines: tuple[LineFigures, ...] = ()
+    """What no module allocated, by the line that did, the largest at the peak first; empty: unknown."""
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -147,3 +169,5 @@ class Trace(msgspec.Struct, frozen=True):
     """The names of the layers' classes, by the same numbers; empty in a trace of an older memlog."""
     optimizers: tuple[str, ...] = ()
     """The names of the optimizers' classes, one for each step that was made, in order; empty likewise."""
+    lines: tuple[str, ...] = ()
+    """Lines of the program by their numbers in the events, which begin with 1."""

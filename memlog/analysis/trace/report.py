@@ -13,6 +13,7 @@ from memlog.analysis.trace.records import (
     Exactness,
     Fragmentation,
     LayerFigures,
+    LineFigures,
     PhaseFigures,
     Share,
     TraceResult,
@@ -44,6 +45,7 @@ class TraceFacts(msgspec.Struct, frozen=True):
     unseen: tuple[str, ...]
     fragmentation: Fragmentation | None
     fragmentation_reason: str | None
+    lines: tuple[str, ...] = ()
 
 
 def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceResult:
@@ -57,7 +59,7 @@ def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceRe
     known = facts.exactness != "none"
     counted = facts.engine != "sampler"
     before = books.before_bytes
-    held = _shares(books.at_peak, paths)
+    held = _shares(books.at_peak, paths, facts.lines)
     in_modules, nowhere = _attribution(books)
     made = in_modules + sum(nowhere.values())
     return TraceResult(
@@ -83,6 +85,7 @@ def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceRe
         truncated=facts.kept_events < facts.events,
         dropped=facts.dropped,
         unseen=facts.unseen,
+        lines=_lines(books, facts.lines),
     )
 
 
@@ -108,15 +111,32 @@ def _categories(held: Iterable[Held]) -> dict[str, int]:
     return {CATEGORIES[number]: size for number, size in sizes.most_common() if size}
 
 
-def _shares(held: Iterable[Held], paths: Sequence[str]) -> tuple[Share, ...]:
-    sizes: Counter[tuple[int, int, int]] = Counter()
+def _shares(held: Iterable[Held], paths: Sequence[str], lines: Sequence[str]) -> tuple[Share, ...]:
+    sizes: Counter[tuple[int, int, int, int]] = Counter()
     for one in held:
-        sizes[one.layer, one.phase, one.final_category] += one.size
+        line = one.line if one.layer == OUTSIDE else 0  # a gradient turns out to be a layer's
+        sizes[one.layer, one.phase, one.final_category, line] += one.size
     return tuple(
-        Share(paths[layer], PHASES[phase], CATEGORIES[category], size)
-        for (layer, phase, category), size in sizes.most_common()
+        Share(paths[layer], PHASES[phase], CATEGORIES[category], size, _text(line, lines))
+        for (layer, phase, category, line), size in sizes.most_common()
         if size
     )
+
+
+def _text(line: int, lines: Sequence[str]) -> str:
+    return lines[line - 1] if line else ""
+
+
+def _lines(books: Accountant, lines: Sequence[str]) -> tuple[LineFigures, ...]:
+    held: Counter[int] = Counter()
+    for one in books.at_peak:
+        if one.layer == OUTSIDE:
+            held[one.line] += one.size
+    figures = (
+        LineFigures(lines[line - 1], allocated, held[line])
+        for line, allocated in books.lines.items()
+    )
+    return tuple(sorted(figures, key=lambda one: (-one.at_peak, -one.allocated, one.line)))
 
 
 def _attribution(books: Accountant) -> tuple[int, dict[str, int]]:

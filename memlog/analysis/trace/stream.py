@@ -20,6 +20,8 @@ TURN      (unused)           (unused)             from now on what happens outsi
 CLASSIFY  serial             (unused)             the storage is of ``category`` and belongs to ``layer``
 READING   allocated bytes    reserved bytes       the allocator's own statistics
 USES      serial             uses                 as FREE, of a storage that is there as the trace ends
+LINE      serial             number               the storage was made in no module, by a line of the program:
+                                                  the trace's ``lines`` have it, from 1 on. It follows ALLOC
 ========  =================  ===================  ==================================================
 
 Serials are never used twice in a trace. Times are nanoseconds since the trace began. An ALLOC in the phase
@@ -40,6 +42,7 @@ TURN: Final = 4
 CLASSIFY: Final = 5
 READING: Final = 6
 USES: Final = 7
+LINE: Final = 8
 
 BEFORE: Final = 0
 FORWARD: Final = 1

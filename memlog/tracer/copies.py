@@ -1,0 +1,258 @@
+"""Copies that torch makes only because a dispatch mode is active.
+
+While a mode is active torch treats every tensor as one of a subclass (``isTensorSubclassLike`` in its
+sources). Instead of writing into a tensor that nobody else holds it then makes a new one and frees the old at
+once: when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a derivative
+fills a tensor of zeros, and when ``linear`` and attention add to a product. An untraced step has one tensor
+there, and so have the books.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import Counter
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlog.analysis.trace.stream import BACKWARD
+from memlog.tracer import private
+from memlog.tracer.ledger import Known, Ledger
+from memlog.tracer.spans import Place
+from memlog.tracer.storages import plain_tensors
+
+_OTHER: Final = 0
+_ADDS: Final = 1
+_FILLS_WITH_ZEROS: Final = 2
+_MULTIPLIES: Final = 3
+_HAS_IN_PLACE: Final = 4
+"""The same operation exists in place."""
+
+_ADD: Final = torch.ops.aten.add.Tensor
+_CLONE: Final = torch.ops.aten.clone.default
+_ZEROS: Final = ("zeros", "zeros_like", "new_zeros")
+_PRODUCTS: Final = ("mm", "bmm")
+
+_ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
+_LOGITS: Final = "BinaryCrossEntropyWithLogitsBackward0"
+_WRITES: Final = {
+    "Atan2Backward0": ("masked_fill",),
+    "BinaryCrossEntropyBackward0": ("mul",),
+    _LOGITS: ("mul", "sub"),
+}
+"""What these derivatives do in place in an untraced step, to what they have made themselves."""
+_OTHERWISE: Final = frozenset(
+    (
+        "ClampBackward0",
+        "CumprodBackward0",
+        "LinalgEigBackward0",
+        "LinalgHouseholderProductBackward0",
+        "MaskedFillBackward1",
+        "MaxBackward1",
+        "MedianBackward0",
+        "MinBackward1",
+        "NanmedianBackward0",
+        "OrmqrBackward0",
+        "ProdBackward0",
+        "ProdBackward1",
+    )
+)
+"""Derivatives that are computed in another way while a mode is active. No other operation in the tests of
+torch 2.13 calls others than without a mode, but for those that `Copies` recognizes."""
+_NEGLIGIBLE: Final = 0.001
+"""Of the peak."""
+
+_ENGINE: Final = "_engine_run_backward"
+_OURS: Final = "memlog.tracer."
+
+
+class Copies:
+    """Finds the storage that an operation would have written into in an untraced step.
+
+    Args:
+        books: The live storages.
+    """
+
+    def __init__(self, books: Ledger) -> None:
+        self._books = books
+        self._unheld = references_of_unheld()
+        self._node: int | None = None
+        self._name = ""
+        self._began = 0
+        self._zeros: set[int] = set()
+        self._product = 0
+        self._otherwise: Counter[str] = Counter()
+
+    def replaced(self, func: Any, args: Any, out: Any, phase: int, place: Place) -> Known | None:
+        """Return the storage that an untraced step would have written into, if it is freed next.
+
+        Args:
+            func: An operation that made ``out``.
+            args: Its positional arguments.
+            out: Its result, whose storage is not in the books yet.
+            phase: The phase in which it ran.
+            place: The thread that ran it.
+        """
+        role = _roles.get(func)
+        if role is None:
+            role = _roles[func] = _role_of(func)
+        if phase == BACKWARD:
+            return self._replaced_in_backward(func, role, args, out, place)
+        if role == _MULTIPLIES:
+            self._product = self._books.serial + 1
+        elif role == _ADDS and sys.getrefcount(args[0]) == self._unheld and _alike(args[0], out):
+            known = self._books.known(args[0])
+            return known if known is not None and known.serial == self._product else None
+        return None
+
+    def unlike(self, peak: int) -> str | None:
+        """Name the derivatives that an untraced step computes in another way; ``None`` if they make little.
+
+        Args:
+            peak: Most bytes live in the trace.
+        """
+        if sum(self._otherwise.values()) <= _NEGLIGIBLE * peak:
+            return None
+        names = ", ".join(name for name, _ in self._otherwise.most_common())
+        return (
+            "While operations are observed torch computes these derivatives in another way, so that the peak "
+            f"of an untraced step may be lower or higher: {names}."
+        )
+
+    def _replaced_in_backward(
+        self, func: Any, role: int, args: Any, out: Any, place: Place
+    ) -> Known | None:
+        if place.node != self._node:
+            self._node_begins(place.node)
+        if isinstance(out, Tensor) and self._is_computed_otherwise(func, args):
+            self._otherwise[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
+        if role == _FILLS_WITH_ZEROS:
+            self._zeros.add(self._books.serial + 1)
+        elif (
+            role in (_ADDS, _HAS_IN_PLACE)
+            and not torch.is_grad_enabled()
+            and _alike(args[0], out)
+            and self._is_alone(func, args[0])
+            and _called_by_autograd()
+        ):
+            return self._books.known(args[0])
+        return None
+
+    def _node_begins(self, number: int | None) -> None:
+        node = private.current_node() if private.current_node is not None else None
+        self._name = node.name() if node is not None else ""
+        self._node, self._began = number, self._books.serial
+        self._zeros.clear()
+
+    def _is_computed_otherwise(self, func: Any, args: Any) -> bool:
+        if self._name in _OTHERWISE:
+            return True
+        if self._name == _LOGITS:  # with weights of the classes, which begin with an addition of 1
+            return _packet(func) == "add" and not (isinstance(args[1], Tensor) and args[1].ndim)
+        # Where a mode looks at what a sparse gradient holds, it is copied although it could be taken over.
+        return (
+            func is _CLONE
+            and self._name == _ACCUMULATES
+            and args[0].is_sparse
+            and all(plain.is_contiguous() for plain in plain_tensors(args[0]))
+        )
+
+    def _is_alone(self, func: Any, old: Tensor) -> bool:
+        """Whether a tensor, if it is freed next, was held by nobody but the derivative or autograd itself."""
+        known = self._books.known(old)
+        if known is None:
+            return False
+        made_here = known.serial > self._began
+        if known.serial in self._zeros:
+            return True
+        if made_here and _packet(func) in _WRITES.get(self._name, ()):
+            return True
+        # A view holds the tensor that it is a view of.
+        dense = old.is_contiguous() or old.nbytes == old.untyped_storage().nbytes()
+        return func is _ADD and dense and not old._is_view() and _adds_up(made_here=made_here)
+
+
+def _adds_up(*, made_here: bool) -> bool:
+    """Whether autograd itself may be adding, rather than the derivative of an operation.
+
+    A derivative frees nothing that was there before its node began, since the node holds that until it ends.
+    What was made since, autograd adds to only if two results of the node go to one place.
+    """
+    if not made_here:
+        return True
+    node = private.current_node() if private.current_node is not None else None
+    edges = getattr(node, "next_functions", ())
+    return len(set(edges)) < len(edges)
+
+
+def _alike(old: Any, new: Any) -> bool:
+    return (
+        isinstance(old, Tensor)
+        and isinstance(new, Tensor)
+        and old.layout is new.layout is torch.strided
+        and old.shape == new.shape
+        and old.dtype == new.dtype
+    )
+
+
+def _called_by_autograd() -> bool:
+    """Whether no Python code, such as a hook or a function of the program, has called the operation."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == _ENGINE
+
+
+_roles: dict[Any, int] = {}
+
+
+def _packet(func: Any) -> str:
+    """The name of an operation without its overload."""
+    return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else ""
+
+
+def _role_of(func: Any) -> int:
+    name = _packet(func)
+    if func is _ADD:
+        return _ADDS
+    if name in _ZEROS:
+        return _FILLS_WITH_ZEROS
+    if name in _PRODUCTS:
+        return _MULTIPLIES
+    return _HAS_IN_PLACE if name and hasattr(torch.ops.aten, f"{name}_") else _OTHER
+
+
+@functools.cache
+def references_of_unheld() -> int:
+    """References to an operation's first argument if no Python code holds it; -1 if the count does not tell.
+
+    Found by trying: it depends on how this torch ties tensors to Python objects, and on how Python counts.
+    """
+    watch = _Watch()
+    bias = torch.zeros(1)
+    with torch.no_grad(), watch:
+        linear(torch.zeros(2, 2, 2).transpose(0, 1), torch.zeros(1, 2), bias)
+        torch.zeros(1).add(bias)
+    unheld, *held = watch.counts or (-1,)
+    return unheld if held and unheld < held[0] else -1
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the references to what is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it without types
+        self.counts: list[int] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in ObservingMode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ADD:
+            self.counts.append(sys.getrefcount(args[0]))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,66 @@
+"""Traced peaks against those of steps that are not traced: tracing must not change what it measures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.allocator import AllocatorTruth
+from support.untraced import EXACT, INEXACT, Case
+
+from memlog import MemoryTracer
+from memlog.analysis.trace.records import TraceResult
+from memlog.tracer.copies import references_of_unheld
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's, about one model or another
+
+TOLERANCE = 0.005
+
+
+def traced_and_true(case: Case) -> tuple[TraceResult, int]:
+    """The trace of a step, and the peak of the next by the allocator's events."""
+    torch.manual_seed(0)
+    model, step = case()
+    tracer = MemoryTracer()
+    step()
+    for _ in range(2):  # what operations take inside is measured in the first
+        with tracer.trace(model):
+            step()
+    with AllocatorTruth() as allocator:
+        step()
+    assert not tracer.health.faults
+    return tracer.result, allocator.result().peak
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_exact_peak_is_the_untraced_steps(name: str) -> None:
+    result, peak = traced_and_true(EXACT[name])
+    assert result.exactness == "exact"
+    assert result.peak is not None
+    assert result.before is not None
+    assert result.peak - result.before == pytest.approx(peak, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_what_is_not_the_untraced_steps_is_not_called_exact(name: str) -> None:
+    case, said = INEXACT[name]
+    result, _ = traced_and_true(case)
+    assert result.exactness == said
+
+
+def test_the_sentence_names_the_derivative() -> None:
+    result, _ = traced_and_true(INEXACT["products"][0])
+    assert any("ProdBackward1" in sentence for sentence in result.unseen)
+
+
+def test_what_the_program_adds_is_told_from_what_torch_adds() -> None:
+    assert references_of_unheld() > 0
+    model = torch.nn.Linear(64, 64, bias=False)
+    batch, bias = torch.randn(64, 64), torch.zeros(64)
+    tracer = MemoryTracer()
+    with torch.no_grad(), tracer.trace(model):
+        product = model(batch)
+        product = product + bias
+    result = tracer.result
+    assert result.peak is not None
+    assert result.before is not None
+    assert result.peak - result.before == 2 * product.nbytes
