@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from memlog.analysis.predict.course import Course, Life, Span, highest, steady_begin
+from memlog.analysis.predict.precision import PRODUCTS
 from memlog.analysis.trace.stream import BACKWARD, FORWARD, GRADIENT, INPUT, RECOMPUTE
 
 
@@ -91,11 +93,18 @@ def _copies(course: Course) -> dict[tuple[int, int], set[int]]:
     """Sizes, by layer and phase, of what is made of a layer's parameters rather than of the batch.
 
     In the backward pass a gradient before it is added up; under autocast a copy in half the bytes, and its
-    gradient.
+    gradient. A layer of torch's that multiplies and is called once for each step makes no gradient but the
+    one that stays: what else is as large there is of the batch.
     """
     found: dict[tuple[int, int], set[int]] = {}
+    calls = Counter(
+        (call.layer, course.step_of(call.begin)) for call in course.calls if call.phase == FORWARD
+    )
+    called = {layer for layer, _ in calls}
+    repeated = {layer for (layer, _), count in calls.items() if count > 1}
     for layer, sizes in course.parameters().items():
         halves = {size // 2 for size in sizes}
         found[layer, FORWARD] = found[layer, RECOMPUTE] = halves
-        found[layer, BACKWARD] = halves | set(sizes)
+        once = layer in called - repeated and course.kind(layer) in PRODUCTS
+        found[layer, BACKWARD] = halves if once else halves | set(sizes)
     return found

@@ -36,7 +36,7 @@ from memlog.analysis.trace.uses import HALF, HALF_NOW, UNKNOWN, WIDE
 _HALF = 0.5
 _NAMED = 6
 """Kinds of layers that a sentence names."""
-_PRODUCTS = frozenset(
+PRODUCTS = frozenset(
     (
         "Linear",
         "NonDynamicallyQuantizableLinear",  # inside MultiheadAttention
@@ -98,7 +98,7 @@ def unknown_to_autocast(course: Course) -> list[str]:
     """Kinds of layers whose parameters or buffers may be used in ways that the trace does not tell."""
     holding = {life.layer for life in course.lives if life.category in (PARAMETER, BUFFER)}
     kinds = {course.kind(layer) or "what is in no module" for layer in holding}
-    return sorted(kinds - _PRODUCTS - _OTHERS)
+    return sorted(kinds - PRODUCTS - _OTHERS)
 
 
 def _cast(course: Course, life: Life) -> Iterator[Span]:
@@ -169,7 +169,7 @@ def _widened(course: Course, result: Life, at: int) -> Span:
         return Span(
             at, max(at, used) + 1, result.size
         )  # the loss needs it no longer (cross entropy)
-    alone = course.kind(result.layer) in _PRODUCTS
+    alone = course.kind(result.layer) in PRODUCTS
     return Span(at, _backward_into(course, at), result.size * (_HALF if alone else 1.0))
 
 
