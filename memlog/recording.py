@@ -91,6 +91,7 @@ class Recording:
         self._on_alert = on_alert
         self._names: Names | None = None
         self._labels: set[str] = set()
+        self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = backends_to_look_in(settings.backends)
         with ExitStack() as undo:
@@ -181,12 +182,12 @@ class Recording:
         from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415
         from memlog.delivery.backchannel import AlertListener  # noqa: PLC0415
 
-        rules, on_alert, bus = parse_rules(alerts), self._on_alert, self._bus
-        self._engine = engine = engine_for(
-            rules, bus.publish, self._health, os.getpid(), on_alert, lambda: self.batches.rss_file
+        rules, on_alert, publish = parse_rules(alerts), self._on_alert, self._bus.publish
+        self._engine = engine_for(
+            rules, publish, self._health, os.getpid(), on_alert, lambda: self.batches.rss_file
         )
-        if engine is not None:
-            bus.subscribe(engine)
+        if self._engine is not None:
+            self._bus.subscribe(self._engine)
         if not any(rule.sampled for rule in rules):
             return None
 
@@ -212,6 +213,7 @@ class Recording:
                 self.batches.begin()
             elif isinstance(event, (Scope, Recorded)):
                 event = self._placed(event)
+            self._published = True
             self._bus.publish(event)
 
     def _placed(self, event: Scope | Recorded) -> Scope | Recorded:
@@ -308,7 +310,7 @@ class Recording:
             with contained("ending the tracing of steps"):
                 self._tracer.finish()
         self._explain(error)
-        health, end = self._sum_up(), End(now_us(), status)
+        health, end = self._sum_up(status), End(now_us(), status)
         self._bus.publish(end)
         self._binder.connect()
         with contained("closing the journal"):
@@ -334,13 +336,14 @@ class Recording:
         with self._health.contained("handing over the end of the run"):
             self._deliver(self._last_words(End(now_us(), status), health), 0)
 
-    def _sum_up(self) -> HealthEvent:
+    def _sum_up(self, status: Status) -> HealthEvent:
         """Publishes memlog's own state, with what is to be said of the whole run."""
         health = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._health.contained("summing up the run"):
             self._helper.look()
             health = self.batches.publish_health(self._never_judged())
-            self.batches.say_if_nothing_was_noticed()
+            if status == "finished" and not self._published:
+                self.batches.say_if_nothing_was_noticed()
         return health
 
     def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:
