@@ -24,6 +24,14 @@ HEALTH_INTERVAL_NS = 10_000_000_000
 """Between health events."""
 LOOK_INTERVAL_NS = 1_000_000_000
 """Between looks around."""
+NO_STEPS = (
+    "no optimizer step was noticed (none was made, or it was inside torch.compile): "
+    "call session.step() after each step"
+)
+NO_TORCH = (
+    "nothing was recorded: without PyTorch memlog notices no step by itself: call session.step() after each "
+    "step, or use its monitors or memlog.watch_loss"
+)
 
 
 class BatchRecorder:
@@ -127,14 +135,9 @@ class BatchRecorder:
         return self._host.rss_file
 
     def say_if_nothing_was_noticed(self) -> None:
-        """Warns where torch was loaded and yet no step was seen: the run would be empty in silence."""
-        stepped = self._next > self._settings.initial_step
-        if not stepped and not self._begun and "torch" in sys.modules:
-            self._health.say_once(
-                "no_steps",
-                "no optimizer step was noticed (none was made, or it was inside torch.compile): "
-                "call session.step() after each step",
-            )
+        """Warns of a run without a step, an epoch or an evaluation: it would be empty in silence."""
+        if self._next == self._settings.initial_step and not self._begun:
+            self._health.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
 
     def close(self) -> None:
         """Gives back what it holds of the system: the run is over."""

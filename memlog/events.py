@@ -313,7 +313,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """What is dear to read, read by the helper process about once a second."""
+    """What is dear to read, read by the helper process about once a second, and after some fast steps."""
 
     time_us: Int
     step: Int | None

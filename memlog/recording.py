@@ -98,6 +98,7 @@ class Recording:
         self._names: Names | None = None
         self._look_due = 0.0
         self._labels: set[str] = set()
+        self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = backends_to_look_in(settings.backends)
         with ExitStack() as undo:
@@ -206,6 +207,7 @@ class Recording:
                 self.batches.begin()
             elif isinstance(event, (Scope, Recorded)):
                 event = self._placed(event)
+            self._published = True
             self._bus.publish(event)
             if time.monotonic() >= self._look_due:
                 self._look_around()
@@ -310,7 +312,7 @@ class Recording:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
         self._explain(error)
-        health, end = self._sum_up(), End(now_us(), status)
+        health, end = self._sum_up(status), End(now_us(), status)
         self._bus.publish(end)
         self._binder.connect()
         with contained("closing the journal"):
@@ -337,7 +339,7 @@ class Recording:
             self._deliver(self._last_words(End(now_us(), status), health), 0)
         self._say_what_is_left("at work", 0.1)
 
-    def _sum_up(self) -> HealthEvent:
+    def _sum_up(self, status: Status) -> HealthEvent:
         """Publishes memlog's own state, with what is to be said of the whole run."""
         health = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._health.contained("summing up the run"):
@@ -346,7 +348,8 @@ class Recording:
             if self._judging is not None:
                 unjudged = self._judging.say_what_was_not_judged(self._helper.is_away)
             health = self.batches.publish_health(unjudged)
-            self.batches.say_if_nothing_was_noticed()
+            if status == "finished" and not self._published:
+                self.batches.say_if_nothing_was_noticed()
         return health
 
     def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:

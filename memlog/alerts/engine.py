@@ -1,7 +1,7 @@
 """Judging events by the rules: a subscriber that publishes an `Alert` when a threshold is crossed.
 
-What it publishes is a pure function of the rules, the host's limit, the events, and how much of the
-process's memory is mapped files. The figures of the
+What it publishes is a pure function of the rules, the host's limit, the events, and what of the
+process's memory is mapped files or garbage. The figures of the
 process and its devices are judged in the trainer's process, those of the process tree and the machine
 where they are read: in the helper process.
 """
@@ -28,6 +28,8 @@ MAX_SERIES = 64
 
 Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
 
+_GARBAGE = 0.25
+"""Share of a growth from which on what a collection frees is its cause."""
 _WORDS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
 
 
@@ -201,6 +203,14 @@ class _Watch:
         if value is not None:
             self._take("host", value - self._of_files(event), event, alerts)
 
+    def _was_garbage(self, meter: GrowthMeter) -> bool:
+        """Whether a good part of a growth was cycles that Python had not come to collect yet."""
+        if self._rule.figure != "host.rss":
+            return False
+        from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - for an alarm
+
+        return (collect_garbage() or 0) >= _GARBAGE * meter.risen
+
     def _of_files(self, event: Reading) -> int:
         """What growth leaves out: the kernel drops the pages of mapped files if it needs room."""
         if self._rule.growth is None:
@@ -240,6 +250,9 @@ class _Watch:
         else:
             growth = series.meter.take(value, index, event.time_us)
             self._judged = self._judged or series.meter.judged
+            if growth is not None and self._was_garbage(series.meter):
+                series.meter.retract()
+                growth = None
             value, fires = growth or 0.0, growth is not None
         if fires:
             alerts.append(_alert(self._rule, subject, value, event, series.limit))

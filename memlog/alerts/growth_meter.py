@@ -83,6 +83,9 @@ class GrowthMeter:
         self._alarm: _Alarm | None = None
         self._active = False
         self._highest = 0.0
+        self._alarm_before: _Alarm | None = None
+        self.risen = 0.0
+        """What the last alarm's window rose by, in the levels' unit."""
         self.judged = False
         """Whether there were enough levels once."""
 
@@ -120,6 +123,10 @@ class GrowthMeter:
             joined = window.joined()
         return None
 
+    def retract(self) -> None:
+        """Takes the last alarm back: what had grown is gone."""
+        self._alarm, self._active = self._alarm_before, False
+
     def why_not_judged(self) -> str:
         """Why there were never enough levels."""
         seen = 0 if self._first is None else self._last - self._first + 1
@@ -139,7 +146,8 @@ class GrowthMeter:
             return False
         if alarm is not None and not self._active and not self._is_another(look, alarm, time_us):
             return False
-        self._alarm = _Alarm(look.pace, window, time_us)
+        self._alarm_before, self._alarm = alarm, _Alarm(look.pace, window, time_us)
+        self.risen = look.pace * look.span
         self._active = True
         self._highest = look.level
         self._begin_anew()

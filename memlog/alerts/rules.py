@@ -12,6 +12,9 @@
     AMOUNT      32 GiB   80%   0.4 (fragmentation alone)
     LEVEL       info  warning  error   (warning, where none is named)
 
+Growth is judged by as many steps as a rule names or is to hold for, 20 at least (three epochs), as
+`memlog.growth` has it: it has to last.
+
 Sizes are written in B, KiB, MiB, GiB or TiB; KB, MB, GB and TB mean the same: everywhere in memlog "MB"
 is 1024² bytes. ``%`` is of the memory that the host's control group allows (or the machine has), of the
 device's capacity, or, for fragmentation, of one.
@@ -34,7 +37,7 @@ GrowthAxis: TypeAlias = Literal["epoch", "step"]
 
 HOST_FIGURES = ("host.rss", "host.tree", "host.available")
 SAMPLED_FIGURES = ("host.tree", "host.available")
-"""Figures that the helper process reads, about once a second."""
+"""Figures that the helper process reads, about once a second and after some fast steps."""
 
 MAX_COUNT = 10**9
 """Steps or epochs that a rule may name."""

@@ -48,6 +48,10 @@ _UNITS = {"mib": "MiB", "ms": "ms"}
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
+_NOTHING = (
+    "nothing: no step was noticed (without PyTorch none is); call session.step() after each step, or use "
+    "memlog's monitors or memlog.watch_loss"
+)
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -81,7 +85,17 @@ def _print_head(console: Console, summary: Summary) -> None:
     if run.name:
         title.append("  ").append(plain(run.name))
     console.print(title)
-    console.print(_indented(_facts(_head(run, summary.steps))))
+    facts = _head(run, summary.steps)
+    if summary.status == "finished" and _is_empty(summary):
+        facts["recorded"] = plain(_NOTHING, "yellow")
+    console.print(_indented(_facts(facts)))
+
+
+def _is_empty(summary: Summary) -> bool:
+    """Whether it holds nothing that a user's program did."""
+    return not (
+        summary.steps or summary.metrics or summary.scopes or summary.points or summary.artifacts
+    )
 
 
 def _print_section(console: Console, heading: str, content: RenderableType) -> None:

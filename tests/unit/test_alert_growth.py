@@ -1,5 +1,7 @@
 """Rules of growth: no alarm where nothing leaks, and none hidden."""
 
+import gc
+import platform
 import zlib
 from collections.abc import Iterable
 
@@ -11,6 +13,9 @@ from memlog.alerts import AlertEngine, parse_rules
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.events import Alert, Event, Sample
 from memlog.health import Health
+from memlog.probes.garbage import collect_garbage
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
 
 STEP = "host.rss grows > 5 MiB/step"
 HUNDRED = "host.rss grows > 10 MiB/100 steps"
@@ -120,6 +125,35 @@ def test_a_file_that_is_read_in_is_no_growth() -> None:
     for step in range(100):
         engine(batch(step, (500 + 20 * step) * MIB))
     assert found == []
+
+
+def garbage(size: int) -> None:
+    cycle: list[object] = [bytearray(size)]
+    cycle.append(cycle)
+
+
+@glibc
+def test_garbage_that_python_has_not_come_to_collect_is_no_growth() -> None:
+    found: list[Event] = []
+    engine = AlertEngine(parse_rules(["host.rss grows > 1 KiB/step"]), found.append, Health())
+    for step in range(60):
+        if step < 20:
+            garbage(MIB)
+        engine(batch(step, 2048 * step))
+    # What had grown by step 19 was garbage; what grows from there on is not.
+    assert [event.step for event in found if isinstance(event, Alert)] == [39]
+
+
+@glibc
+def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
+    collect_garbage()
+    garbage(50 * MIB)
+    assert 49 * MIB < (collect_garbage() or 0) < 60 * MIB
+    gc.disable()
+    try:
+        assert collect_garbage() is None
+    finally:
+        gc.enable()
 
 
 def test_samples_count_by_the_step_at_which_they_were_taken() -> None:

@@ -38,9 +38,15 @@ def _say_if_nothing_was_recorded(told: str, pid: int) -> None:
         session = sys.modules.get("memlog.current")
         begun = session is not None and not session.on_demand()
         if os.getpid() == pid and not begun and not _recorded_below(told):
+            why = "without PyTorch memlog notices no step by itself"
+            if "torch" in sys.modules:
+                why = (
+                    "no step of a torch optimizer was noticed (none was made, or it was inside "
+                    "torch.compile)"
+                )
             _say(
-                "nothing was recorded: no step of a torch optimizer was noticed (none was made, or it was "
-                "inside torch.compile)"
+                f"nothing was recorded: {why}: call session = memlog.init() in the script and session.step() "
+                "after each step, or use memlog's monitors or memlog.watch_loss"
             )
     except Exception as error:
         _say(f"looking whether anything was recorded failed ({_named(error)})")

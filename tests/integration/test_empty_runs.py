@@ -1,0 +1,77 @@
+"""A run in which nothing was recorded says so, and what to call; one in which something was does not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from memlog.cli.show import show
+
+pytestmark = pytest.mark.integration
+
+WHY = "memlog: nothing was recorded: without PyTorch memlog notices no step by itself: call "
+REMEDIES = ("session.step() after each step", "monitors", "memlog.watch_loss")
+
+
+def ran(tmp_path: Path, body: str, *launcher: str) -> list[str]:
+    """The lines of memlog's that a script without torch ends with."""
+    script = tmp_path / "script.py"
+    script.write_text(body)
+    done = subprocess.run(
+        [*launcher, sys.executable, str(script)],
+        env={**os.environ, "MEMLOG_DIR": str(tmp_path / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert not launcher or done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("memlog: ")]
+
+
+def shown(tmp_path: Path) -> str:
+    result = CliRunner().invoke(show, ["latest", "--dir", str(tmp_path / "runs")])
+    assert result.exit_code == 0
+    return " ".join(result.output.split())
+
+
+def test_a_script_without_torch_and_steps_is_told_what_to_call(tmp_path: Path) -> None:
+    (line,) = ran(tmp_path, "import memlog\nmemlog.init('local')\n")
+    assert line.startswith(WHY)
+    assert all(remedy in line for remedy in REMEDIES)
+    page = shown(tmp_path)
+    assert "recorded nothing: no step was noticed" in page
+    assert all(remedy in page for remedy in REMEDIES)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        "session.step()",
+        "memlog.watch_loss(lambda x: x)(2.0)",
+        "session.save_artifact(__file__)",
+        "with memlog.track_memory('loading'): pass",
+        "monitor = memlog.EpochMemoryMonitor(); monitor.on_epoch_start(); monitor.on_epoch_end()",
+    ],
+    ids=["step", "evaluation", "artifact", "scope", "epoch"],
+)
+def test_where_something_was_recorded_nothing_is_said(tmp_path: Path, used: str) -> None:
+    assert ran(tmp_path, f"import memlog\nsession = memlog.init('local')\n{used}\n") == []
+    assert "recorded nothing" not in shown(tmp_path)
+
+
+def test_a_script_that_failed_is_not_lectured(tmp_path: Path) -> None:
+    assert ran(tmp_path, "import memlog\nmemlog.init('local')\nraise ValueError\n") == []
+    assert "recorded nothing" not in shown(tmp_path)
+
+
+def test_the_launcher_says_it_of_a_script_that_calls_nothing(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "memlog", "run", "--"]
+    (line,) = ran(tmp_path, "print('done')\n", *launcher)
+    assert line.startswith(f"{WHY}session = memlog.init() in the script and session.step() after")
+    assert all(remedy in line for remedy in REMEDIES)
+    (line,) = ran(tmp_path, "import memlog\nmemlog.init('local')\n", *launcher)
+    assert line.startswith(WHY)
