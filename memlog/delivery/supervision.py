@@ -108,12 +108,17 @@ class SupervisedHelper:
     def _hung_up(self) -> None:
         """Nothing more comes from it, which is known before its end is."""
         deadline = time.monotonic() + _REAPED_WITHIN
-        while not (self._over.is_set() or self._helper.has_ended):
+        while not (self._over.is_set() or self._has_ended()):
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.05)
         if self.look():
             self._news = True  # for the trainer's thread, which publishes it
+
+    def _has_ended(self) -> bool:
+        # Of two threads that ask for a process's end at once, `Popen.poll` tells one that it lives.
+        with self._lock:
+            return self._helper.has_ended
 
     def _bury(self) -> None:
         if self._starts >= len(PAUSES):
