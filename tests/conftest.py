@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from support.seeds import SeedsPlugin
 # Two threads of torch's that wait for each other on two busy cores were eight times slower than one. Set
 # before torch is imported, so that the programs that tests start have it too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("memlog.testing")  # what a contract finds is told with its values
 
