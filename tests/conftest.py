@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         for title, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """No session traces a step in a process that has compiled, so no test inherits that from another."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if getattr(frames, "cached_backends", None):
+        import torch._dynamo
+
+        torch._dynamo.reset()
 
 
 @pytest.fixture

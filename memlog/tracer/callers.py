@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from types import CodeType
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
@@ -16,6 +17,16 @@ _LONGEST: Final = 40
 """Characters of a name."""
 _MEMLOG: Final = f"{Path(__file__).absolute().parents[1]}{os.sep}"
 _TORCH: Final = f"{Path(torch.__file__).absolute().parent}{os.sep}"
+_INSTALLED: Final = (
+    "<frozen ",
+    *(
+        f"{sysconfig.get_path(kind)}{os.sep}"
+        for kind in ("stdlib", "purelib", "platlib", "scripts")
+    ),
+)
+_ELSEWHERE: Final = frozenset(("site-packages", "dist-packages"))
+"""Folders of packages that came by another way, such as a parent environment's."""
+Owner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
 _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
@@ -24,38 +35,49 @@ class Callers:
 
     Attributes:
         lines: ``train.py:42 in step: cross_entropy``: the file without its folder, the function that the line
-            is in, and the function of torch's that it calls, if that is written in Python.
+            is in, and the function of torch's or of another package that it led to, if that is written in
+            Python.
     """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._numbers: dict[str, int] = {}
         self._known: dict[tuple[str, int, str], int] = {}
-        self._libraries: dict[str, bool] = {}
+        self._owners: dict[str, Owner] = {}
 
     def here(self) -> int:
-        """The number of the line that has called, outside torch and memlog; 0: none, or one too many."""
+        """The number of the program's line that has called; 0: none, or one too many.
+
+        That is the innermost one outside torch, memlog and installed packages; where there is none, as under
+        a trainer that is a command of its own, the innermost one outside torch and memlog.
+        """
         frame: Any = sys._getframe(1)
+        installed: Any = None
         called = ""
         while frame is not None:
             code = frame.f_code
-            torchs = self._libraries.get(code.co_filename)
-            if torchs is None:
-                torchs = self._look_at(code.co_filename)
-                if torchs is None:
-                    return self._number(code, frame.f_lineno, called)
-            name = code.co_name
-            if torchs and not name.startswith(("_", "<")) and name not in _WRAPPERS:
-                called = name
+            owner = self._owners.get(code.co_filename) or self._owner_of(code.co_filename)
+            if owner == "program":
+                return self._number(code, frame.f_lineno, called)
+            if owner == "installed":
+                installed = installed or frame
+            if (owner == "torch" and installed is None) or (owner == "installed" and not called):
+                name = code.co_name
+                if not name.startswith(("_", "<")) and name not in _WRAPPERS:
+                    called = name
             frame = frame.f_back
-        return 0
+        return 0 if installed is None else self._number(installed.f_code, installed.f_lineno, "")
 
-    def _look_at(self, file: str) -> bool | None:
-        """Whether a file is torch's rather than memlog's; ``None`` for one of neither."""
-        if not file.startswith((_MEMLOG, _TORCH)):
-            return None
-        torchs = self._libraries[file] = file.startswith(_TORCH)
-        return torchs
+    def _owner_of(self, file: str) -> Owner:
+        owner: Owner = "program"
+        if file.startswith(_MEMLOG):
+            owner = "memlog"
+        elif file.startswith(_TORCH):
+            owner = "torch"
+        elif file.startswith(_INSTALLED) or not _ELSEWHERE.isdisjoint(Path(file).parts):
+            owner = "installed"
+        self._owners[file] = owner
+        return owner
 
     def _number(self, code: CodeType, line: int, called: str) -> int:
         key = code.co_filename, line, called

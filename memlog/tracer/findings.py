@@ -133,7 +133,8 @@ class Findings:
     def _keep_if_it_tells_more(self, found: Found) -> None:
         """A whole iteration tells more than a part, and one with the optimizer's state more than the first.
 
-        A step that failed was the last: it is kept where it needed more than any before.
+        Unless the first needed more all the same: its input was larger. A step that failed was the last: it
+        is kept where it needed more than any before.
         """
         peak = found.event.peak
         if peak is None:
@@ -141,7 +142,8 @@ class Findings:
         larger = peak > self._peak * WORSE
         failed = found.event.step is None and found.event.exact
         same = found.rank == self._rank or failed
-        if (same and larger) or found.rank > self._rank:
+        fuller = found.rank > self._rank and (self._rank < 1 or peak > self._peak / WORSE)
+        if (same and larger) or fuller:
             self._keep(found)
 
     def _keep(self, found: Found) -> None:

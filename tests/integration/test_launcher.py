@@ -531,7 +531,7 @@ def test_a_step_of_an_untouched_script_is_traced(tmp_path: Path) -> None:
     launch(tmp_path, sys.executable, "train.py", options=("--layers", "--budget", "0.5"))
     (run,) = recorded(tmp_path / "memlog_runs")
     traces = [event for event in run.events if isinstance(event, Trace)]
-    assert [trace.step for trace in traces] == [1]
+    assert [trace.step for trace in traces] == [1, 3]  # the session begins at the first step
     assert traces[0].at_peak["parameters"] == 4 * (8 * 8 + 8)
     assert "Linear" in {layer.path for layer in traces[0].layers}
     kinds = [

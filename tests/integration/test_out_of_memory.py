@@ -142,7 +142,7 @@ def test_torch_on_the_cpu_names_the_layer(tmp_path: Path) -> None:
 CHAINED = """
     def load():
         try:
-            np.ones(2**36)
+            np.ones(2**30)
         except MemoryError as error:
             raise RuntimeError("the data set can't be loaded") from error
 
@@ -155,7 +155,7 @@ def test_numpy_says_how_much_and_is_found_behind_what_left_the_program(tmp_path:
     program = LIMITED.format(body=textwrap.indent(textwrap.dedent(CHAINED), " " * 8))
     assert "the data set can't be loaded" in ended(tmp_path, program)
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Out of memory on the host after step 2, 512.0 GiB asked for\n")
+    assert text.startswith("# Out of memory on the host after step 2, 8.0 GiB asked for\n")
     assert "What left the program came of it: `RuntimeError: the data set can't be loaded`" in text
     assert "It was asked for outside the model's layers" in text
 

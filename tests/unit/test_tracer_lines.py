@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -162,3 +163,20 @@ def test_traces_of_an_older_memlog_are_read(trace: Trace) -> None:
     assert read.lines == read.result.lines == ()
     assert read.result.peak == trace.result.peak
     assert Share("a", "forward", "inputs", 1).holder == "a"
+
+
+def test_a_packages_own_lines_are_told_as_the_programs(tmp_path: Path) -> None:
+    """Someone who trains with a package can change what calls it."""
+    package = tmp_path / "site-packages" / "losses.py"
+    package.parent.mkdir()
+    package.write_text("def squares(x):\n    return (x * x).sum()\n")
+    found: dict[str, Any] = {}
+    exec(compile(package.read_text(), package, "exec"), found)  # noqa: S102 - ours
+    weight = torch.ones(256, 256, requires_grad=True)
+    with (tracer := MemoryTracer(device="cpu")).trace():
+        found["squares"](weight)
+    here = inspect.currentframe()
+    assert here is not None
+    line = here.f_lineno - 3
+    assert f"test_tracer_lines.py:{line} in {here.f_code.co_name[:39]}" in str(tracer.result.lines)
+    assert "losses.py" not in str(tracer.result.lines)
