@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from memlog.analysis.predict import advise
 from memlog.analysis.summary import summarize
 from memlog.analysis.worst import WorstStep, read_worst_step
 from memlog.cli.main import cli
-from memlog.events import Trace
+from memlog.events import Batch, Trace
 from memlog.journal import RunDirectory
+from memlog.tracer import private
 
 pytestmark = pytest.mark.integration
 
@@ -162,6 +163,26 @@ class TwoOfOneModel(Single):
             self.update(self.net(torch.ones(64, 16)).square().mean(), optimizer)
 
 
+class InBackward(Loop):
+    """Each parameter has an optimizer, which steps as soon as its gradient is there."""
+
+    def __init__(self) -> None:
+        self.net = network(16, *[64] * 40, 8)
+        self.optimizers = tuple(torch.optim.Adam([one]) for one in self.net.parameters())
+        for parameter, optimizer in zip(self.net.parameters(), self.optimizers, strict=True):
+            parameter.register_post_accumulate_grad_hook(self.stepping(optimizer))
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+        def hook(_parameter: Tensor) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return hook
+
+    def iterate(self) -> None:
+        self.net(torch.ones(64, 16)).square().mean().backward()
+
+
 class Lbfgs(Single):
     """Calls the model within its step."""
 
@@ -213,7 +234,15 @@ def needed(kind: type[Loop], iterations: int = 8) -> int:
 
 
 ALONE = [Single, Accumulating, Lbfgs]
-SEVERAL = [ActorFirst, CriticFirst, Adversarial, FiveToOne, SparseAndDense, TwoOfOneModel]
+SEVERAL = [
+    ActorFirst,
+    CriticFirst,
+    Adversarial,
+    FiveToOne,
+    SparseAndDense,
+    TwoOfOneModel,
+    InBackward,
+]
 
 
 @pytest.mark.parametrize("kind", [*ALONE, *SEVERAL])
@@ -277,6 +306,20 @@ def test_the_worst_is_said_to_be_so_among_the_steps_that_were_traced(runs: Path)
         env = {**os.environ, "COLUMNS": "200"}
         told = CliRunner().invoke(cli, [command, "latest", "--dir", str(runs)], env=env).output
         assert f"the worst of {count} traced steps" in told
+
+
+def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
+    """Within the pass the stack of modes is a copy, and what is taken out there comes back."""
+    session = memlog.init("local", layers=True)
+    loop = InBackward()
+    for _ in range(4):
+        loop.iterate()
+    assert not private.mode_stack()
+    memlog.finish()
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
+    assert [event.step for event in events if isinstance(event, Batch)] == [0, 1, 2, 3]
 
 
 def test_a_new_optimizer_ever_so_often_is_traced_with_the_state_of_those_that_are_kept() -> None:
