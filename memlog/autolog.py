@@ -5,6 +5,9 @@ the clock: a wrapper begins before the optimizer that it wraps, so nested steps 
 optimizers that take turns one is counted. Where the clock falls silent, or another takes its place, that is
 the clock from then on.
 
+Optimizers that step within one backward pass, one for each parameter say, are of one iteration, however many
+there are.
+
 A step that a ``GradScaler`` skips calls no hook and micro-batches of an accumulated gradient are no steps:
 neither has an event. Nor has a step inside ``torch.compile``: reading memory there would break its graph.
 """
@@ -50,16 +53,26 @@ class OptimizerClock:
         self._before: list[_Tenure] = []
         self._at_work: list[int] = []
         self._armed = False
+        self._backward: int | None = None
+        self._again = False
 
-    def begin(self, optimizer: Any) -> None:
-        """A step begins."""
+    def begin(self, optimizer: Any, backward: int | None = None) -> None:
+        """A step begins.
+
+        Args:
+            optimizer: Whose.
+            backward: The number of the backward pass that it is made in; ``None``: in none.
+        """
         nested = bool(self._at_work) and id(optimizer) not in self._at_work
         self._at_work.append(id(optimizer))
+        # Not the first that is made in this backward pass.
+        self._again = backward is not None and backward == self._backward
+        self._backward = backward
         tenure = self._tenure
         if tenure is None or tenure.clock() is None or tenure.others >= SILENCE:
             self._before.clear()
             self._follow(_Tenure(optimizer))
-        elif tenure.clock() is not optimizer and not nested:
+        elif tenure.clock() is not optimizer and not nested and not self._again:
             self._look_at_another(optimizer, tenure)
         if self._tenure is not None and self._tenure.clock() is optimizer:
             self._armed = True
@@ -72,6 +85,9 @@ class OptimizerClock:
         if tenure is None:
             return
         if tenure.clock() is not optimizer:
+            if self._again:
+                tenure.meet(optimizer)
+                return
             tenure.other_stepped(optimizer, nested=bool(self._at_work))
         elif self._armed:
             # A subclass's step that calls its parent's ends twice. It began twice as well, so the hooks
@@ -138,7 +154,7 @@ class _Tenure:
         self.others += 1
         if not nested:
             self.apart += 1
-            self._meet(optimizer)
+            self.meet(optimizer)
 
     def may_be_over(self, newcomer: Any) -> bool:
         """Whether one that begins a step by itself may have taken its place."""
@@ -150,13 +166,15 @@ class _Tenure:
         for tenure in meanwhile:
             self._passed_over += tenure.steps
             self.apart += tenure.steps + tenure.apart
-            self._meet(tenure.clock())
+            self.meet(tenure.clock())
             for partner in tenure.partners:
-                self._meet(partner())
+                self.meet(partner())
 
-    def _meet(self, partner: Any) -> None:
-        known = any(one() is partner for one in self.partners)
-        if partner is not None and not known and len(self.partners) < _PARTNERS:
+    def meet(self, partner: Any) -> None:
+        """One takes turns with it."""
+        if partner is None or len(self.partners) >= _PARTNERS:
+            return
+        if not any(one() is partner for one in self.partners):
             self.partners.append(weakref.ref(partner))
 
 
@@ -173,6 +191,7 @@ class Autolog:
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.clock = OptimizerClock(on_step)
         self._handles: list[Any] = []
+        self._backward: Callable[[], int] | None = None
         self._watch: ImportWatch | None = None
         module = sys.modules.get(OPTIMIZER_MODULE)
         if module is not None and hasattr(module, "register_optimizer_step_post_hook"):
@@ -190,13 +209,16 @@ class Autolog:
 
     def _install(self, module: ModuleType) -> None:
         self._handles = [
-            module.register_optimizer_step_pre_hook(
-                _unless_compiling(module.torch, self.clock.begin)
-            ),
+            module.register_optimizer_step_pre_hook(_unless_compiling(module.torch, self._begin)),
             module.register_optimizer_step_post_hook(
                 _unless_compiling(module.torch, self.clock.end)
             ),
         ]
+        self._backward = getattr(getattr(module.torch, "_C", None), "_current_graph_task_id", None)
+
+    def _begin(self, optimizer: Any) -> None:
+        number = -1 if self._backward is None else self._backward()
+        self.clock.begin(optimizer, number if number >= 0 else None)
 
 
 def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:

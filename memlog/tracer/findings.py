@@ -21,6 +21,11 @@ _PART = (
     "peaks are lower bounds."
 )
 
+FORERUNNER_MISSED = (
+    "The trace begins at the first module that is called with gradients; others were called before it in the "
+    "same step, and what they allocated is not in it, so peaks are lower bounds."
+)
+
 
 class Found(NamedTuple):
     """A trace."""
@@ -40,11 +45,11 @@ class Found(NamedTuple):
         """How much it tells of the steps that were not traced."""
         return self.whole + (self.whole and self.warm)
 
-    def of_a_part(self) -> Found:
+    def of_a_part(self, why: str = _PART) -> Found:
         """The same, which says that it covers a part of an iteration alone."""
         result = self.trace.result
         exactness = "lower bound" if result.exactness == "exact" else result.exactness
-        told = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, _PART))
+        told = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, why))
         trace = msgspec.structs.replace(self.trace, result=told)
         event = msgspec.structs.replace(self.event, exact=False)
         return self._replace(trace=trace, event=event, whole=False)

@@ -113,13 +113,16 @@ class ObservingMode(TorchDispatchMode):
         """Leaves if it is on top of this thread's stack; lets everything pass until then.
 
         A mode that is taken out from below another would leave that other one active for good: each pops
-        whatever is on top. Each thread has a stack of its own, which no other can reach.
+        whatever is on top. Each thread has a stack of its own, which no other can reach. Within a backward
+        pass the stack is a copy: what is taken out there is back as soon as the pass is over.
 
         Returns:
             Whether it is out.
         """
         self.rest()
         thread = self._thread
+        if private.backward_task() != private.NO_TASK:
+            return not self._inside
         if thread is threading.current_thread():
             _leave_those_on_top()
             gone = not any(mode is self for mode in private.mode_stack())

@@ -21,7 +21,8 @@ from memlog.events import Event
 from memlog.health import Health
 from memlog.tracer.budget import DEFAULT_SHARE, Budget
 from memlog.tracer.event import trace_event
-from memlog.tracer.findings import Findings, Found
+from memlog.tracer.findings import FORERUNNER_MISSED, Findings, Found
+from memlog.tracer.forerunner import Forerunner
 from memlog.tracer.rhythm import Rhythm
 from memlog.tracer.tops import Tops
 from memlog.tracer.turns import Turns
@@ -84,6 +85,7 @@ class PeriodicTracer:
         self._steps = self._opened_at = 0
         self._last: int | None = None
         self._turns = Turns()
+        self._forerunner = Forerunner()
         self._traced = 0
         self._skipped = 0
         self._held: OptimizersHeard | None = None
@@ -119,6 +121,7 @@ class PeriodicTracer:
             if self._window is None:
                 self._settle(now)
                 if self._turns.next_step(allowed=self._may_trace(budget, now)):
+                    self._forerunner.step_begins()
                     self._wait_for_a_call()
         self._stepped = time.perf_counter()
 
@@ -216,7 +219,9 @@ class PeriodicTracer:
             self._keep_within_bounds(module)
         elif not self._may_wait():
             self._listen_no_more()  # before what is called here gets compiled
-        elif self._calls is not None and self._tops.train(module):
+        elif self._calls is not None and (
+            self._tops.train(module) or self._forerunner.comes(module)
+        ):
             if not self._begin_opening():
                 return
             try:
@@ -286,6 +291,7 @@ class PeriodicTracer:
             return
         self._thread, self._top, self._top_calls = threading.current_thread(), id(module), 0
         self._rhythm.begin()
+        self._forerunner.begin()
         self._opened = time.perf_counter()
         self._opened_at = self._steps
         self._since = self._stepped or begun
@@ -340,6 +346,7 @@ class PeriodicTracer:
         if window is None:
             return
         self._stop_listening()
+        self._forerunner.forget()
         with self._health.contained("abandoning a traced step"):
             try:
                 window.abandon()
@@ -368,6 +375,7 @@ class PeriodicTracer:
 
     def _tell(self, trace: Trace, window: Window, *, failed: bool | None) -> None:
         rhythm, findings, over = self._rhythm, self._findings, failed is None
+        missed = self._forerunner.missed
         found = Found(
             trace,
             trace_event(trace.result, self._last if over else None, self._skipped),
@@ -376,7 +384,10 @@ class PeriodicTracer:
             warm=not rhythm.cold,
         )
         if not over or rhythm.known:
-            told = found if found.whole or failed else found.of_a_part()
+            if found.whole and missed:
+                told = found.of_a_part(FORERUNNER_MISSED)
+            else:
+                told = found if found.whole or failed else found.of_a_part()
             findings.add(told, lacking=rhythm.lacks(findings.members))
         else:
             by_hand = not rhythm.optimizers()  # the user says what a step is

@@ -8,14 +8,15 @@ where it holds that many steps of the clock, and a step of everybody who takes p
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 LONGEST = 16
 """Steps of the clock that a window covers at most. An optimizer that steps more rarely has none in most of
 them."""
-_MOST = 64
-"""Optimizers that are followed; those that have not stepped for longest are forgotten."""
+_MOST = 4096
+"""Optimizers that are followed, of which there may be one for each parameter; those that have not stepped for
+longest are forgotten."""
 
 Members: TypeAlias = tuple[weakref.ref[Any], ...]
 
@@ -82,9 +83,10 @@ class Rhythm:
     @property
     def whole(self) -> bool:
         """Whether the window covers an iteration, as far as one is known by now."""
-        active = self._active()
-        needed = max((part.interval or 1 for part in active), default=1)
-        return self.steps >= needed and all(part.in_window for part in active)
+        # Those that have not stepped in it stand first, so of very many one is looked at.
+        if any(not part.in_window for part in self._active()):
+            return False
+        return self.steps >= max((part.interval or 1 for part in self._active()), default=1)
 
     @property
     def hopeless(self) -> bool:
@@ -129,12 +131,10 @@ class Rhythm:
             if parameter.requires_grad
         )
 
-    def _active(self) -> list[_Part]:
-        return [
-            part
-            for part in list(self._parts.values())
-            if part.optimizer() is not None and self._now - part.last <= part.patience
-        ]
+    def _active(self) -> Iterator[_Part]:
+        for part in list(self._parts.values()):
+            if part.optimizer() is not None and self._now - part.last <= part.patience:
+                yield part
 
     def _stepped(self) -> list[tuple[_Part, Any]]:
         found = [(part, part.optimizer()) for part in list(self._parts.values()) if part.in_window]

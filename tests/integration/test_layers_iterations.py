@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +21,9 @@ from memlog.analysis.predict import advise
 from memlog.analysis.summary import summarize
 from memlog.analysis.worst import WorstStep, read_worst_step
 from memlog.cli.main import cli
-from memlog.events import Trace
+from memlog.events import Batch, Trace
 from memlog.journal import RunDirectory
+from memlog.tracer import private
 
 pytestmark = pytest.mark.integration
 
@@ -162,6 +165,46 @@ class TwoOfOneModel(Single):
             self.update(self.net(torch.ones(64, 16)).square().mean(), optimizer)
 
 
+class InBackward(Loop):
+    """Each parameter has an optimizer, which steps as soon as its gradient is there."""
+
+    def __init__(self) -> None:
+        self.net = network(16, *[64] * 40, 8)
+        self.optimizers = tuple(torch.optim.Adam([one]) for one in self.net.parameters())
+        for parameter, optimizer in zip(self.net.parameters(), self.optimizers, strict=True):
+            parameter.register_post_accumulate_grad_hook(self.stepping(optimizer))
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+        def hook(_parameter: Tensor) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return hook
+
+    def iterate(self) -> None:
+        self.net(torch.ones(64, 16)).square().mean().backward()
+
+
+class Distilling(Single):
+    """A teacher, which is not trained, is called before the network that is."""
+
+    mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = network(16, 1024, 1024, 8).requires_grad_(False)
+
+    def iterate(self) -> None:
+        batch = torch.ones(128, 16)
+        with self.mode():
+            wanted = self.teacher(batch)
+        self.update((self.net(batch) - wanted).square().mean(), self.optimizers[0])
+
+
+class DistillingByInference(Distilling):
+    mode = torch.inference_mode
+
+
 class Lbfgs(Single):
     """Calls the model within its step."""
 
@@ -212,8 +255,16 @@ def needed(kind: type[Loop], iterations: int = 8) -> int:
     return allocator.result().peak
 
 
-ALONE = [Single, Accumulating, Lbfgs]
-SEVERAL = [ActorFirst, CriticFirst, Adversarial, FiveToOne, SparseAndDense, TwoOfOneModel]
+ALONE = [Single, Accumulating, Lbfgs, Distilling, DistillingByInference]
+SEVERAL = [
+    ActorFirst,
+    CriticFirst,
+    Adversarial,
+    FiveToOne,
+    SparseAndDense,
+    TwoOfOneModel,
+    InBackward,
+]
 
 
 @pytest.mark.parametrize("kind", [*ALONE, *SEVERAL])
@@ -277,6 +328,66 @@ def test_the_worst_is_said_to_be_so_among_the_steps_that_were_traced(runs: Path)
         env = {**os.environ, "COLUMNS": "200"}
         told = CliRunner().invoke(cli, [command, "latest", "--dir", str(runs)], env=env).output
         assert f"the worst of {count} traced steps" in told
+
+
+def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
+    """Within the pass the stack of modes is a copy, and what is taken out there comes back."""
+    session = memlog.init("local", layers=True)
+    loop = InBackward()
+    for _ in range(4):
+        loop.iterate()
+    assert not private.mode_stack()
+    memlog.finish()
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
+    assert [event.step for event in events if isinstance(event, Batch)] == [0, 1, 2, 3]
+
+
+def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
+    """One that was met before a traced step is looked for before the next, and is not there."""
+    session = memlog.init("local", layers=True, budget=1.0)
+    loop = Single()
+    for number in range(60):
+        loop.iterate()
+        if number == 1:
+            with torch.no_grad():
+                loop.net(torch.ones(4096, 16))
+    memlog.finish()
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
+    first, behind, *later = [event for event in events if isinstance(event, Trace)]
+    assert (behind.step, behind.exact) == (2, False)
+    assert later
+    assert all(event.exact for event in (first, *later))
+    kept = read_worst_step(run).event
+    assert kept.exact
+    assert kept.peak == later[0].peak
+
+
+def test_what_another_thread_calls_begins_no_trace() -> None:
+    """A thread that prepares the data with a network of its own."""
+    session = memlog.init("local", layers=True, budget=1.0)
+    loop, encoder = Distilling(), network(16, 64, 16)
+
+    def prepare() -> None:
+        with torch.no_grad():
+            encoder(torch.ones(8, 16))
+
+    for _ in range(30):
+        thread = threading.Thread(target=prepare)
+        thread.start()
+        thread.join()
+        loop.iterate()
+    memlog.finish()
+    assert "trace_skipped" not in session.health.dropped
+    assert session.directory is not None
+    run = RunDirectory(session.directory)
+    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
+    traces = [event for event in events if isinstance(event, Trace)]
+    assert [event.step for event in traces][:2] == [0, 2]
+    assert traces[1].peak == pytest.approx(needed(Distilling), rel=0.01)
 
 
 def test_a_new_optimizer_ever_so_often_is_traced_with_the_state_of_those_that_are_kept() -> None:

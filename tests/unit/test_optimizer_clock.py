@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,13 @@ class Clock:
 
     def fails(self, optimizer: Optimizer) -> None:
         self._clock.begin(optimizer)
+
+    def backward(self, number: int, *optimizers: Optimizer) -> int:
+        """All of them step within a backward pass."""
+        for optimizer in optimizers:
+            self._clock.begin(optimizer, number)
+            self._clock.end(optimizer)
+        return self.counted
 
 
 def optimizers(count: int) -> list[Optimizer]:
@@ -148,3 +156,20 @@ def test_a_step_counts_once_at_most(order: list[int]) -> None:
     for made, number in enumerate(order, 1):
         before = clock.counted
         assert before <= clock.step(known[number]) <= min(before + 1, made)
+
+
+@given(st.integers(1, 80), st.randoms(use_true_random=False))
+def test_optimizers_that_step_in_one_backward_pass_are_one_step(count: int, order: Random) -> None:
+    """One for each parameter: PyTorch's own tutorial saves the gradients so."""
+    clock, kept = Clock(), optimizers(count)
+    for number in range(30):
+        if count <= 30:  # of so many it is known who takes turns
+            order.shuffle(kept)
+        assert clock.backward(number, *kept) == number + 1
+
+
+def test_a_second_backward_pass_of_others_takes_turns_with_the_first() -> None:
+    clock, judge, maker = Clock(), optimizers(20), optimizers(40)
+    for number in range(30):
+        clock.backward(2 * number, *judge)
+        assert clock.backward(2 * number + 1, *maker) == number + 1
