@@ -3,10 +3,12 @@
 import pickletools
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _WATCHED: list[list[str]] = []
+_thread = threading.main_thread().ident
 _TARGETS = (
     *(
         ("antigravity", "fly"),
@@ -28,12 +30,20 @@ _TARGETS = (
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    if _WATCHED and event in (
-        "import",
-        "pickle.find_class",
-        "os.system",
-        "subprocess.Popen",
-        "exec",
+    here = (
+        threading.get_ident() == _thread
+    )  # others' imports, such as a tracker's client's, are not ours
+    if (
+        _WATCHED
+        and here
+        and event
+        in (
+            "import",
+            "pickle.find_class",
+            "os.system",
+            "subprocess.Popen",
+            "exec",
+        )
     ):
         _WATCHED[-1].append(f"{event} {arguments[:2]}")
 
