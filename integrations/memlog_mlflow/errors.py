@@ -37,6 +37,8 @@ _REFUSALS = frozenset({401, 403})
 _TOO_LARGE = 413
 _MAX_TEXT = 200
 _ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
+_REQUEST = re.compile(r"API request to \S+ failed with exception ")
+"""What the client says before the reason: memlog's own lines begin otherwise."""
 _NO_JSON = "not in a valid JSON format"
 _NO_SERVER = "MLflow is not available (what answers there is no MLflow server)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
@@ -86,7 +88,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
     elif reason := reason_of(text):
         told = does_not_answer("MLflow", address or address_in(text), reason)
     else:
-        told = f"MLflow is not available ({_one_line(text)})"
+        told = f"MLflow is not available ({_one_line(_REQUEST.sub('', text))})"
     return TrackerUnavailableError(told, detail)
 
 

@@ -9,6 +9,7 @@ beside it, on the same thread, in the same record.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -115,14 +116,35 @@ class _Before:
 
 
 def watch(run: Any, rows: Rows) -> RowWatch:
-    """Adds what ``rows`` says to what the user logs to a run, from now on."""
+    """Adds what ``rows`` says to what the user logs to a run, from now on.
+
+    Raises:
+        TypeError: it is no run as memlog knows them, and is left alone.
+    """
     before = vars(run).get(_METHOD)
     if not isinstance(before, _Before):
+        _require_known(run)
         before = _Before(run)
         setattr(run, _METHOD, before)
     made = RowWatch(run, rows)
     before.watches.append(made)
     return made
+
+
+def _require_known(run: Any) -> None:
+    """W&B promises neither the method nor the step: where either differs, the user's calls would fail."""
+    method = getattr(run, _METHOD, None)
+    known = inspect.signature(_Before.__call__).parameters
+    if (
+        not callable(method)
+        or list(inspect.signature(method).parameters) != list(known)[1:]
+        or not isinstance(getattr(run, "_local_step", None), int)
+    ):
+        import wandb  # noqa: PLC0415 - whoever has a run has imported it
+
+        raise TypeError(
+            f"memlog does not know how wandb {wandb.__version__} makes rows, and adds nothing to them"
+        )
 
 
 def watches_no_more(run: Any, made: RowWatch) -> None:

@@ -49,6 +49,7 @@ class UsersRows:
         self._closed: dict[Axis, int] = {}
         self._points = 0
         self._number: int | None = None
+        self._number_before: int | None = None
         self._logs_first: bool | None = None
 
     @property
@@ -108,6 +109,7 @@ class UsersRows:
         with self._lock:
             self.fold_heard()
             before: Sequence[Point] = ()
+            self._number_before = self._number
             if number is not None and number != self._number:
                 before = self._take(self._late)
                 self._held, self._number = _Fold(), number
@@ -128,6 +130,9 @@ class UsersRows:
             for point in points:
                 self._waiting.put(point)
             self._waiting.put_all(newer)
+            # The row was not opened: the one before is open, and what came for this one is not for that.
+            self._waiting.put_all(self._late)
+            self._late, self._number = _Fold(), self._number_before
 
     def failed(self, error: Exception) -> None:
         """See `memlog.sink.Rows`."""

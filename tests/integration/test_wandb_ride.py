@@ -188,6 +188,47 @@ def test_the_run_is_as_it_was_when_the_session_has_ended(tmp_path: Path) -> None
     assert [row["_step"] for row in read_only_run(tmp_path).users_rows()] == list(range(6))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        # Other arguments, another name for the step, and no method at all.
+        "known = Run._partial_history_callback\n"
+        "    Run._partial_history_callback = lambda run, *, row, at: known(run, row, at)\n"
+        "    Run._log = lambda run, data, step, commit: run._partial_history_callback(row=data, at=step)",
+        "Run._local_step = property(lambda run: None, lambda run, value: None)\n"
+        "    Run._log = lambda run, data, step, commit: run._interface.publish_partial_history(\n"
+        "        run, dict(data), user_step=step, step=step)",
+        "Run._written = Run._partial_history_callback\n"
+        "    del Run._partial_history_callback\n"
+        "    Run._log = lambda run, data, step, commit: run._written(data, step, commit)",
+    ],
+)
+def test_a_wandb_that_makes_rows_otherwise_is_left_alone(tmp_path: Path, other: str) -> None:
+    process = child.start(
+        f"""
+    from wandb.sdk.wandb_run import Run
+    {other}
+    """
+        + PREAMBLE
+        + """
+    run = start()
+    for s in steps(5):
+        run.log({"loss": s}, step=s)
+    run.finish()
+    session.finish()
+    """,
+        tmp_path,
+        "--memlog",
+    )
+    _, said = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    made = read_only_run(tmp_path)
+    assert [(row["_step"], row["loss"]) for row in made.users_rows()] == [(s, s) for s in range(5)]
+    assert made.memlogs_rows() == []
+    assert "adds nothing to them" in said
+    assert f"memlog sync {recorded(tmp_path).id}` brings the whole series" in said
+
+
 def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
     tmp_path: Path,
 ) -> None:

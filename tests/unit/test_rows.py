@@ -174,6 +174,40 @@ def test_what_a_row_could_not_get_waits_for_the_next() -> None:
     assert told == {RSS: 100, "memory/host/rss_peak_mib": 200}
 
 
+@pytest.mark.parametrize("when", ["as it fails", "after it"])
+def test_what_comes_for_a_row_that_could_not_be_opened_joins_none_before_it(when: str) -> None:
+    users = Users()
+    for number in range(4):
+        users.step(number)
+        users.log(number)
+    users.step(4)
+    _, points = users.rows.enter(4)
+    if when == "as it fails":
+        users.sample(4, 300)
+    users.rows.give_back(points)
+    if when == "after it":
+        users.sample(4, 300)
+    users.step(5)
+    users.log(5)
+    assert users.steps() == {0: 0, 1: 1, 2: 2, 3: 3, 5: 5}
+
+
+def test_a_user_who_logs_first_and_fails_gets_that_step_in_the_next_row() -> None:
+    users = Users(opened=0)
+    for number in range(4):
+        if number:
+            users.log(number)
+        users.step(number)
+    before, points = users.rows.enter(4)
+    users._write(3, before)
+    users.rows.give_back(points)
+    users.step(4)
+    users.log(5)
+    users.step(5)
+    users.end()
+    assert users.steps() == {0: 0, 1: 1, 2: 2, 3: 3, 5: 5}
+
+
 def test_events_that_nobody_folds_are_folded_as_they_come() -> None:
     rows = UsersRows(Health())
     for number in range(10_000):
