@@ -28,8 +28,6 @@ MAX_SERIES = 64
 
 Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
 
-_GARBAGE = 0.25
-"""Share of a growth from which on what a collection frees is its cause."""
 _WORDS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
 
 
@@ -203,13 +201,14 @@ class _Watch:
         if value is not None:
             self._take("host", value - self._of_files(event), event, alerts)
 
-    def _was_garbage(self, meter: GrowthMeter) -> bool:
-        """Whether a good part of a growth was cycles that Python had not come to collect yet."""
+    def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
+        """A growth without the cycles that Python had not come to collect; ``None``: they were all of it."""
         if self._rule.figure != "host.rss":
-            return False
+            return growth
         from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - for an alarm
 
-        return (collect_garbage() or 0) >= _GARBAGE * meter.risen
+        found = collect_garbage()
+        return growth if found is None else meter.without_garbage(found.freed, found.left)
 
     def _of_files(self, event: Reading) -> int:
         """What growth leaves out: the kernel drops the pages of mapped files if it needs room."""
@@ -250,9 +249,8 @@ class _Watch:
         else:
             growth = series.meter.take(value, index, event.time_us)
             self._judged = self._judged or series.meter.judged
-            if growth is not None and self._was_garbage(series.meter):
-                series.meter.retract()
-                growth = None
+            if growth is not None:
+                growth = self._without_garbage(series.meter, growth)
             value, fires = growth or 0.0, growth is not None
         if fires:
             alerts.append(_alert(self._rule, subject, value, event, series.limit))

@@ -22,6 +22,8 @@ _LOOKS = 8
 """How often a window is judged while all its levels are replaced once."""
 _OVER = 0.5
 """Share of a rule's growth below which growth is over."""
+_GARBAGE = 0.25
+"""Share of a growth from which on what a collection frees may be its cause."""
 _LARGER = 2
 """Times as fast as the last alarm's growth, from which on growth is an alarm of its own."""
 
@@ -84,8 +86,8 @@ class GrowthMeter:
         self._active = False
         self._highest = 0.0
         self._alarm_before: _Alarm | None = None
-        self.risen = 0.0
-        """What the last alarm's window rose by, in the levels' unit."""
+        self._span = 0.0
+        self._collected: tuple[int, int] | None = None
         self.judged = False
         """Whether there were enough levels once."""
 
@@ -123,9 +125,29 @@ class GrowthMeter:
             joined = window.joined()
         return None
 
-    def retract(self) -> None:
-        """Takes the last alarm back: what had grown is gone."""
-        self._alarm, self._active = self._alarm_before, False
+    def without_garbage(self, freed: int, left: int) -> float | None:
+        """What the last alarm's growth is without garbage; takes the alarm back if that is too little.
+
+        Garbage may be much, and hide a leak beside it: so what two collections leave is compared, too.
+
+        Args:
+            freed: Bytes that collecting has just freed.
+            left: Bytes that are in use after it.
+
+        Returns:
+            Growth in as many epochs or steps as the rule names; ``None``: it was no alarm.
+        """
+        before, self._collected = self._collected, (self._last, left)
+        pace = 0.0 if self._alarm is None else self._alarm.pace
+        if freed < _GARBAGE * pace * self._span:
+            return pace * self._every
+        pace -= freed / self._span
+        if before is not None and before[0] < self._last:
+            pace = max(pace, (left - before[1]) / (self._last - before[0]))
+        if pace < self._wanted or (pace == self._wanted and not self._inclusive):
+            self._alarm, self._active = self._alarm_before, False
+            return None
+        return pace * self._every
 
     def why_not_judged(self) -> str:
         """Why there were never enough levels."""
@@ -147,7 +169,7 @@ class GrowthMeter:
         if alarm is not None and not self._active and not self._is_another(look, alarm, time_us):
             return False
         self._alarm_before, self._alarm = alarm, _Alarm(look.pace, window, time_us)
-        self.risen = look.pace * look.span
+        self._span = look.span
         self._active = True
         self._highest = look.level
         self._begin_anew()

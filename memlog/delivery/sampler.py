@@ -21,6 +21,8 @@ _LOOK = 0.05
 """Seconds between samples at least, and between looks at a fast trainer."""
 _SHARE = 0.02
 """Share of a processor's time that samples by steps may take."""
+_FIRST = 0.2
+"""Seconds of a processor that they may take before that: a short run is over before a share allows many."""
 
 
 class StepFollower:
@@ -90,6 +92,7 @@ class Sampler:
         self._health = health
         self._due = self._rested = time.monotonic()
         self._pace = _Pace()
+        self._free = _FIRST
 
     @property
     def pause(self) -> float:
@@ -108,8 +111,13 @@ class Sampler:
                 before = time.thread_time()
                 self._publish(self._read())
                 self._pace.sampled()
-                rest = (time.thread_time() - before) / _SHARE
-                self._rested = now + min(max(_LOOK, rest), self._interval)
+                self._rested = now + self._rest(time.thread_time() - before)
+
+    def _rest(self, cost: float) -> float:
+        """Seconds to the next sample at least, after one that took so many of a processor."""
+        free = min(cost, self._free)
+        self._free -= free
+        return min(max(_LOOK, (cost - free) / _SHARE), self._interval)
 
     def _read(self) -> Sample:
         tree = self._tree.read()

@@ -10,14 +10,23 @@ from __future__ import annotations
 import ctypes
 import gc
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 
-def collect_garbage() -> int | None:
+class Collection(NamedTuple):
+    """What collecting young garbage came to."""
+
+    freed: int
+    """Bytes that this freed."""
+    left: int
+    """Bytes that are in use after it."""
+
+
+def collect_garbage() -> Collection | None:
     """Collects young garbage now.
 
     Returns:
-        Bytes that this freed; ``None`` where that is not known: the C library keeps no such books, or
+        What this freed and left; ``None`` where that is not known: the C library keeps no such books, or
         collecting is switched off.
     """
     if not gc.isenabled():
@@ -25,7 +34,9 @@ def collect_garbage() -> int | None:
     before = _in_use()
     gc.collect(1)
     after = _in_use()
-    return None if before is None or after is None else max(before - after, 0)
+    if before is None or after is None:
+        return None
+    return Collection(max(before - after, 0), after)
 
 
 class _MallocInfo(ctypes.Structure):

@@ -144,11 +144,32 @@ def test_garbage_that_python_has_not_come_to_collect_is_no_growth() -> None:
     assert [event.step for event in found if isinstance(event, Alert)] == [39]
 
 
+@pytest.mark.parametrize("size", [1, 8])
+@glibc
+def test_garbage_hides_no_leak_beside_it(size: int) -> None:
+    """A quarter of the growth is garbage, or nearly all of it; the rest is a leak that the rule is about."""
+    found: list[Event] = []
+    kept: list[bytearray] = []
+    level = 500 * MIB
+    engine = AlertEngine(parse_rules(["host.rss grows > 1 MiB/step"]), found.append, Health())
+    for step in range(60):
+        garbage(size * MIB)
+        kept.append(bytearray(2 * MIB))
+        level += (size + 2) * MIB
+        engine(batch(step, level))
+    first, *_ = (event for event in found if isinstance(event, Alert))
+    assert first.step == (19 if size == 1 else 39)
+    assert (first.value or 0) == pytest.approx(2 * MIB, rel=0.1)
+
+
 @glibc
 def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
     collect_garbage()
     garbage(50 * MIB)
-    assert 49 * MIB < (collect_garbage() or 0) < 60 * MIB
+    found = collect_garbage()
+    assert found is not None
+    assert 49 * MIB < found.freed < 60 * MIB
+    assert found.left > 0
     gc.disable()
     try:
         assert collect_garbage() is None

@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from support.journals import GIB, MadeRun, batch
 
 from memlog.delivery.sampler import Sampler, StepFollower, _Pace
@@ -53,3 +54,13 @@ def test_it_asks_more_often_where_steps_are_fast_alone() -> None:
     assert pace.is_fast(1.0)
     pace.take(11, 1.1)
     assert not pace.is_fast(1.0)
+
+
+def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> None:
+    """Of a process tree that takes 20 ms to read a sample a second would be all that a share allows."""
+    run = MadeRun(tmp_path)
+    follower = StepFollower(run.directory.files()[0])
+    sampler = Sampler(os.getpid(), (), 1.0, [].append, follower, Health())
+    rests = [sampler._rest(0.02) for _ in range(20)]
+    assert rests[:10] == pytest.approx([0.05] * 10)
+    assert rests[10:] == pytest.approx([1.0] * 10)
