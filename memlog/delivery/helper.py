@@ -88,7 +88,6 @@ class Helper:
         self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
         self._sampler = Sampler(
             begin.trainer_pid,
-            {os.getpid(), *begin.other_helpers},
             begin.settings.sample_interval,
             self._bus.publish,
             self._follower,

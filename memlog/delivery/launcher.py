@@ -20,6 +20,8 @@ from memlog.descriptors import Descriptor
 from memlog.files import open_to_append
 from memlog.health import Health
 
+ARGUMENTS = ("-m", "memlog.delivery")
+"""The interpreter's, which make it the helper."""
 _POLL = 0.02
 """Seconds between looks at whether the helper has ended."""
 
@@ -79,9 +81,8 @@ class HelperProcess:
             os.set_blocking(self._pipe.number, False)
             log = Path(begin.run_directory) / "helper.log"
             self._process = _start(log, Descriptor(theirs), shared)
-            others = tuple(process.pid for process in _outliving)
             fd = None if listener is None else listener.fd
-            self.tell(msgspec.structs.replace(begin, other_helpers=others, alerts_fd=fd))
+            self.tell(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
             with health.contained("listening for the helper process's alerts"):
                 listener.start(on_hang_up)
@@ -200,8 +201,8 @@ class HelperProcess:
 
 def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:
     with closing(stdin), open_to_append(log.parent, log.name) as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "memlog.delivery"],
+        return subprocess.Popen(  # noqa: S603 - constants
+            [sys.executable, *ARGUMENTS],
             stdin=stdin.number,
             stdout=output,
             stderr=output,

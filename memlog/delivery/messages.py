@@ -21,8 +21,6 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     begun_us: int
     trainer_pid: int
     settings: Settings
-    other_helpers: tuple[int, ...] = ()
-    """Helpers of earlier runs of this process that still deliver: no part of the user's process tree."""
     alerts_fd: int | None = None
     """Where the trainer wants to be told of the helper's alerts."""
     again: bool = False

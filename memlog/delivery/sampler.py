@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
+from memlog.delivery.launcher import ARGUMENTS
 from memlog.events import Batch, End, Event, OutOfMemory, Sample, now_us
 from memlog.events import Health as HealthEvent
 from memlog.health import Health
@@ -68,7 +69,6 @@ class Sampler:
 
     Args:
         trainer: The trainer's process number.
-        helpers: Process numbers of memlog's own, which don't count.
         interval: Seconds between samples, at most.
         publish: Takes them.
         follower: Says at which step.
@@ -78,14 +78,13 @@ class Sampler:
     def __init__(
         self,
         trainer: int,
-        helpers: Collection[int],
         interval: float,
         publish: Callable[[Event], object],
         follower: StepFollower,
         health: Health,
     ) -> None:
         self._trainer = trainer
-        self._tree = ProcessTree(trainer, exclude=helpers)
+        self._tree = ProcessTree(trainer, leave_out=ARGUMENTS)
         self._interval = interval
         self._publish = publish
         self._follower = follower

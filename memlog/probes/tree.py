@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,14 +38,15 @@ class ProcessTree:
 
     Args:
         pid: The root, counted too.
-        exclude: Processes left out with all their descendants: memlog's own helper.
+        leave_out: Arguments by which processes are known that are left out with all their descendants:
+            memlog's own helpers, of this run and of others.
         proc: Where processes are.
     """
 
     def __init__(
-        self, pid: int, exclude: Collection[int] = (), *, proc: Path = Path("/proc")
+        self, pid: int, leave_out: Sequence[str] | None = None, *, proc: Path = Path("/proc")
     ) -> None:
-        self._exclude = frozenset(exclude)
+        self._leave_out = None if leave_out is None else list(leave_out)
         self._proc = proc
         self._root: psutil.Process | None = None
         with suppress(psutil.Error):
@@ -69,14 +70,19 @@ class ProcessTree:
             descendants = self._root.children(recursive=True)
         except psutil.Error:
             return []
-        members, left_out = [self._root], set(self._exclude)
+        members, left_out = [self._root], set[int]()
         # Parents come before their children.
         for process in descendants:
-            if process.pid in left_out or _parent(process) in left_out:
+            if _parent(process) in left_out or self._is_left_out(process):
                 left_out.add(process.pid)
             else:
                 members.append(process)
         return members
+
+    def _is_left_out(self, process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            return process.cmdline()[1:] == self._leave_out
+        return False
 
     def _size(self, process: psutil.Process) -> _Size | None:
         """``None`` for a process that has ended meanwhile, reaped or not."""
