@@ -12,8 +12,10 @@ tracing adds."""
 
 _USED = 0.6
 """Of the share: the clock does not tell all that tracing costs, such as caches that it has emptied."""
-_SHORT = 10.0
-"""Seconds. A run that is shorter may spend as much as one of this length."""
+_LEAST_SECONDS = 10.0
+"""A run that is shorter may spend the share of so many."""
+_EARLY_SHARES = 5
+"""What a trace that keeps up with a young run may cost, in shares of the time so far."""
 _EARLY_SPACING = 29
 """Plain steps between the traces of a run that is still so short: with two steps more, those of setting up,
 the next are the steps 32, 64, 128 and so on."""
@@ -32,9 +34,10 @@ class Budget:
     what tracing does between steps. What is done once stands apart: the first traced step, in which code is
     loaded and what every operation takes is measured, and the second, which is there to be known.
 
-    A run may be over at any time. So that its second half is traced, too, one step of it at least, a run of
-    which nothing was traced since it was half as long may spend the whole share, and one of less than ten
-    seconds as much as one of ten.
+    A run may be over at any time. So that its second half is traced, too, a step of a run of which nothing
+    was traced since it was half as long may cost five times the share of the time so far. Each such trace
+    comes when the run has doubled, so that together they fall below the share as it goes on. A run of less
+    than ten seconds may spend as much as one of ten.
 
     Args:
         share: Of training time, 0 to 1.
@@ -117,9 +120,12 @@ class Budget:
         """
         if self._since < SPACING:
             return False
-        with_another = self._spent + (statistics.fmean(self._costs) if self._costs else 0.0)
+        another = statistics.fmean(self._costs) if self._costs else 0.0
+        with_another = self._spent + another
         elapsed = now - self._begun
         if with_another <= _USED * self._share * elapsed:
             return True
         early = self._since >= _EARLY_SPACING and 2 * (self._last_traced - 1) <= self._steps
-        return (early or lacking) and with_another <= self._share * max(elapsed, _SHORT)
+        if early and another <= _EARLY_SHARES * self._share * elapsed:
+            return True
+        return (early or lacking) and with_another <= self._share * max(elapsed, _LEAST_SECONDS)
