@@ -221,7 +221,10 @@ class DispatchEngine:
         self._transformed = self._transformed or private.transforming()
         if self._owners.unknown:
             self._seed()
-        if place is not None and len(place.stack) == 2 and place.stack[1][1] == private.NO_TASK:  # noqa: PLR2004 - the first module below "outside"
+        if place is None:
+            return
+        _outside, *modules = place.stack
+        if len(modules) == 1 and modules[0][1] == private.NO_TASK:
             for tensor in tensors:
                 if tensor.grad_fn is None:
                     self._ledger.classify(tensor, OUTSIDE, INPUT)
