@@ -238,13 +238,13 @@ def test_a_variable_that_can_not_be_read_is_passed_over(
 def test_ranks_come_from_the_environment_or_from_torchs_process_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from torch import distributed
+    from torch import distributed as process_groups
 
     assert ranks.described() == {}
     assert ranks.is_first()
-    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "get_rank", lambda: 3)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(process_groups, "is_initialized", lambda: True)
+    monkeypatch.setattr(process_groups, "get_rank", lambda: 3)
+    monkeypatch.setattr(process_groups, "get_world_size", lambda: 4)
     assert ranks.described() == {"rank": "3", "world_size": "4"}
     assert not ranks.is_first()
     monkeypatch.setenv("RANK", "0")
