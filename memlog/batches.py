@@ -22,8 +22,6 @@ from memlog.units import MIB
 
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Between health events."""
-LOOK_INTERVAL_NS = 1_000_000_000
-"""Between looks around."""
 NO_STEPS = (
     "no optimizer step was noticed (none was made, or it was inside torch.compile): "
     "call session.step() after each step"
@@ -74,9 +72,8 @@ class BatchRecorder:
         """Called with the number of each step that is over. Must not raise."""
         self.tracing_cost: Callable[[], tuple[float, float]] | None = None
         """Seconds that tracing has cost, and setting it up. Must not raise."""
-        self.look_around: Callable[[], object] | None = None
-        """Called at a step where that was not done for a second. Must not raise."""
-        self._look_due = 0
+        self.look_around: Callable[[int], object] | None = None
+        """Called after each step with the time, ``time.perf_counter_ns()``. Must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """The clock's optimizer made a step. Never raises."""
@@ -182,9 +179,8 @@ class BatchRecorder:
         ended = time.perf_counter_ns()
         if self._cost.add(ended - begun, ended):
             self.publish_health()
-        if ended >= self._look_due and self.look_around is not None:
-            self._look_due = ended + LOOK_INTERVAL_NS
-            self.look_around()
+        if self.look_around is not None:
+            self.look_around(ended)
 
     def _count_if_lost(self, step: int) -> None:
         """A signal handler raised while the step was being recorded: it may have come before its event."""

@@ -19,23 +19,9 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
 from memlog.delivery.rider import Rider
-from memlog.events import (
-    Alert,
-    End,
-    Epoch,
-    Evaluation,
-    Event,
-    Recorded,
-    Scope,
-    Status,
-    now_us,
-)
+from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
-from memlog.farewell import (
-    Waiting,
-    say_what_is_left,
-    say_what_was_lost,
-)
+from memlog.farewell import Waiting, say_what_is_left, say_what_was_lost
 from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, failed_allocation
@@ -58,7 +44,8 @@ AlertCallback: TypeAlias = Callable[[Alert], object]
 _RESERVE = 4 * 1024**2
 """Bytes of address space, never touched, that are given back when a run ends: to say why, where there are
 no others."""
-_LOOK_EVERY_S = 1.0
+LOOK_INTERVAL_NS = 1_000_000_000
+"""Between looks at the helper process."""
 MAX_LABELS = 50
 """Labels of blocks and points that get metrics of their own."""
 
@@ -96,7 +83,7 @@ class Recording:
         self._settings = settings
         self._on_alert = on_alert
         self._names: Names | None = None
-        self._look_due = 0.0
+        self._look_due = 0
         self._labels: set[str] = set()
         self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
@@ -167,12 +154,12 @@ class Recording:
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._binder, health, model
         )
-        self.batches.look_around = self._look_around
+        self.batches.look_around = self._look_around_if_due
         undo.callback(self.batches.close)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
             self._bus.publish,
-            self._last_step,
+            lambda: self.batches.last_step,
             health,
             self.run,
             lambda: self._tracer is not None and self._tracer.tracing,
@@ -209,15 +196,15 @@ class Recording:
                 event = self._placed(event)
             self._published = True
             self._bus.publish(event)
-            if time.monotonic() >= self._look_due:
-                self._look_around()
+            self._look_around_if_due(time.perf_counter_ns())
 
-    def _look_around(self) -> None:
+    def _look_around_if_due(self, now_ns: int) -> None:
         """Sees about once a second to what no event tells of."""
-        self._look_due = time.monotonic() + _LOOK_EVERY_S
-        with self._health.contained("looking for the helper process"):
-            if self._helper.look():
-                self.batches.publish_health()
+        if now_ns >= self._look_due:
+            self._look_due = now_ns + LOOK_INTERVAL_NS
+            with self._health.contained("looking for the helper process"):
+                if self._helper.look():
+                    self.batches.publish_health()
 
     def _placed(self, event: Scope | Recorded) -> Scope | Recorded:
         """Says of the first labels at which step they were: trackers get no more metrics than of those."""
@@ -369,9 +356,8 @@ class Recording:
         deadline = time.monotonic() + timeout
         threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
         try:
-            outcome = self._helper.finish(
-                last_words, timeout, Waiting(self.run, timeout, self._health)
-            )
+            waiting = Waiting(self.run, timeout, self._health)
+            outcome = self._helper.the_last().finish(last_words, timeout, waiting)
         finally:
             for thread in threads:
                 thread.complete()
@@ -379,9 +365,6 @@ class Recording:
             if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
                 outcome = "at work" if outcome == "delivered" else outcome
         return outcome
-
-    def _last_step(self) -> int | None:
-        return self.batches.last_step
 
     def _explain(self, error: BaseException | None) -> None:
         """Says what is known where memory ran out; the helper process makes a report of it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # `python -m` puts the working directory first on the path, where a folder of the user's named `mlflow`
 # or `wandb` would be taken for the package. Where that folder is gone, the interpreter finds none to put.
@@ -15,7 +16,6 @@ with suppress(FileNotFoundError):
     if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
         del sys.path[0]
 
-from memlog.alerts import AlertEngine, engine_for, parse_rules
 from memlog.bus import EventBus
 from memlog.delivery.backchannel import teller
 from memlog.delivery.helper import main
@@ -24,6 +24,9 @@ from memlog.events import Alert
 from memlog.health import Health
 from memlog.journal import RunDirectory
 
+if TYPE_CHECKING:
+    from memlog.alerts import AlertEngine
+
 
 def judge(begin: Begin, bus: EventBus, health: Health) -> Callable[[], dict[str, str]]:
     """Puts the alert rules about the samples on the helper's bus.
@@ -31,6 +34,10 @@ def judge(begin: Begin, bus: EventBus, health: Health) -> Callable[[], dict[str,
     Returns:
         What tells of rules that were never judged, and why.
     """
+    if not begin.settings.alerts:
+        return dict
+    from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415 - for runs that have rules
+
     rules = parse_rules(begin.settings.alerts)
     engine = engine_for(rules, bus.publish, health, pid=begin.trainer_pid, sampled=True)
     if engine is None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from memlog import exporters
-from memlog.analysis.worst import MAX_BYTES, read_worst_step
 from memlog.events import Event
 from memlog.health import Health
 from memlog.journal import RunDirectory
-from memlog.journal.kept import keep
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -44,12 +40,21 @@ class WorstStep:
             found = path.stat()
         except OSError:
             return  # no step has been traced yet
-        if found.st_mtime_ns != self._seen and found.st_size <= MAX_BYTES:
+        if found.st_mtime_ns != self._seen:
             self._seen = found.st_mtime_ns
             with self._health.contained("making a flame graph"):
-                self._draw()
+                self._draw(found.st_size)
 
-    def _draw(self) -> None:
+    def _draw(self, size: int) -> None:
+        # Imported here: many runs trace nothing, and the helper's first sample would wait for it.
+        from tempfile import TemporaryDirectory  # noqa: PLC0415
+
+        from memlog import exporters  # noqa: PLC0415
+        from memlog.analysis.worst import MAX_BYTES, read_worst_step  # noqa: PLC0415
+        from memlog.journal.kept import keep  # noqa: PLC0415
+
+        if size > MAX_BYTES:
+            return
         event, trace = read_worst_step(self._run)
         step = "in the middle of a step" if event.step is None else f"step {event.step}"
         with TemporaryDirectory() as folder:

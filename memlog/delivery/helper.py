@@ -18,19 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from memlog.analysis.suspicion import Witness
 from memlog.bus import EventBus
 from memlog.delivery import messages
-from memlog.delivery.courier import Courier
 from memlog.delivery.flamegraph import WorstStep
-from memlog.delivery.loop import CourierThread
-from memlog.delivery.postmortem import explain
 from memlog.delivery.retention import Retention
-from memlog.delivery.rides import claims_while_riding
 from memlog.delivery.sampler import Sampler, StepFollower
 from memlog.delivery.state import HelperLock
 from memlog.events import End, now_us
@@ -40,6 +35,10 @@ from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.probes.cgroup import OomKills
 from memlog.redact import bare_address, without_credentials
 from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
+
+if TYPE_CHECKING:
+    from memlog.delivery.courier import Courier
+    from memlog.delivery.loop import CourierThread
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -105,6 +104,12 @@ class Helper:
         self._last_words: messages.Finish | None = None
         self._unsaid_ms = 0.0
         self._stop_at: float | None = None
+
+    def begin(self) -> None:
+        """Samples, since a run may be short, and begins then what takes its time."""
+        self._sampler.sample_if_due()
+        with contextlib.suppress(OSError):
+            os.nice(_NICENESS)  # of threads that are there already it would change nothing
         for name in self._settings.backends:
             if name != LOCAL:
                 self._start_courier(name, load_backend(name), named=True)
@@ -134,6 +139,10 @@ class Helper:
                 self._follower.look()
                 self._write_what_is_missing()
                 if self._follower.ended_badly:
+                    # Imported here: few runs end badly, and the first sample would wait for it.
+                    from memlog.analysis.suspicion import Witness  # noqa: PLC0415
+                    from memlog.delivery.postmortem import explain  # noqa: PLC0415
+
                     witness = Witness("helper", self._oom_kills.count())
                     explain(self._run, self._bus, witness, self._health)
             elif self._run.was_replaced():
@@ -208,6 +217,11 @@ class Helper:
         return self._couriers[name].courier
 
     def _start_courier(self, name: str, backend: Backend, *, named: bool) -> None:
+        # Imported here: the first sample would wait for it.
+        from memlog.delivery.courier import Courier  # noqa: PLC0415
+        from memlog.delivery.loop import CourierThread  # noqa: PLC0415
+        from memlog.delivery.rides import claims_while_riding  # noqa: PLC0415
+
         courier = Courier(
             self._run,
             name,
@@ -314,11 +328,10 @@ def main(judge: Judge) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
     # A job that is told to end while we come up: what the trainer does then says when we are to end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
     lines = LineReader(sys.stdin.fileno())
     begin, rest = _first_message(lines)
     helper = Helper(begin, judge)
+    helper.begin()
     for line in rest:
         helper.hear(line)
     delivered = helper.run(lines)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -25,11 +25,11 @@ ARGUMENTS = ("-m", "memlog.delivery")
 _POLL = 0.02
 """Seconds between looks at whether the helper has ended."""
 
-Outcome: TypeAlias = Literal["delivered", "at work", "unreachable", "dead"]
+Outcome: TypeAlias = Literal["delivered", "at work", "stopped", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``at work``: it still delivers. ``unreachable``: no tracker that lacks something takes it; the helper keeps
-trying. ``dead``: it ended too early.
+``at work``: it still delivers. ``stopped``: a signal holds it, as was said. ``unreachable``: no tracker that
+lacks something takes it; the helper keeps trying. ``dead``: it ended too early.
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []
@@ -171,7 +171,7 @@ class HelperProcess:
         except BaseException:  # Ctrl-C: the helper goes on all the same
             _outliving.append(self._process)
             raise
-        if outcome in ("at work", "unreachable"):
+        if outcome in ("at work", "stopped", "unreachable"):
             _outliving.append(self._process)
         return outcome
 
@@ -192,11 +192,24 @@ class HelperProcess:
         while process.poll() is None:
             waited = time.monotonic() - begun
             if waited >= timeout:
-                return "at work"
+                return "stopped" if self._is_stopped(process.pid) else "at work"
             if on_wait is not None and on_wait(waited):
                 return "unreachable"
             time.sleep(min(_POLL, timeout))
         return "delivered" if process.returncode == 0 else "dead"
+
+    def _is_stopped(self, pid: int) -> bool:
+        """Whether a signal holds it: then it can neither say so nor make way for ``memlog sync``."""
+        stopped = None
+        with suppress(OSError, AttributeError):  # macOS has no such call before Python 3.13
+            stopped = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        if stopped is not None:
+            self._health.say_once(
+                "helper_stopped",
+                f"the helper process is stopped (by a signal such as SIGSTOP): `kill -CONT {pid}` lets it "
+                "go on and deliver what is left",
+            )
+        return stopped is not None
 
 
 def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:

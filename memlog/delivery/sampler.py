@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -149,6 +150,7 @@ class _Pace:
         begins = self._first is None
         if self._first is None:
             self._first = step
+            self._a_second = math.inf  # unknown until the next look: that is soon
         elif now > self._seen:
             self._a_second = (step - self._newest) / (now - self._seen)
         self._newest, self._seen = step, now

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 
 from memlog.delivery import messages
 from memlog.delivery.backchannel import AlertListener
-from memlog.delivery.launcher import HelperProcess, Outcome
+from memlog.delivery.launcher import HelperProcess
 from memlog.health import Health
 
 PAUSES = (1.0, 10.0, 60.0)
@@ -93,17 +92,11 @@ class SupervisedHelper:
                 self.is_away = True
                 self._say_it_has_ended("the process tree was not sampled to the end of the run")
 
-    def finish(
-        self,
-        last_words: messages.Finish,
-        timeout: float,
-        on_wait: Callable[[float], bool] | None = None,
-    ) -> Outcome:
-        """Tells the helper that the journal is complete; see `HelperProcess.finish`."""
+    def the_last(self) -> HelperProcess:
+        """The one that is to hear of the run's end: whoever is being started is not wanted any more."""
         with self._lock:
-            self._over.set()  # whoever is being started is not wanted any more
-            helper = self._helper
-        return helper.finish(last_words, timeout, on_wait)
+            self._over.set()
+            return self._helper
 
     def _hung_up(self) -> None:
         """Nothing more comes from it, which is known before its end is."""

@@ -309,6 +309,16 @@ def test_data_loader_workers(tmp_path: Path, method: str) -> None:
     assert counted <= {1, 2, 3, 4}
 
 
+def test_a_run_that_is_over_before_its_helper_is_up_is_sampled(tmp_path: Path) -> None:
+    with memlog.init("local", dir=tmp_path) as session:
+        session.step()
+    assert session.directory is not None
+    entries = [e.event for file in RunDirectory(session.directory).files() for e in file.read()]
+    samples = [event for event in entries if isinstance(event, Sample)]
+    assert samples
+    assert samples[0].tree_pss is not None
+
+
 def test_the_helper_is_not_in_the_users_tree(tmp_path: Path) -> None:
     """Neither its own nor that of the run before, which may still deliver."""
     script = """

@@ -87,12 +87,13 @@ def recurrent(kind: Any, *, packed: bool, **options: Any) -> Case:
     )
 
 
-def image(*layers: nn.Module, shape: tuple[int, ...] = (4, 3, 24, 24)) -> tuple[nn.Module, Step]:
-    return trained(nn.Sequential(*layers), torch.randn(shape))
+IMAGES = (4, 3, 24, 24)
+SEQUENCES = (4, 60, 32)
 
 
-def sequence(model: nn.Module) -> tuple[nn.Module, Step]:
-    return trained(model, torch.randn(4, 60, 32))
+def layers(shape: tuple[int, ...], *modules: nn.Module) -> tuple[nn.Module, Step]:
+    """Layers in a row, over one random batch."""
+    return trained(nn.Sequential(*modules), torch.randn(shape))
 
 
 def applied(function: Callable[[Tensor], Tensor], *shape: int) -> Case:
@@ -220,23 +221,25 @@ EXACT: dict[str, Case] = {
     "packed GRU in bfloat16": autocast(
         lambda: (Recurrent(nn.GRU, packed=True), torch.randint(0, 500, (16, 30)))
     ),
-    "attention": lambda: sequence(Attention()),
-    "attention, masked": lambda: sequence(Attention(mask=True)),
-    "attention, masked, dropout": lambda: sequence(Attention(mask=True, dropout=0.1)),
-    "transformer": lambda: sequence(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)),
+    "attention": lambda: layers(SEQUENCES, Attention()),
+    "attention, masked": lambda: layers(SEQUENCES, Attention(mask=True)),
+    "attention, masked, dropout": lambda: layers(SEQUENCES, Attention(mask=True, dropout=0.1)),
+    "transformer": lambda: layers(
+        SEQUENCES, nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    ),
     "transformer, evaluated": encoder_that_evaluates,
-    "convolution 1d": lambda: image(
-        nn.Conv1d(3, 16, 5), nn.BatchNorm1d(16), nn.GELU(), shape=(4, 3, 200)
+    "convolution 1d": lambda: layers(
+        (4, 3, 200), nn.Conv1d(3, 16, 5), nn.BatchNorm1d(16), nn.GELU()
     ),
-    "convolution 2d": lambda: image(
-        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3)
+    "convolution 2d": lambda: layers(
+        IMAGES, nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3)
     ),
-    "convolution 3d": lambda: image(
-        nn.Conv3d(2, 4, 3), nn.GroupNorm(2, 4), shape=(2, 2, 12, 12, 12)
+    "convolution 3d": lambda: layers((2, 2, 12, 12, 12), nn.Conv3d(2, 4, 3), nn.GroupNorm(2, 4)),
+    "transposed convolution": lambda: layers(
+        IMAGES, nn.ConvTranspose2d(3, 8, 4, 2, 1), nn.LeakyReLU()
     ),
-    "transposed convolution": lambda: image(nn.ConvTranspose2d(3, 8, 4, 2, 1), nn.LeakyReLU()),
-    "grouped convolution": lambda: image(
-        nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 16, 3, groups=4), shape=(4, 8, 24, 24)
+    "grouped convolution": lambda: layers(
+        (4, 8, 24, 24), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 16, 3, groups=4)
     ),
     "bags of embeddings": lambda: trained(
         nn.Sequential(nn.EmbeddingBag(1000, 32), nn.Linear(32, 8)), torch.randint(0, 1000, (64, 20))

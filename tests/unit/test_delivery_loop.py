@@ -1,6 +1,7 @@
 """Delivering again and again, however long it takes."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,10 @@ def test_a_helper_that_waits_for_its_tracker_makes_way_once_the_run_is_over(
     thread: CourierThread,
 ) -> None:
     thread.start()
+    deadline = time.monotonic() + 30
+    while not thread.courier.state.failed_attempts:  # it holds the lock, then
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     taken = threading.Event()
 
     def sync() -> None:

@@ -43,3 +43,15 @@ except memlog.MissingExtraError as error:
     )
     assert done.returncode == 0, done.stderr
     assert "pip install torch" in done.stdout
+
+
+def test_the_helper_process_samples_before_it_loads_what_trackers_and_reports_need() -> None:
+    program = """
+import sys, memlog.delivery.__main__
+late = ("alerts", "analysis", "exporters", "tracer", "delivery.courier", "delivery.postmortem")
+print([name for name in late if "memlog." + name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["[]"]

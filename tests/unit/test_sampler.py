@@ -49,7 +49,9 @@ def test_a_long_run_is_not_sampled_more_often_than_by_time() -> None:
 
 def test_it_asks_more_often_where_steps_are_fast_alone() -> None:
     pace = _Pace()
+    assert not pace.is_fast(1.0)  # it makes no step yet
     pace.take(0, 0.0)
+    assert pace.is_fast(1.0)  # it may be
     pace.take(10, 0.1)
     assert pace.is_fast(1.0)
     pace.take(11, 1.1)

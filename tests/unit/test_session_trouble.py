@@ -121,7 +121,7 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("memlog.delivery.supervision.PAUSES", (0.0, 0.1, 0.1))
-    monkeypatch.setattr("memlog.batches.LOOK_INTERVAL_NS", 0)
+    monkeypatch.setattr("memlog.recording.LOOK_INTERVAL_NS", 0)
     session = memlog.init("local")
     assert session._live is not None
     helper = session._live._helper
@@ -145,6 +145,26 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
         " the helper process has ended again and is started no more",
     ]
     session.finish()
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="no way to ask")
+@pytest.mark.parametrize("backend", ["local", "mlflow"])
+def test_a_helper_that_is_stopped_is_said_at_the_end(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, backend: str
+) -> None:
+    session = memlog.init(backend)
+    assert session._live is not None
+    pid = session._live._helper.pid
+    assert pid is not None
+    session.step()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        session.finish(timeout=0.1)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert [f"`kill -CONT {pid}`" in message for message in caplog.messages] == [True]
+    assert "it goes on in the background" not in capsys.readouterr().err
 
 
 def test_a_helper_that_cannot_start_costs_delivery_and_nothing_else(
