@@ -6,6 +6,7 @@ for what an operation allocates and frees inside itself.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,14 +21,15 @@ from memlog.analysis.trace.stream import (
     FORWARD,
     GRADIENT,
     INPUT,
+    OPTIMIZER,
     OPTIMIZER_STATE,
     OUTSIDE,
     PARAMETER,
     pack,
 )
-from memlog.analysis.trace.uses import UNKNOWN
+from memlog.analysis.trace.uses import NOTHING_KNOWN, Uses
 from memlog.health import Health
-from memlog.tracer import mode, private, scratch, taps
+from memlog.tracer import mode, private, scratch, taps, unseen
 from memlog.tracer.callers import Callers
 from memlog.tracer.copies import Copies
 from memlog.tracer.engine import Finding
@@ -37,6 +39,7 @@ from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
 from memlog.tracer.precision import Precision
+from memlog.tracer.scaling import Scaling
 from memlog.tracer.scratch import Scratch
 from memlog.tracer.spans import NO_INPUTS, Place, Spans
 from memlog.tracer.storages import (
@@ -44,47 +47,14 @@ from memlog.tracer.storages import (
     parameters_of,
     tensors_in,
 )
+from memlog.tracer.strangers import Strangers
 from memlog.tracer.taps import Tap
 
-_UNSEEN = (
-    "What an operation allocates and frees inside itself is measured once for every shape; for views, "
-    "pointwise operations, copies and fills it is taken to be nothing.",
-    "Copies of a random number generator's state (5 kB each) are seen where torch.get_rng_state makes them, "
-    "as checkpointing does; those of Generator.get_state are not.",
-    "Memory that is not torch's (numpy, what a data loader's workers share, the interpreter, the allocator's "
-    "own fragments) is not seen, but where a parameter or buffer lies on it.",
-    "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
-    "of the model.",
-    "Tensors made on other threads than the one that began the trace are not seen.",
-)
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_OUTERMOST = 2
+"""Modules on the stack in the first one below "outside"."""
 _NAMED = 8
 """Operations that are named, at most."""
-_SPARSE = "Pointwise operations on sparse tensors take more inside: peaks are lower bounds."
-_COMPLEX = (
-    "Operations on complex tensors that are still to be conjugated copy them inside themselves, so that "
-    "peaks are lower bounds."
-)
-_NESTED = "What nested tensors keep of their shapes is not seen, so that peaks are lower bounds."
-_COMPILED = (
-    "Compiled code ran (torch.compile): what it allocates, and what it leaves behind, is seen only where "
-    "operations of torch's take it up, so that peaks and what is live at the end are lower bounds."
-)
-_LATE_GRADIENTS = (
-    "There are gradients that no operation on this thread has made (a backward pass on another one?): they "
-    "count from when they were met, and nobody knows what was there while they were made."
-)
-_PRECISION = (
-    "The precision of matrix products was changed meanwhile, which decides what operations take inside "
-    "themselves, so that peaks are lower bounds."
-)
-_FAILED = (
-    "Operations were not recorded because of an error in memlog, so that peaks are lower bounds."
-)
-_TRANSFORMED = (
-    "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
-    "backward pass counts with the forward pass of what surrounds it."
-)
 
 
 class DispatchEngine:
@@ -94,7 +64,8 @@ class DispatchEngine:
         log: Where events go.
         names: Which module is which layer.
         health: Where errors are counted.
-        types: Whether it is found out what each storage would hold under autocast.
+        types: Whether it is found out what each storage would hold under autocast, and how it grows with the
+            batch.
     """
 
     def __init__(
@@ -106,12 +77,15 @@ class DispatchEngine:
         self._mode = mode.ObservingMode(self, health)
         self._fakes = private.faking()
         self._ledger = Ledger(log, fakes=self._fakes, types=types)
+        self._strangers = Strangers(self._ledger)
         self._copies = Copies(self._ledger)
         self._callers = Callers()
         self._precision = Precision(self._ledger) if types else None
+        self._scaling = Scaling(self._ledger) if types else None
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
+        self._stepped = weakref.WeakSet[Any]()
         self._unmeasured: Counter[str] = Counter()
         self._transformed = self._late_gradients = self._precision_changed = False
         self._compiled_calls = 0
@@ -161,29 +135,34 @@ class DispatchEngine:
         missed = self._missed()
         return Finding(
             unseen=(
-                *_UNSEEN,
-                *((_TRANSFORMED,) if self._transformed else ()),
+                *unseen.ALWAYS,
+                *((unseen.TRANSFORMED,) if self._transformed else ()),
                 *missed,
                 *((unlike,) if unlike else ()),
             ),
             fragmentation_reason=reason,
             dropped=dropped,
             lines=tuple(self._callers.lines),
+            beside=self._beside(),
             incomplete=bool(missed or self._ledger.omitted),
             approximate=unlike is not None,
         )
+
+    def _beside(self) -> int | None:
+        """What was used and is not followed was there before, unless small storages are passed over."""
+        return None if self._scaling is None or self._ledger.omitted else self._strangers.beside
 
     def _missed(self) -> tuple[str, ...]:
         """Why peaks are lower bounds, in whole sentences."""
         ledger = self._ledger
         found = {
-            _SPARSE: ledger.sparse,
-            _COMPLEX: ledger.complex,
-            _NESTED: ledger.nested,
-            _LATE_GRADIENTS: self._late_gradients,
-            _FAILED: self._mode.failures,
-            _PRECISION: self._precision_changed,
-            _COMPILED: self._compiled_calls or len(taps.compiled_code()) > len(self._code),
+            unseen.SPARSE: ledger.sparse,
+            unseen.COMPLEX: ledger.complex,
+            unseen.NESTED: ledger.nested,
+            unseen.LATE_GRADIENTS: self._late_gradients,
+            unseen.FAILED: self._mode.failures,
+            unseen.PRECISION: self._precision_changed,
+            unseen.COMPILED: self._compiled_calls or len(taps.compiled_code()) > len(self._code),
         }
         missed = [sentence for sentence, applies in found.items() if applies]
         if unknown := private.foreign_compilers():
@@ -224,7 +203,10 @@ class DispatchEngine:
         if place is None:
             return
         _outside, *modules = place.stack
-        if len(modules) == 1 and modules[0][1] == private.NO_TASK:
+        outermost = len(modules) == 1 and modules[0][1] == private.NO_TASK
+        if self._scaling is not None:
+            self._scaling.module_begins(tensors, outermost=outermost)
+        if outermost:
             for tensor in tensors:
                 if tensor.grad_fn is None:
                     self._ledger.classify(tensor, OUTSIDE, INPUT)
@@ -239,12 +221,14 @@ class DispatchEngine:
         if self._spans.place() is None:
             return
         self._look_at_optimizer(optimizer)
+        self._tell_whose_state(optimizer)
         self._spans.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """It has ended."""
         if self._spans.place() is not None:
             self._look_at_state(optimizer)
+            self._tell_whose_state(optimizer)
             self._spans.optimizer_ends(optimizer)
 
     # What the dispatch mode tells.
@@ -265,15 +249,15 @@ class DispatchEngine:
             self._look_at_detached(out)
             return
         layer, phase = self._owner(place)
-        made = UNKNOWN
+        like = NOTHING_KNOWN
         if result == mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
-                made = self._look_at_new(func, args, out, layer, phase, place)
+                like = self._look_at_new(func, args, out, layer, phase, place)
         elif result:
             self._ledger.sparse = self._ledger.sparse or bool(result & mode.WRITTEN)
             self._look_at_resized(out, layer, phase, place)
         if inside is not None:
-            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number, made)
+            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number, like)
         elif kind > mode.RESULT:
             self._count_unmeasured(func)
         self._fold()
@@ -292,15 +276,19 @@ class DispatchEngine:
 
     def _look_at_new(
         self, func: Any, args: Any, out: Any, layer: int, phase: int, place: Place
-    ) -> int:
-        """The results of an operation, and what they would be under autocast."""
+    ) -> Uses:
+        """The results of an operation, and what is to be said of what it takes inside itself, too."""
         before = self._ledger.serial
         instead = self._copies.replaced(func, args, out, phase, place)
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._ledger.see(tensor, layer, phase, place.number, instead)
-        if self._precision is None:
-            return UNKNOWN
-        return self._precision.operation(func, args, out, layer, phase, before)
+        if self._precision is None or self._scaling is None or phase == OPTIMIZER:
+            return NOTHING_KNOWN
+        self._strangers.use(tensors_in(args))
+        return NOTHING_KNOWN._replace(
+            grows=self._scaling.operation(func, args, out, outside=layer == OUTSIDE, before=before),
+            type=self._precision.operation(func, args, out, layer, phase, before),
+        )
 
     def _count_unmeasured(self, func: Any) -> None:
         if not self._fakes:
@@ -356,6 +344,8 @@ class DispatchEngine:
     def _seed(self) -> None:
         for tensor, layer, category in self._owners.adopt():
             self._ledger.classify(tensor, layer, category)
+            if self._scaling is not None:
+                self._scaling.of_the_model(tensor)
 
     def _look_at_parameters(self) -> None:
         """Those of lazy modules were not there before."""
@@ -381,6 +371,13 @@ class DispatchEngine:
     def _look_at_state(self, optimizer: Any) -> None:
         for state in optimizer_tensors(optimizer):
             self._ledger.classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
+
+    def _tell_whose_state(self, optimizer: Any) -> None:
+        """Repeat of state that was known before as which step's it counts, as the optimizer first steps."""
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            for state in optimizer_tensors(optimizer):
+                self._ledger.repeat(state.tensor, self._owners.of_state(state))
 
     def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
         key, size = place.inputs if kind == ENTER else (0, 0)

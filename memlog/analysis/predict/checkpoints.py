@@ -166,7 +166,7 @@ def _replay(
     if not dropped:
         return None
     again = _reached(course, call, min(life.end for life in dropped))
-    if before is not None and again < before.done:
+    if before is not None and before.begins < again < before.done:
         again = _reached_again(course, before)
     if result is not None and result.uses.asked in course.below(call.layer):
         # It was kept by the module itself, whose last operation needs what it has made.

@@ -36,7 +36,7 @@ class Life:
     def __init__(self, event: TraceEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.heard = at
-        """When its category was last told: of what was there before, as somebody first looked at it."""
+        """When its category was last told: of an optimizer's state, as the optimizer stepped."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -99,6 +99,7 @@ class Course:
         calls: Every call of a module, in the order in which they end.
         turns: Every change outside modules, in order.
         steps: When optimizers stepped, in order; each to the moment before its end.
+        opened: When the first module was called, or what runs outside modules first changed its owner.
         length: Number of events, which is also the end of what is never freed.
         tells_inputs: Whether the trace says what modules were called with; those of an older memlog don't.
     """
@@ -118,6 +119,8 @@ class Course:
         for at, event in enumerate(stream.decode(trace.events)):
             self._take(at, event)
         self._note_state()
+        starts = [*(call.begin for call in self.calls), *(turn.at for turn in self.turns)]
+        self.opened = min(starts, default=self.length)
         self._in_order = sorted(self.lives, key=lambda life: life.begin)
         self._begins = [life.begin for life in self._in_order]
 

@@ -19,6 +19,7 @@ HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precisi
 
 WORTH = 0.01
 """What saves less of all that is held is no hint, here and in a post-mortem report."""
+_OF_THE_BATCH = ("batch", "accumulation")
 _NAMED = 6
 """Modules that a sentence names."""
 _LAYERS = 8
@@ -158,8 +159,26 @@ def _notes(course: Course | None, hints: Sequence[Hint], worth: float) -> Iterat
             "What another optimizer would save is not predicted: the state of this one is not so and so many "
             "numbers for each parameter."
         )
+    if any(hint.kind in _OF_THE_BATCH for hint in hints):
+        yield from _squares(course, worth)
     if hints:
         yield "Each figure stands for one change alone: two of them save less than both added up."
+
+
+def _squares(course: Course, worth: float) -> Iterator[str]:
+    """What grows with the square of the batch, if the trace leaves it open."""
+    if course.trace.result.device != "cpu":
+        yield (
+            "A trace of a GPU does not tell shapes: what compares each member of the batch with each other, "
+            "as contrastive losses do, shrinks to a quarter with half the batch, and counts as half here."
+        )
+        return
+    uncertain = changes.may_be_squared(course)
+    if uncertain >= worth:
+        yield (
+            f"{format_bytes(uncertain)} may compare each member of the batch with each other, which shrinks "
+            "to a quarter with half the batch, and count as half: the batch's size is that of a layer, too."
+        )
 
 
 def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
@@ -212,6 +231,13 @@ def _precision(course: Course, now: int) -> Iterator[Hint]:
 
 def _optimizers(course: Course, now: int) -> Iterator[Hint]:
     """What the optimizers' state, all of them having become lighter, would leave."""
+    idle = optimizers.idle_bytes(course)
+    if idle:
+        what = (
+            f"Letting go of optimizers that did not step, whose state takes {format_bytes(idle)}, if nothing "
+            "uses them any more"
+        )
+        yield _hint("optimizer", what, now, optimizers.without_idle(course))
     kept = optimizers.kept_states(course)
     heavy = [state for state in kept if state.numbers >= _TWO_MOMENTS]
     if heavy:
@@ -238,5 +264,7 @@ def _named(kept: Sequence[optimizers.State]) -> str:
         name = f"{kept[0].name}, which" if kept[0].name else "an optimizer that"
         return f"{name} keeps {keeps[0]} for each parameter"
     each = [f"{one.name or 'one'} {many}" for one, many in zip(kept, keeps, strict=True)]
+    if len(each) > _NAMED:
+        each = [*each[:_NAMED], f"{len(each) - _NAMED} more likewise"]
     listed = f"{', '.join(each[:-1])} and {each[-1]}"
     return f"{len(kept)} optimizers that keep, for each of their parameters, {listed}"

@@ -44,8 +44,20 @@ class State(NamedTuple):
 
 
 def state_bytes(course: Course) -> int:
-    """Bytes of the optimizers' state."""
-    return sum(life.size for life in course.lives if _is_state(life))
+    """Bytes of the state of the optimizers that stepped."""
+    return sum(life.size for life in course.lives if _is_in_use(course, life))
+
+
+def idle_bytes(course: Course) -> int:
+    """Bytes of the state of optimizers that are there and did not step."""
+    return sum(life.size for life in course.lives if _is_idle(course, life))
+
+
+def without_idle(course: Course) -> int:
+    """The peak without the state of optimizers that did not step."""
+    return highest(
+        course.spans({life: 0.0 for life in course.lives if _is_idle(course, life)}), course.length
+    )
 
 
 def kept_states(course: Course) -> list[State]:
@@ -94,7 +106,8 @@ def with_states(course: Course, sizes: Mapping[int, float]) -> int:
     spans += [
         Span(steady_begin(life), life.end, life.size)
         for life in course.lives
-        if not (_of_an_optimizer(life) and _step_of(course, life, known) in sizes)
+        if _is_idle(course, life)
+        or not (_of_an_optimizer(life) and _step_of(course, life, known) in sizes)
     ]
     return highest(spans, course.length)
 
@@ -127,7 +140,7 @@ def _by_step(course: Course) -> dict[int, Counter[_Key]]:
     smallest = _smallest(course)
     found: dict[int, Counter[_Key]] = {}
     for life in course.lives:
-        if _is_state(life) and life.size > smallest:
+        if _is_in_use(course, life) and life.size > smallest:
             kept = found.setdefault(course.step_of(life.heard), Counter())
             kept[_Key(life.layer, life.size)] += 1
     return dict(sorted(found.items()))
@@ -137,7 +150,7 @@ def _bytes_of_a_number(course: Course, step: int) -> int:
     """Two where most of a state is in two bytes a number, as that of parameters in bfloat16 is."""
     half = Counter[bool]()
     for life in course.lives:
-        if _is_state(life) and course.step_of(life.heard) == step:
+        if _is_in_use(course, life) and course.step_of(life.heard) == step:
             half[life.uses.type == HALF_NOW] += life.size
     return 2 if half[True] > half[False] else 4
 
@@ -207,6 +220,16 @@ def _bytes(counts: Counter[_Key]) -> int:
 def _of_an_optimizer(life: Life) -> bool:
     """Its state, and what its step makes and drops."""
     return (life.phase == OPTIMIZER and life.passing) or _is_state(life)
+
+
+def _is_in_use(course: Course, life: Life) -> bool:
+    return _is_state(life) and not _is_idle(course, life)
+
+
+def _is_idle(course: Course, life: Life) -> bool:
+    """Whether it is of an optimizer that was known as the trace began, and has not stepped in it."""
+    known_before = life.begin == START and life.heard < course.opened
+    return bool(course.steps) and _is_state(life) and known_before
 
 
 def _is_state(life: Life) -> bool:
