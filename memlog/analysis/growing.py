@@ -126,6 +126,8 @@ def _too_short(moments: LastMoments) -> _Short | None:
         return None
     before, reached = series[0].level, max(each.most for each in series)
     last = failing_peak(moments.failure, moments.steps[-1])
+    if moments.failure is None and moments.last_sample is not None:
+        last = moments.last_sample.tree_pss
     grown, whole = reached - before, max(last or 0, reached) - before
     if grown <= _MATTERS * before or grown < _MOST * whole:
         return None

@@ -513,6 +513,25 @@ def test_a_jump_after_the_last_step_is_no_trait_of_the_steps(tmp_path: Path) -> 
     assert "after step" not in larger_steps(tmp_path / "before", *[900] * 10, resident=900)
 
 
+def test_growth_over_few_steps_of_a_run_that_jumped_before_it_was_killed(tmp_path: Path) -> None:
+    """The last look from outside saw far more than the steps had left behind."""
+    moments = ended(tmp_path, Sample(at(11), 9, 3 * GIB, 1, 20 * GIB, None, None), steps=0)
+    moments.steps = [batch(n, (400 + 6 * n) * MIB) for n in range(10)]
+    assert "rose by" not in told(moments, Witness("helper", 1)).text
+    moments.samples = []
+    assert "rose by 54.0 MiB over the 10 steps" in told(moments, Witness("helper", 1)).text
+
+
+def test_a_devices_steps_are_those_of_the_device(tmp_path: Path) -> None:
+    lost = changed(device="cuda0", free=0, free_after=None, requested=MIB, allocated=900 * MIB)
+    steps = [batch(n, GIB, cuda(100 * MIB, (110 + 70 * n) * MIB)) for n in range(10)]
+    text = told(last_moments(MadeRun(tmp_path / "grow").write(*steps, lost).closed())).text
+    assert "What a step needs for itself grew from" in text
+    steps = [batch(n, GIB, cuda(100 * MIB, 130 * MIB)) for n in range(10)]
+    text = told(last_moments(MadeRun(tmp_path / "jump").write(*steps, lost).closed())).text
+    assert "The memory on cuda0 grew by 800.0 MiB after step 9; no step before had needed" in text
+
+
 def test_a_step_that_held_far_more_was_not_like_the_traced_one(tmp_path: Path) -> None:
     few = changed(requested=MIB, resident=3 * GIB)
     assert "not like it: 2.0 GiB more were in use there" in told(ended(tmp_path, trace(), few)).text
