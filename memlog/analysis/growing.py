@@ -163,13 +163,17 @@ def last_straw(moments: LastMoments) -> bool:
 def of_the_last_straw(moments: LastMoments) -> Iterator[str]:
     """What the place of such a failure tells."""
     failure = moments.failure
-    if failure is not None and last_straw(moments):
-        small = (
-            "nearly nothing was free there"
-            if failure.requested is None
-            else f"{format_bytes(failure.requested)} were asked for there, of "
-            f"{format_bytes(_grown(moments))} by which it had grown before"
-        )
+    if failure is None or not last_straw(moments):
+        return
+    small = (
+        "nearly nothing was free there"
+        if failure.requested is None
+        else f"{format_bytes(failure.requested)} were asked for there, of "
+        f"{format_bytes(_grown(moments))} by which it had grown before"
+    )
+    if _too_short(moments) is not None:
+        yield f"Where it failed may say little: {small}."
+    else:
         yield (
             f"Where it failed says little: {small}. Whoever asked next had failed; what grew before is the "
             "cause."
