@@ -302,6 +302,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """The signal that ended ``worker``, such as ``"Killed"``: that memory was the cause is then a guess."""
     machine: Int | None = None
     """On the host: all the memory that the machine has."""
+    resident: Int | None = None
+    """On the host: the most memory that the process ever had resident (``VmHWM``)."""
 
     @property
     def capacity(self) -> int | None:

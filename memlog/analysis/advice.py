@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from memlog.analysis.growing import last_straw, of_the_last_straw, why_it_grew
+from memlog.analysis.growing import keeps, last_straw, of_the_last_straw, why_it_grew
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.predict import WORTH, Advice
 from memlog.analysis.standing import Standing, not_the_largest
@@ -57,15 +57,20 @@ def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -
         lambda: why_it_grew(moments),
         lambda: of_the_last_straw(moments),
         lambda: _fragmentation(failure),
-        lambda: () if last_straw(moments) else _of_the_model(moments, predicted),
+        lambda: () if _is_elsewhere(moments) else _of_the_model(moments, predicted),
         lambda: _workers(moments),
-        lambda: _limit(failure),
+        lambda: _limit(failure, only_later=keeps(moments)),
     ]
     found: list[str] = []
     for part in parts:
         with health.contained("working out what would help"):
             found += part()
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
+
+
+def _is_elsewhere(moments: LastMoments) -> bool:
+    """Whether what grew before is the cause, and no change to the model helps."""
+    return last_straw(moments) or (moments.failure is not None and keeps(moments))
 
 
 def needed(failure: OutOfMemory) -> int:
@@ -117,6 +122,9 @@ def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
 def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterator[str]:
     """What would make a training step smaller, where it was a training step that had no room."""
     failure, trace = moments.failure, moments.trace
+    if failure is not None and not moments.steps and trace is None:
+        yield _before_any_step(failure)
+        return
     if failure is not None and not in_a_step(failure, trace):
         yield (
             "It was asked for outside the model's layers: the error's traceback says where. "
@@ -124,6 +132,10 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
         )
         return
     held = _held(moments)
+    far_more = failure is not None and trace is not None and needed_far_more(failure, trace)
+    if not far_more and (other := _another_step(predicted)):
+        yield other
+        return
     if (
         failure is not None
         and failure.phase == "optimizer"
@@ -141,7 +153,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
             "the process holds, such as data sets, caches and lists, matters more."
         )
         return
-    if failure is not None and trace is not None and needed_far_more(failure, trace):
+    if far_more and failure is not None and trace is not None:
         yield from _of_a_larger_step(failure, trace, predicted)
     else:
         yield from (
@@ -149,6 +161,21 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
         )
     if trace is None:
         yield "Tracing says who holds the memory: `memlog.init(model=model, layers=True)`."
+
+
+def _before_any_step(failure: OutOfMemory) -> str:
+    """Advice on a failure while the program loaded its data, built its model or made its first step."""
+    if failure.phase is not None:
+        return (
+            "It failed in the first step, and no step was traced. A smaller batch, or shorter or smaller "
+            "inputs, makes activations smaller; a smaller model, or bfloat16 weights, makes the rest smaller."
+        )
+    held = "" if failure.resident is None else f" It held {format_bytes(failure.resident)}."
+    return (
+        f"No step was over: the program was loading data, building its model or in its first step.{held} The "
+        "error's traceback says where. Load less at once (`numpy.memmap` maps a file in place of reading "
+        "it), or build a smaller model or batch."
+    )
 
 
 def _is_small(trace: Trace, moments: LastMoments) -> bool:
@@ -218,14 +245,24 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
     return ", ".join(f"`{path}`" for path in modules[:_NAMED])
 
 
+def _another_step(predicted: Prediction | None) -> str | None:
+    """Say that the traced step was not the largest: what would be saved at it says nothing then."""
+    if predicted is None:
+        return None
+    said = not_the_largest(predicted.standing, predicted.step, predicted.advice)
+    return (
+        None
+        if said is None
+        else f"No saving is predicted, for the traced step was not like the largest. {said}"
+    )
+
+
 def _by_prediction(predicted: Prediction | None) -> list[str]:
     if predicted is None or not predicted.advice.hints:
         return []
     found = predicted.advice
     step = "a step that was never over" if predicted.step is None else f"step {predicted.step}"
-    other = not_the_largest(predicted.standing, predicted.step, found)
     return [
-        *([other] if other else []),
         *(hint.sentence() for hint in found.hints),
         f"These peaks are predicted from {step}, {among(predicted.standing.traced_steps)}, which needs "
         f"{format_bytes(found.peak)}. {' '.join(found.notes)}",
@@ -301,9 +338,13 @@ def _of_the_request(failure: OutOfMemory) -> str:
     )
 
 
-def _limit(failure: OutOfMemory | None) -> Iterator[str]:
+def _limit(failure: OutOfMemory | None, *, only_later: bool) -> Iterator[str]:
     if failure is None or failure.limited_by is None or failure.device != "host":
         return
     if had_room(failure):
         return  # it was something else
-    yield f"A higher limit, where there can be one: {failure.limited_by}, now {format_bytes(failure.limit)}."
+    limit = f"{failure.limited_by}, now {format_bytes(failure.limit)}."
+    if only_later:
+        yield f"A higher limit only lets it fail later: {limit}"
+    else:
+        yield f"A higher limit, where there can be one: {limit}"

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from memlog.analysis.larger_steps import rise, sudden, why_steps_grew
 from memlog.analysis.last_moments import LastMoments
-from memlog.events import OutOfMemory, PeakSource
+from memlog.analysis.levels import Level, failing_peak, grower, levels
+from memlog.events import OutOfMemory
 from memlog.growth import keeps_growing
 from memlog.units import format_bytes
 
@@ -19,8 +21,8 @@ _MOST = 0.5
 """Share of the growth from which on its cause is told as the one."""
 _FULL = 0.02
 """Share of a limit below which what is free under it is none."""
-_LAST_STRAW = 0.01
-"""Share of what is in use below which the failed request is none of the cause."""
+_LAST_STRAW = 0.1
+"""Share of what had grown below which the failed request is none of the cause."""
 
 
 class Growth(NamedTuple):
@@ -58,19 +60,19 @@ class Growth(NamedTuple):
 def growth(moments: LastMoments) -> Growth | None:
     """Growth over the last steps that is worth a word."""
     failure = moments.failure
-    series = _levels(moments)
-    levels = [each.level for each in series]
-    if len(levels) < _LEAST_STEPS or levels[-1] - levels[0] <= _MATTERS * levels[0]:
+    series = levels(moments)
+    after = [each.level for each in series]
+    if len(after) < _LEAST_STEPS or after[-1] - after[0] <= _MATTERS * after[0]:
         return None
-    rising = _until_full(levels) if _is_full(failure) else levels
+    rising = _until_full(after) if _is_full(failure) else after
     lasting = any(
         len(part) >= _LEAST_STEPS and keeps_growing(part, 0.0)
         for part in (rising, rising[len(rising) // 2 :])
     )
     on_host = failure is None or failure.device == "host"
-    size, freed = levels[-1] - levels[0], _freed(failure)
+    size, freed = after[-1] - after[0], _freed(failure)
     return Growth(
-        "The process's memory" if failure is None or on_host else f"The memory on {failure.device}",
+        grower(failure),
         moments.steps[-1].step - moments.steps[0].step,
         size,
         min(_of_files(moments), size) if on_host else 0,
@@ -81,9 +83,11 @@ def growth(moments: LastMoments) -> Growth | None:
 
 
 def why_it_grew(moments: LastMoments) -> Iterator[str]:
-    """One line on the growth's cause, where one shows; none if nothing grew."""
+    """One line on the growth's cause, if one shows; none if nothing grew."""
     found = growth(moments)
     if found is None:
+        short = _too_short(moments)
+        yield from why_steps_grew(moments) if short is None else (short.line,)
         return
     grew = f"by {format_bytes(found.size)} over the last {found.steps} steps"
     if found.is_of_files:
@@ -92,6 +96,10 @@ def why_it_grew(moments: LastMoments) -> Iterator[str]:
             "files: the kernel takes them back where it needs room, so they are no leak. Under a limit on "
             "addresses (ulimit -v) a mapping counts in full, read or not."
         )
+    elif found.is_kept:
+        yield _kept(found, grew)
+    elif lines := list(why_steps_grew(moments)):
+        yield from lines
     elif found.is_of_larger_steps:
         freed = (
             f", and {format_bytes(found.freed)} came free again with the last"
@@ -102,30 +110,85 @@ def why_it_grew(moments: LastMoments) -> Iterator[str]:
             f"{found.of} grew {grew}; what a step needs for itself alone grew by {format_bytes(found.own)}"
             f"{freed}. So its steps became larger, as with longer inputs or batches: bound the largest."
         )
-    elif found.is_kept:
-        yield _kept(found, grew)
+
+
+class _Short(NamedTuple):
+    """Growth over too few steps to name its cause."""
+
+    size: int
+    line: str
+
+
+def _too_short(moments: LastMoments) -> _Short | None:
+    """Find growth over a few steps that makes up most of what ran out, if nothing tells its cause."""
+    series = levels(moments)
+    if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
+        return None
+    before, reached = series[0].level, max(each.most for each in series)
+    last = failing_peak(moments.failure, moments.steps[-1])
+    if moments.failure is None and moments.last_sample is not None:
+        last = moments.last_sample.tree_pss
+    grown, whole = reached - before, max(last or 0, reached) - before
+    if grown <= _MATTERS * before or grown < _MOST * whole:
+        return None
+    return _Short(
+        grown,
+        f"{grower(moments.failure)} rose by {format_bytes(grown)} over the {len(series)} steps that there "
+        "were, too few to tell why: something may keep what each step makes, the steps may have become "
+        f"larger, or a cache may fill. A run of {_LEAST_STEPS} steps or more, as with a smaller batch, would "
+        "tell.",
+    )
+
+
+def keeps(moments: LastMoments) -> bool:
+    """Whether memory that steps left behind is the cause, as far as shows."""
+    found = growth(moments)
+    return found is not None and found.is_kept
 
 
 def last_straw(moments: LastMoments) -> bool:
-    """Whether the failed request was the last and least of what had grown before.
+    """Whether the failed request was small beside what had grown before.
 
-    Where it was made is then chance, and the step that made it is no cause.
+    Where it was made is then chance, and what made it is no cause. Python's own `MemoryError` tells no size:
+    if nearly nothing was free, it was the same.
     """
-    failure, found = moments.failure, growth(moments)
-    if failure is None or failure.requested is None or found is None or not found.is_kept:
+    failure, grown = moments.failure, _grown(moments)
+    if failure is None or not grown:
         return False
-    levels = _levels(moments)
-    return failure.requested < _LAST_STRAW * levels[-1].level
+    if failure.requested is None:
+        return _is_full(failure)
+    return failure.requested < _LAST_STRAW * grown
 
 
 def of_the_last_straw(moments: LastMoments) -> Iterator[str]:
     """What the place of such a failure tells."""
     failure = moments.failure
-    if failure is not None and last_straw(moments):
+    if failure is None or not last_straw(moments):
+        return
+    small = (
+        "nearly nothing was free there"
+        if failure.requested is None
+        else f"{format_bytes(failure.requested)} were asked for there, of "
+        f"{format_bytes(_grown(moments))} by which it had grown before"
+    )
+    if _too_short(moments) is not None:
+        yield f"Where it failed may say little: {small}."
+    else:
         yield (
-            f"Where it failed says little: {format_bytes(failure.requested)} were asked for there, less than "
-            "a hundredth of what was in use. Whoever asked next had failed; what grew before is the cause."
+            f"Where it failed says little: {small}. Whoever asked next had failed; what grew before is the "
+            "cause."
         )
+
+
+def _grown(moments: LastMoments) -> int:
+    """Bytes by which memory had grown that no larger steps or files explain; 0: none."""
+    found = growth(moments)
+    if found is not None and found.is_kept:
+        return found.size
+    short, jump = _too_short(moments), sudden(moments)
+    if short is not None:
+        return short.size
+    return 0 if jump is None or rise(moments) is not None else jump.took
 
 
 def _kept(found: Growth, grew: str) -> str:
@@ -141,36 +204,7 @@ def _kept(found: Growth, grew: str) -> str:
     return f"{found.of} grew throughout, {grew}: something keeps what each step makes. {often}"
 
 
-class _Level(NamedTuple):
-    """The memory in use after a step, in bytes."""
-
-    level: int
-    own: int | None
-    """What the step needed beyond that at its peak; ``None``: unknown."""
-
-
-def _levels(moments: LastMoments) -> list[_Level]:
-    """The memory that ran out, after each of the last steps."""
-    failure = moments.failure
-    if failure is None or failure.device == "host":
-        return [
-            _Level(step.rss, _own(step.rss, step.rss_peak, step.rss_peak_source))
-            for step in moments.steps
-            if step.rss is not None
-        ]
-    return [
-        _Level(device.allocated, _own(device.allocated, device.peak, device.peak_source))
-        for step in moments.steps
-        for device in step.devices
-        if device.name == failure.device and device.allocated is not None
-    ]
-
-
-def _own(level: int, peak: int | None, source: PeakSource | None) -> int | None:
-    return max(peak - level, 0) if peak is not None and source == "exact" else None
-
-
-def _growth_of_a_step(series: Sequence[_Level], freed: int | None) -> int | None:
+def _growth_of_a_step(series: Sequence[Level], freed: int | None) -> int | None:
     """By how much more a step needs for itself at the end than at first.
 
     Args:
@@ -197,11 +231,11 @@ def _is_full(failure: OutOfMemory | None) -> bool:
     return failure.free < _FULL * failure.limit
 
 
-def _until_full(levels: Sequence[int]) -> Sequence[int]:
+def _until_full(series: Sequence[int]) -> Sequence[int]:
     """What came before a plateau at the limit: C code that is refused memory may go on without it."""
-    top = levels[-1] - _FULL * (levels[-1] - levels[0])
-    below = [at for at, level in enumerate(levels) if level < top]
-    return levels[: below[-1] + 2]
+    top = series[-1] - _FULL * (series[-1] - series[0])
+    below = [at for at, level in enumerate(series) if level < top]
+    return series[: below[-1] + 2]
 
 
 def _of_files(moments: LastMoments) -> int:

@@ -19,6 +19,7 @@ from memlog.analysis.advice import (
 )
 from memlog.analysis.growing import last_straw
 from memlog.analysis.last_moments import LastMoments
+from memlog.analysis.standing import held_more
 from memlog.analysis.suspicion import Suspicion, Witness, suspect
 from memlog.events import Batch, OutOfMemory, Trace
 from memlog.health import Health
@@ -26,6 +27,7 @@ from memlog.units import format_bytes
 
 _SHOWN_STEPS = 10
 _SHOWN_LAYERS = 10
+_SHOWN_SHARE = 0.005
 _GROWTH_MATTERS = 16 * 1024**2
 _PHASES = {
     "forward": "the forward pass",
@@ -202,7 +204,9 @@ def _elsewhere() -> Iterator[str]:
 
 def _holders(moments: LastMoments) -> Iterator[str]:
     trace = moments.trace
-    if trace is None:
+    if trace is None and not moments.steps:
+        yield "No step was over, so the layers' shares are unknown."
+    elif trace is None:
         yield (
             "No step was traced, so the layers' shares are unknown: "
             "`memlog.init(model=model, layers=True)` traces one now and then."
@@ -244,24 +248,35 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
             f"The step that failed{later} was not traced, and it was not like it: "
             f"{format_bytes(needed(failure))} were {what} there. Other things may have held the memory then."
         )
+    more = held_more(moments, trace)
+    if more is not None:
+        return (
+            f"The step that failed{later} was not traced, and it was not like it: {format_bytes(more)} more "
+            "were in use there."
+        )
     return f"The step that failed{later} was not traced: it may have been another."
 
 
 def _shares(trace: Trace) -> Iterator[str]:
     total = trace.peak or 0
     held = sorted(trace.at_peak.items(), key=lambda item: -item[1])
-    rows = [(name, format_bytes(size), _share(size, total)) for name, size in held if size]
+    rows = [
+        (name, format_bytes(size), _share(size, total))
+        for name, size in held
+        if _counts(size, total)
+    ]
     yield _table(("what", "bytes", "share"), rows)
     layers = [
         (layer.path, format_bytes(layer.at_peak), _share(layer.at_peak, total))
         for layer in trace.layers[:_SHOWN_LAYERS]
-        if layer.at_peak is not None
+        if layer.at_peak is not None and _counts(layer.at_peak, total)
     ]
     if layers:
         yield _table(("layer", "held at the peak", "share"), layers)
     lines = [
         (f"`{one.line}`", format_bytes(one.at_peak), _share(one.at_peak, total))
         for one in trace.lines
+        if _counts(one.at_peak, total)
     ]
     if lines:
         yield _table(("line outside all modules", "held at the peak", "share"), lines)
@@ -290,7 +305,8 @@ def _course(moments: LastMoments) -> Iterator[str]:
     steps = moments.steps[-_SHOWN_STEPS:]
     if steps:
         devices = (f"{device.name} in use, peak" for device in steps[-1].devices)
-        yield _table(("step", "process (RSS)", *devices), [_row(step) for step in steps])
+        process = "process (RSS), peak" if _has_peaks(steps) else "process (RSS)"
+        yield _table(("step", process, *devices), [_row(step, _has_peaks(steps)) for step in steps])
 
 
 def _trend(moments: LastMoments) -> str:
@@ -328,11 +344,23 @@ def _growth(name: str, count: int, before: int | None, after: int | None, begun:
     return f"In the last {count} steps {name} {how}{since}."
 
 
-def _row(step: Batch) -> tuple[str, ...]:
+def _has_peaks(steps: Iterable[Batch]) -> bool:
+    """Whether a process's peak within one of the steps is known."""
+    return any(step.rss_peak_source == "exact" for step in steps)
+
+
+def _row(step: Batch, peaks: bool) -> tuple[str, ...]:
     devices = (
         f"{format_bytes(device.allocated)}, {format_bytes(device.peak)}" for device in step.devices
     )
-    return (str(step.step), format_bytes(step.rss), *devices)
+    process = f"{format_bytes(step.rss)}, {_peak(step)}" if peaks else format_bytes(step.rss)
+    return (str(step.step), process, *devices)
+
+
+def _peak(step: Batch) -> str:
+    """A process's peak within a step: a mark that did not rise in it bounds it from above."""
+    bound = {"exact": "", "watermark": "at most "}.get(step.rss_peak_source or "")
+    return "unknown" if bound is None else f"{bound}{format_bytes(step.rss_peak)}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -348,6 +376,11 @@ def _list(lines: Iterable[str]) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _counts(part: int, total: int) -> bool:
+    """Whether a share is more than 0 %, rounded."""
+    return part > total * _SHOWN_SHARE
 
 
 def _share(part: int, total: int) -> str:

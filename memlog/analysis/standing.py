@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from memlog.analysis.last_moments import LastMoments
+from memlog.analysis.levels import failing_peak
 from memlog.analysis.predict import Advice, advise
 from memlog.analysis.trace.records import Trace as Recorded
-from memlog.events import Batch, PeakSource, Trace
+from memlog.events import Batch, OutOfMemory, PeakSource, Trace
 from memlog.journal import RunDirectory
 from memlog.units import format_bytes
 
@@ -53,6 +55,7 @@ class _Levels(msgspec.Struct):
     at: _Level | None = None
     """Of the worst traced step."""
     largest: _Level | None = None
+    last: Batch | None = None
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: Recorded) -> tuple[Advice, Standing]:
@@ -78,13 +81,25 @@ def _levels(run: RunDirectory, event: Trace, device: str) -> _Levels:
             if isinstance(entry.event, Trace):
                 found.traced.add(entry.event.step)
             elif isinstance(entry.event, Batch):
-                level = _level(entry.event, device)
-                if level is not None:
-                    _take(found, level, event.step)
+                found.last = entry.event
+                _take(found, _level(entry.event, device), event.step)
+            elif isinstance(entry.event, OutOfMemory):
+                _take(found, _failing(entry.event, found.last, device), event.step)
     return found
 
 
-def _take(found: _Levels, level: _Level, traced: int | None) -> None:
+def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:
+    """What was in use in the step that ran out of memory, if it was on that device and is known."""
+    highest = failing_peak(failure, last)
+    there = "host" if device == "cpu" else device.replace(":", "")
+    if highest is None or last is None or failure.device != there:
+        return None
+    return _Level(last.step + 1, highest, highest)
+
+
+def _take(found: _Levels, level: _Level | None, traced: int | None) -> None:
+    if level is None:
+        return
     # Where not every step is in the journal, the next one tells; one that was never over was the last.
     if traced is None or (found.at is None and level.step >= traced):
         found.at = level
@@ -98,9 +113,31 @@ def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
         return None
     needs, traced = advice.peak or 0, advice.traced_peak or 0
     told = max(needs - traced, 0)  # by so much a later step is larger than the first
-    if largest.held - at.most - told <= max(_FURTHER * max(needs, traced), _GROWN * at.most):
+    if not _is_far(largest.held - told, at, max(needs, traced)):
         return None
     return LargerStep(largest.step, largest.held, largest.step in levels.traced)
+
+
+def held_more(moments: LastMoments, trace: Trace) -> int | None:
+    """Bytes by which the failing step held more than a traced one; ``None``: unknown, or not by far."""
+    failure = moments.failure
+    last = moments.steps[-1] if moments.steps else None
+    highest = failing_peak(failure, last)
+    device = "cpu" if failure is None or failure.device == "host" else failure.device
+    later = (
+        _level(step, device)
+        for step in moments.steps
+        if trace.step is not None and step.step >= trace.step
+    )
+    at = next((level for level in later if level is not None), None)
+    if highest is None or at is None or not _is_far(highest, at, trace.peak or 0):
+        return None
+    return highest - at.held
+
+
+def _is_far(held: int, at: _Level, tensors: int) -> bool:
+    """Whether what was held at another step is far more than a traced one's tensors explain."""
+    return held - at.most > max(_FURTHER * tensors, _GROWN * at.most)
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
@@ -120,7 +157,7 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
     who = "the process" if advice.device == "cpu" else advice.device
     now, then = format_bytes(found.held), format_bytes(larger.held)
     said = (
-        f"This is about step {step}, which needs {format_bytes(advice.traced_peak)} in tensors. The run's "
+        f"The trace is of step {step}, which needs {format_bytes(advice.traced_peak)} in tensors. The run's "
         f"largest was step {larger.step}: {who} held {then} then, and {now} at step {step}."
     )
     if larger.traced:

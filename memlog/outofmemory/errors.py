@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections import deque
@@ -9,7 +10,7 @@ from types import ModuleType
 
 from memlog.events import OutOfMemory, now_us
 from memlog.outofmemory.frames import where
-from memlog.outofmemory.limits import NO_ROOM, host_room, machine_memory
+from memlog.outofmemory.limits import NO_ROOM, highest_resident, host_room, machine_memory
 from memlog.redact import without_credentials
 
 _MAX_MESSAGE = 300
@@ -26,8 +27,13 @@ _CPU_ALLOCATOR = re.compile(
     r"(?:: you tried to allocate (?P<size>\d+) (?P<unit>bytes))?"
 )
 """Of torch's allocator for the CPU, which raises a plain RuntimeError."""
+_MAPPING = re.compile(
+    r"unable to mmap (?P<size>\d+) (?P<unit>bytes) from file .*Cannot allocate memory"
+)
+"""Of torch's shared memory and mapped files, likewise."""
 _ASKED_FOR = (
     _CPU_ALLOCATOR,
+    _MAPPING,
     re.compile(rf"Tried to allocate {_SIZE}"),  # torch, for a device
     re.compile(rf"Unable to allocate {_SIZE}"),  # NumPy
 )
@@ -51,13 +57,15 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """
     if isinstance(error, MemoryError) or is_of_a_device(error):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM  # as of ``mmap`` and ``os.fork``
     if not isinstance(error, RuntimeError):
         return False
     message = str(error)
     passed_on = _PASSED_ON.search(message)
     if passed_on is not None and passed_on["kind"].endswith(_MEMORY_ERRORS):
         return True  # a class that torch could not make again in this process
-    return any(pattern.search(message) for pattern in (_CPU_ALLOCATOR, _ENDED_WORKER))
+    return any(pattern.search(message) for pattern in (_CPU_ALLOCATOR, _MAPPING, _ENDED_WORKER))
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
@@ -125,6 +133,7 @@ def describe(
         raised_as=None if raised is None or raised is error else _shown(_named(raised)),
         signal=None if ended is None else ended["signal"],
         machine=machine_memory() if device == "host" else None,
+        resident=None if worker or device != "host" else highest_resident(),
     )
 
 

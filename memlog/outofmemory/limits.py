@@ -43,6 +43,11 @@ def host_room() -> Room:
     return min(known, key=lambda room: room.free or 0, default=NO_ROOM)
 
 
+def highest_resident() -> int | None:
+    """The most memory that this process ever had resident, in bytes; ``None`` if unknown."""
+    return _own_memory().get("VmHWM")
+
+
 def _own_memory() -> dict[str, int]:
     """The kernel's figures of this process, such as ``VmPeak``, in bytes."""
     figures: dict[str, int] = {}

@@ -160,6 +160,57 @@ def test_numpy_says_how_much_and_is_found_behind_what_left_the_program(tmp_path:
     assert "It was asked for outside the model's layers" in text
 
 
+SHORT = """
+    import resource
+    import torch
+    import memlog
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    optimizer = torch.optim.Adam(model.parameters())
+    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**29, in_use + 2**29))
+
+    def train(rows):
+        model(torch.randn(rows, 512)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with memlog.init("local", model=model, layers=True, finish_timeout=60):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("for step in range(40): train(1024 * (1 + step))", "peaked higher than every step before"),
+        ("for step in range(40): train(64 * 2**step)", "peaked higher than every step before"),
+        (
+            "for step in range(8): train(256)\n"
+            "        kept = [model(torch.randn(1024, 512)) for _ in range(1000)]",
+            "no step before had needed more than",
+        ),
+        (
+            "kept = []\n        for step in range(40): train(256); kept.append(torch.ones(2**23))",
+            "too few to tell why",
+        ),
+    ],
+    ids=["grows", "doubles", "keeps an evaluation's graphs", "keeps in few steps"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+def test_a_run_of_few_steps_is_told_what_its_steps_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
+    # Else the allocator keeps what a step freed, in blocks of up to 32 MiB, as if the program had kept it.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    assert "DefaultCPUAllocator" in ended(tmp_path, SHORT.format(body=body))
+    helps = wait_for_report(only_run(tmp_path)).partition("## What would help")[2]
+    assert told in helps
+    assert "something keeps what each step makes. " not in helps
+    assert "a peak of about" not in helps
+
+
 IN_A_WORKER = """
     import resource
     import torch

@@ -1,5 +1,6 @@
 """Which errors mean that memory ran out, and what is read from them: real ones, and chains of them."""
 
+import mmap
 import resource
 import sys
 from pathlib import Path
@@ -181,6 +182,20 @@ def test_free_is_what_was_free_before_the_stack_unwound(room_for_a_gib: int) -> 
     assert event.free < event.requested <= event.free_after
     assert event.limit == room_for_a_gib
     assert event.allocated == event.limit - event.free
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_mapping_that_finds_no_room_is_a_failed_allocation(room_for_a_gib: int) -> None:
+    """A file that `mmap` maps, and torch's shared memory, raise errors of other kinds."""
+    with pytest.raises(OSError, match="Cannot allocate memory") as mapped:
+        mmap.mmap(-1, 2**31)
+    shared = caught(lambda: torch.UntypedStorage._new_shared(2**31))
+    assert failed_allocation(mapped.value) is mapped.value
+    assert failed_allocation(shared) is shared
+    event = describe(shared, 0)
+    assert (event.device, event.requested) == ("host", 2**31)
+    assert event.resident == limits._own_memory()["VmHWM"]
+    assert failed_allocation(FileNotFoundError(2, "No such file")) is None
 
 
 def test_what_a_closure_does_is_not_the_optimizers() -> None:

@@ -13,7 +13,7 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 from support.training import CASES, traced
 
 from memlog.analysis.predict import advise
-from memlog.analysis.standing import Standing, advise_on, not_the_largest
+from memlog.analysis.standing import LargerStep, Standing, advise_on, not_the_largest
 from memlog.analysis.trace.records import Trace
 from memlog.analysis.worst import read_worst_step
 from memlog.cli.main import cli
@@ -33,11 +33,16 @@ def needs() -> int:
 
 
 def a_run(
-    root: Path, *batches: Batch, traced_at: tuple[int | None, ...] = (0,), asked: int = MIB
+    root: Path,
+    *batches: Batch,
+    traced_at: tuple[int | None, ...] = (0,),
+    asked: int = MIB,
+    resident: int | None = None,
 ) -> RunDirectory:
     """A run that failed, whose first traced step was the worst."""
     events = [trace_event(trace().result, step) for step in traced_at]
     lost = OutOfMemory(at(9), 7, "host", asked, 0, None, None, None, None, None, "backward", "gone")
+    lost = msgspec.structs.replace(lost, resident=resident)
     directory = MadeRun(root).write(*batches, *events, lost).closed()
     directory.worst_step.write_bytes(msgspec.msgpack.encode((events[0], trace())))
     return directory
@@ -61,7 +66,7 @@ def of(run: RunDirectory) -> Standing:
 def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = a_run(tmp_path, *growing(20 * MIB), asked=20 * MIB)
+    a_run(tmp_path, *growing(20 * MIB), asked=20 * MIB)
     lines = said(tmp_path, monkeypatch).splitlines()
     assert lines[0].endswith("the only step that was traced")
     assert (
@@ -72,8 +77,40 @@ def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
     document = json.loads(said(tmp_path, monkeypatch, "--json"))
     larger = {"step": 19, "held": 680 * MIB, "traced": False}
     assert document["standing"] == {"traced_steps": 1, "held": 300 * MIB, "larger": larger}
+
+
+def explained(run: RunDirectory) -> str:
+    """What would help, by the post-mortem report."""
     explain_afterwards(run)
-    assert "The run's largest was step 19" in (run.artifacts / "postmortem.md").read_text()
+    return (run.artifacts / "postmortem.md").read_text().partition("## What would help")[2]
+
+
+def test_no_saving_is_predicted_from_a_step_that_was_not_the_largest(tmp_path: Path) -> None:
+    jump = [batch(step, (300 if step < 10 else 680) * MIB) for step in range(20)]
+    text = explained(a_run(tmp_path / "jump", *jump))
+    assert "No saving is predicted" in text
+    assert "The run's largest was step 10: the process held 680.0 MiB then" in text
+    assert "a peak of about" not in text
+    assert "a peak of about" in explained(a_run(tmp_path / "alike", *growing(0)))
+
+
+def test_the_step_that_ran_out_of_memory_is_one_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never over, so only the failure tells what the process held in it."""
+    run = a_run(tmp_path, *growing(0), resident=900 * MIB)
+    assert of(run).larger == LargerStep(20, 900 * MIB, False)
+    assert "The run's largest was step 20: the process held 900.0 MiB" in said(
+        tmp_path, monkeypatch
+    )
+    assert "a peak of about" not in explained(run)
+
+
+def test_a_mark_from_before_the_last_step_says_nothing_of_the_step_that_failed(
+    tmp_path: Path,
+) -> None:
+    begun_high = [Batch(at(n), n, 300 * MIB, 900 * MIB, "watermark") for n in range(20)]
+    assert of(a_run(tmp_path, *begun_high, resident=900 * MIB)).larger is None
 
 
 def test_where_the_larger_step_was_traced_too_something_else_holds_the_rest(tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""Whether steps became larger before a bad end, or the last one alone was: what no step left behind.
+
+The test for growing steps counts records: steps that peaked higher than every one before. Of steps in random
+order, such as batches of random length, the k-th is a record with probability 1/k, independently (Foster and
+Stuart 1954); of steps that grow nearly each is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import sqrt
+from statistics import median
+from typing import NamedTuple
+
+from memlog.analysis.last_moments import LastMoments
+from memlog.analysis.levels import Level, failing_peak, grower, levels
+from memlog.units import format_bytes
+
+_FEWEST = 6
+"""Steps of which even a rise throughout may be chance below."""
+_SIGMAS = 3
+_MATTERS = 0.1
+"""Share of what was in use from which a need is worth a word."""
+_MOST = 0.5
+"""Share of the rise in peaks from which on its cause is told as the one."""
+_FAR = 2
+"""Times what any step before needed."""
+
+
+class Rise(NamedTuple):
+    """Steps that needed more and more for themselves, and gave it back."""
+
+    records: int
+    steps: int
+    before: Level
+    after: Level
+
+
+class Sudden(NamedTuple):
+    """What was taken after the last step, far more than any step before had needed."""
+
+    step: int
+    """The last that was over."""
+    took: int
+    needed: int
+    """The most that a step before had needed beyond what stays."""
+
+
+def rise(moments: LastMoments) -> Rise | None:
+    """Find steps that became larger; ``None`` if that does not show."""
+    series = levels(moments)
+    records = [series[0], *(each for each in series[1:] if each.own is not None)] if series else []
+    count = len(series)
+    if count < _FEWEST or not _are_many(len(records), count):
+        return None
+    if records[-1].step < series[-max(count // 4, 1)].step:
+        return None  # it stopped
+    needs = [each for each in records if each.own is not None]
+    first = _middle(needs[: max(len(needs) // 4, 1)])
+    last = max(needs[-max(len(needs) // 4, 1) :], key=_own)
+    grown = _own(last) - _own(first)
+    if grown < max(_MOST * (last.most - first.most), _MATTERS * last.most):
+        return None
+    return Rise(len(needs), count, first, last)
+
+
+def sudden(moments: LastMoments) -> Sudden | None:
+    """Find a jump after the last step that nothing before resembled; ``None`` if none shows."""
+    series = levels(moments)
+    highest = failing_peak(moments.failure, moments.steps[-1] if moments.steps else None)
+    if not series or highest is None or any(each.mark is None for each in series):
+        return None
+    took = highest - series[-1].level
+    # A mark that did not rise in a step bounds what the step needed from above.
+    needed = max((each.mark or 0) - each.level for each in series)
+    if took <= max(_FAR * needed, _MATTERS * series[-1].level):
+        return None
+    return Sudden(series[-1].step, took, needed)
+
+
+def why_steps_grew(moments: LastMoments) -> Iterator[str]:
+    """One line on steps that became larger, if they did; else on a sudden jump, if there was one."""
+    of, found = grower(moments.failure), rise(moments)
+    if found is not None:
+        yield (
+            f"{found.records} of the last {found.steps} steps peaked higher than every step before. What a "
+            f"step needs for itself grew from {format_bytes(found.before.own)} (step {found.before.step}) to "
+            f"{format_bytes(found.after.own)} (step {found.after.step}), and came free again after each. So "
+            "its steps became larger, as with longer inputs or batches: bound the largest."
+        )
+        return
+    jump = sudden(moments)
+    if jump is not None:
+        yield (
+            f"{of} grew by {format_bytes(jump.took)} after step {jump.step}; no step before had needed more "
+            f"than {format_bytes(jump.needed)} for itself. So what came after step {jump.step} is the cause: "
+            "a far larger input, many more batches in one step, or what the program does between steps, such "
+            "as an evaluation without `torch.no_grad()` or data that it loads."
+        )
+
+
+def _are_many(records: int, steps: int) -> bool:
+    """Whether steps in random order would have had far fewer records."""
+    mean = sum(1 / at for at in range(1, steps + 1))
+    variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
+    return records - mean >= _SIGMAS * sqrt(variance)
+
+
+def _own(level: Level) -> int:
+    return level.own or 0
+
+
+def _middle(some: Sequence[Level]) -> Level:
+    middle = median(_own(each) for each in some)
+    return min(some, key=lambda each: abs(_own(each) - middle))

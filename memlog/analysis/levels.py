@@ -1,0 +1,76 @@
+"""The memory that ran out, step by step: what was in use after each, and how high each peaked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memlog.analysis.last_moments import LastMoments
+from memlog.events import Batch, OutOfMemory, PeakSource
+
+
+class Level(NamedTuple):
+    """The memory in use after a step, in bytes."""
+
+    step: int
+    level: int
+    own: int | None
+    """What the step needed beyond that at its peak; ``None``: unknown."""
+    mark: int | None
+    """The highest that was ever in use until then; ``None``: unknown."""
+
+    @property
+    def most(self) -> int:
+        """The highest that is known of this step."""
+        return self.level + (self.own or 0)
+
+
+def levels(moments: LastMoments) -> list[Level]:
+    """The levels after each of the last steps: the process's, or those of the device that failed."""
+    failure = moments.failure
+    if failure is None or failure.device == "host":
+        return [
+            _level(step.step, step.rss, step.rss_peak, step.rss_peak_source)
+            for step in moments.steps
+            if step.rss is not None
+        ]
+    return [
+        _level(step.step, device.allocated, device.peak, device.peak_source)
+        for step in moments.steps
+        for device in step.devices
+        if device.name == failure.device and device.allocated is not None
+    ]
+
+
+def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
+    """Return what was in use where the failure was, within the step that failed.
+
+    Args:
+        failure: The failed allocation.
+        last: The last step that was over.
+
+    Returns:
+        Bytes; ``None`` if unknown. The kernel keeps one highest moment for a whole process, which tells of
+        the failing step only if it came after the last step.
+    """
+    if failure is None or failure.worker is not None:
+        return None
+    if failure.device != "host":
+        return failure.allocated
+    if failure.resident is None or last is None or last.rss_peak is None:
+        return None
+    if last.rss_peak_source == "sampled" or failure.resident <= last.rss_peak:
+        return None
+    return failure.resident
+
+
+def grower(failure: OutOfMemory | None) -> str:
+    """Name what the levels are of, at the beginning of a sentence."""
+    on_host = failure is None or failure.device == "host"
+    return (
+        "The process's memory" if failure is None or on_host else f"The memory on {failure.device}"
+    )
+
+
+def _level(step: int, level: int, peak: int | None, source: PeakSource | None) -> Level:
+    own = max(peak - level, 0) if peak is not None and source == "exact" else None
+    return Level(step, level, own, None if source == "sampled" else peak)
