@@ -51,8 +51,6 @@ from memlog.tracer.strangers import Strangers
 from memlog.tracer.taps import Tap
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
-_OUTERMOST = 2
-"""Modules on the stack in the first one below "outside"."""
 _NAMED = 8
 """Operations that are named, at most."""
 
