@@ -188,12 +188,12 @@ def test_free_is_what_was_free_before_the_stack_unwound(room_for_a_gib: int) -> 
 def test_a_mapping_that_finds_no_room_is_a_failed_allocation(room_for_a_gib: int) -> None:
     """A file that `mmap` maps, and torch's shared memory, raise errors of other kinds."""
     with pytest.raises(OSError, match="Cannot allocate memory") as mapped:
-        mmap.mmap(-1, 2**31)
-    shared = caught(lambda: torch.UntypedStorage._new_shared(2**31))
+        mmap.mmap(-1, room_for_a_gib)
+    shared = caught(lambda: torch.UntypedStorage._new_shared(room_for_a_gib))
     assert failed_allocation(mapped.value) is mapped.value
     assert failed_allocation(shared) is shared
     event = describe(shared, 0)
-    assert (event.device, event.requested) == ("host", 2**31)
+    assert (event.device, event.requested) == ("host", room_for_a_gib)
     assert event.resident == limits._own_memory()["VmHWM"]
     assert failed_allocation(FileNotFoundError(2, "No such file")) is None
 
