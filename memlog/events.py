@@ -304,6 +304,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """On the host: all the memory that the machine has."""
     resident: Int | None = None
     """On the host: the most memory that the process ever had resident (``VmHWM``)."""
+    idle: Int | None = None
+    """On the host: what the C library's allocator held for later when the error was heard of, unused."""
 
     @property
     def capacity(self) -> int | None:

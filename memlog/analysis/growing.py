@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memlog.analysis.larger_steps import rise, sudden, why_steps_grew
 from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.levels import Level, failing_peak, grower, levels
+from memlog.analysis.levels import Level, are_all, failing_peak, grower, levels
 from memlog.events import OutOfMemory
 from memlog.growth import keeps_growing
 from memlog.units import format_bytes
@@ -38,6 +38,8 @@ class Growth(NamedTuple):
     """Bytes by which a step's own memory grew, which it gives back; ``None``: unknown."""
     freed: int | None
     """Bytes that came free with the failed step; ``None``: unknown."""
+    idle: int
+    """Bytes that the process's allocator held at the end though nothing used them, as far as is known."""
     lasting: bool
     """Whether it grew throughout."""
 
@@ -52,9 +54,15 @@ class Growth(NamedTuple):
         return (self.own or 0) >= _MOST * self.size
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing uses most of what it grew by."""
+        return self.idle >= _MOST * self.size
+
+    @property
     def is_kept(self) -> bool:
         """Whether something keeps what each step makes, or nothing speaks against that."""
-        return self.lasting and not self.is_of_files and not self.is_of_larger_steps
+        explained = self.is_of_files or self.is_of_larger_steps or self.is_idle
+        return self.lasting and not explained
 
 
 def growth(moments: LastMoments) -> Growth | None:
@@ -78,6 +86,7 @@ def growth(moments: LastMoments) -> Growth | None:
         min(_of_files(moments), size) if on_host else 0,
         _growth_of_a_step(series, freed),
         freed,
+        (failure.idle or 0) if failure is not None and on_host else 0,
         lasting,
     )
 
@@ -110,6 +119,14 @@ def why_it_grew(moments: LastMoments) -> Iterator[str]:
             f"{found.of} grew {grew}; what a step needs for itself alone grew by {format_bytes(found.own)}"
             f"{freed}. So its steps became larger, as with longer inputs or batches: bound the largest."
         )
+    elif found.is_idle:
+        yield (
+            f"{found.of} grew {grew}, but at the end nothing used {format_bytes(found.idle)} of what it "
+            "held: blocks that were freed, and that the C library's allocator keeps for requests that fit. "
+            "So most is not kept by the program: likely its steps became larger, as with longer inputs or "
+            "batches, and the largest is to be bounded. With `MALLOC_MMAP_THRESHOLD_=65536` in the "
+            "environment, freed blocks go back at once."
+        )
 
 
 class _Short(NamedTuple):
@@ -131,12 +148,18 @@ def _too_short(moments: LastMoments) -> _Short | None:
     grown, whole = reached - before, max(last or 0, reached) - before
     if grown <= _MATTERS * before or grown < _MOST * whole:
         return None
+    over, more = (
+        f"the {len(series)} steps that there were",
+        f"A run of {_LEAST_STEPS} steps or more, as with a smaller batch, would tell.",
+    )
+    if not are_all(series):
+        over = f"the {len(series)} steps that were recorded"
+        more = f"{_LEAST_STEPS} recorded steps or more, as with a smaller `every`, would tell."
     return _Short(
         grown,
-        f"{grower(moments.failure)} rose by {format_bytes(grown)} over the {len(series)} steps that there "
-        "were, too few to tell why: something may keep what each step makes, the steps may have become "
-        f"larger, or a cache may fill. A run of {_LEAST_STEPS} steps or more, as with a smaller batch, would "
-        "tell.",
+        f"{grower(moments.failure)} rose by {format_bytes(grown)} over {over}, too few to tell why: "
+        "something may keep what each step makes, the steps may have become larger, or a cache may fill. "
+        f"{more}",
     )
 
 

@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.levels import Level, failing_peak, grower, levels
+from memlog.analysis.levels import Level, are_all, failing_peak, grower, levels
 from memlog.units import format_bytes
 
 _FEWEST = 6
@@ -32,6 +32,8 @@ class Rise(NamedTuple):
 
     records: int
     steps: int
+    are_all: bool
+    """Whether those steps are all that there were."""
     before: Level
     after: Level
 
@@ -43,7 +45,7 @@ class Sudden(NamedTuple):
     """The last that was over."""
     took: int
     needed: int
-    """The most that a step before had needed beyond what stays."""
+    """The most that a step before had peaked above what it left in use."""
 
 
 def rise(moments: LastMoments) -> Rise | None:
@@ -61,7 +63,7 @@ def rise(moments: LastMoments) -> Rise | None:
     grown = _own(last) - _own(first)
     if grown < max(_MOST * (last.most - first.most), _MATTERS * last.most):
         return None
-    return Rise(len(needs), count, first, last)
+    return Rise(len(needs), count, are_all(series), first, last)
 
 
 def sudden(moments: LastMoments) -> Sudden | None:
@@ -82,20 +84,23 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
     """One line on steps that became larger, if they did; else on a sudden jump, if there was one."""
     of, found = grower(moments.failure), rise(moments)
     if found is not None:
+        steps = "steps" if found.are_all else "recorded steps"
         yield (
-            f"{found.records} of the last {found.steps} steps peaked higher than every step before. What a "
-            f"step needs for itself grew from {format_bytes(found.before.own)} (step {found.before.step}) to "
-            f"{format_bytes(found.after.own)} (step {found.after.step}), and came free again after each. So "
-            "its steps became larger, as with longer inputs or batches: bound the largest."
+            f"{found.records} of the last {found.steps} {steps} peaked higher than every one before. What "
+            f"came free again after a step's peak grew from {format_bytes(found.before.own)} (step "
+            f"{found.before.step}) to {format_bytes(found.after.own)} (step {found.after.step}). So its "
+            "steps became larger, as with longer inputs or batches: bound the largest."
         )
         return
     jump = sudden(moments)
     if jump is not None:
+        above = f"more than {format_bytes(jump.needed)} " if jump.needed else ""
         yield (
-            f"{of} grew by {format_bytes(jump.took)} after step {jump.step}; no step before had needed more "
-            f"than {format_bytes(jump.needed)} for itself. So what came after step {jump.step} is the cause: "
-            "a far larger input, many more batches in one step, or what the program does between steps, such "
-            "as an evaluation without `torch.no_grad()` or data that it loads."
+            f"{of} grew by {format_bytes(jump.took)} after step {jump.step}; no step before had peaked "
+            f"{above}above what it left in use. So what came after step {jump.step} is the cause: a far "
+            "larger input, many more batches in one step, parameters that it trains for the first time, or "
+            "what the program does between steps, such as an evaluation without `torch.no_grad()` or data "
+            "that it loads."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memlog.analysis.last_moments import LastMoments
@@ -39,6 +40,11 @@ def levels(moments: LastMoments) -> list[Level]:
         for device in step.devices
         if device.name == failure.device and device.allocated is not None
     ]
+
+
+def are_all(series: Sequence[Level]) -> bool:
+    """Whether each step between the first and the last is there: with `every`, only some are recorded."""
+    return series[-1].step - series[0].step < len(series)
 
 
 def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:

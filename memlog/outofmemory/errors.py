@@ -10,7 +10,13 @@ from types import ModuleType
 
 from memlog.events import OutOfMemory, now_us
 from memlog.outofmemory.frames import where
-from memlog.outofmemory.limits import NO_ROOM, highest_resident, host_room, machine_memory
+from memlog.outofmemory.limits import (
+    NO_ROOM,
+    highest_resident,
+    host_room,
+    idle_memory,
+    machine_memory,
+)
 from memlog.redact import without_credentials
 
 _MAX_MESSAGE = 300
@@ -134,6 +140,7 @@ def describe(
         signal=None if ended is None else ended["signal"],
         machine=machine_memory() if device == "host" else None,
         resident=None if worker or device != "host" else highest_resident(),
+        idle=None if worker or device != "host" else idle_memory(),
     )
 
 

@@ -184,12 +184,12 @@ SHORT = """
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("for step in range(40): train(1024 * (1 + step))", "peaked higher than every step before"),
-        ("for step in range(40): train(64 * 2**step)", "peaked higher than every step before"),
+        ("for step in range(40): train(1024 * (1 + step))", "peaked higher than every one before"),
+        ("for step in range(40): train(64 * 2**step)", "peaked higher than every one before"),
         (
             "for step in range(8): train(256)\n"
             "        kept = [model(torch.randn(1024, 512)) for _ in range(1000)]",
-            "no step before had needed more than",
+            "no step before had peaked more than",
         ),
         (
             "kept = []\n        for step in range(40): train(256); kept.append(torch.ones(2**23))",

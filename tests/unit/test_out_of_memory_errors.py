@@ -198,6 +198,7 @@ def test_a_mapping_that_finds_no_room_is_a_failed_allocation(room_for_a_gib: int
     event = describe(shared, 0)
     assert (event.device, event.requested) == ("host", room_for_a_gib)
     assert event.resident == limits._own_memory()["VmHWM"]
+    assert event.idle is None or 0 <= event.idle < event.resident
     assert failed_allocation(FileNotFoundError(2, "No such file")) is None
 
 

@@ -384,6 +384,18 @@ def test_growth_that_came_free_again_is_not_kept(tmp_path: Path) -> None:
     assert "alone grew by 443.0 MiB, and 443.0 MiB came free again with the last" in text
 
 
+def test_what_the_allocator_holds_unused_is_not_kept(tmp_path: Path) -> None:
+    """Batches that grow, by blocks that the C library does not give back."""
+    unused = msgspec.structs.replace(KEPT, idle=400 * MIB)
+    text = grown(tmp_path / "unused", LEAK, unused)
+    assert "grew by 590.0 MiB over the last 59 steps, but at the end nothing used 400.0 MiB" in text
+    assert "something keeps" not in text
+    assert "only lets it fail later" not in text
+    assert "Where it failed says little" not in text
+    some = msgspec.structs.replace(KEPT, idle=200 * MIB)
+    assert "something keeps what each step makes" in grown(tmp_path / "some", LEAK, some)
+
+
 def test_a_leak_beside_steps_that_need_much_is_kept(tmp_path: Path) -> None:
     """What the failed step gave back is what every step needs."""
     run = MadeRun(tmp_path)
@@ -475,8 +487,8 @@ def larger_steps(root: Path, *peaks: int, resident: int | None = None, **failure
 )
 def test_batches_that_grow_are_the_cause_in_few_steps_too(tmp_path: Path, peaks: list[int]) -> None:
     text = larger_steps(tmp_path, *peaks, resident=peaks[-1] + 100)
-    assert f"of the last {len(peaks)} steps peaked higher than every step before" in text
-    assert f"(step {peaks.index(max(peaks))}), and came free again after each" in text
+    assert f"of the last {len(peaks)} steps peaked higher than every one before" in text
+    assert f"(step {peaks.index(max(peaks))}). So its steps became larger" in text
     assert "something keeps" not in text
 
 
@@ -504,12 +516,32 @@ def test_growth_over_few_steps_is_told_without_a_cause(tmp_path: Path) -> None:
     assert "rose by" not in larger_steps(tmp_path / "warm", 400, 450, 460, resident=900)
 
 
+def test_steps_that_were_not_recorded_are_not_left_out_of_the_count(tmp_path: Path) -> None:
+    """With `every`, the journal has some of them."""
+    run = MadeRun(tmp_path / "kept").write(
+        *(batch(10 * n, (400 + 60 * n) * MIB) for n in range(12))
+    )
+    text = told(last_moments(run.write(changed(free=2 * MIB, requested=MIB)).closed())).text
+    assert "over the 12 steps that were recorded, too few" in text
+    assert "20 recorded steps or more, as with a smaller `every`, would tell" in text
+    run = MadeRun(tmp_path / "larger")
+    for n in range(12):
+        run.write(Batch(at(n), 10 * n, 400 * MIB, (410 + 60 * n) * MIB, "exact"))
+    text = told(last_moments(run.write(changed(free=0, free_after=MIB)).closed())).text
+    assert "12 of the last 12 recorded steps peaked higher than every one before" in text
+
+
 def test_a_jump_after_the_last_step_is_no_trait_of_the_steps(tmp_path: Path) -> None:
     """An evaluation that keeps its graphs: the request that failed was small."""
     text = larger_steps(tmp_path, *[440] * 10, resident=1200, requested=2 * MIB)
-    assert "grew by 800.0 MiB after step 9; no step before had needed more than 40.0 MiB" in text
+    assert (
+        "grew by 800.0 MiB after step 9; no step before had peaked more than 40.0 MiB above" in text
+    )
     assert "Where it failed says little: 2.0 MiB were asked for there, of 800.0 MiB" in text
     assert "half the batch" not in text
+    text = larger_steps(tmp_path / "flat", *[400] * 10, resident=1200, requested=2 * MIB)
+    assert "no step before had peaked above what it left in use. So" in text
+    assert "parameters that it trains for the first time" in text
     assert "after step" not in larger_steps(tmp_path / "usual", *[440] * 10, resident=470)
     assert "after step" not in larger_steps(tmp_path / "before", *[900] * 10, resident=900)
 
@@ -527,10 +559,10 @@ def test_a_devices_steps_are_those_of_the_device(tmp_path: Path) -> None:
     lost = changed(device="cuda0", free=0, free_after=None, requested=MIB, allocated=900 * MIB)
     steps = [batch(n, GIB, cuda(100 * MIB, (110 + 70 * n) * MIB)) for n in range(10)]
     text = told(last_moments(MadeRun(tmp_path / "grow").write(*steps, lost).closed())).text
-    assert "What a step needs for itself grew from" in text
+    assert "What came free again after a step's peak grew from" in text
     steps = [batch(n, GIB, cuda(100 * MIB, 130 * MIB)) for n in range(10)]
     text = told(last_moments(MadeRun(tmp_path / "jump").write(*steps, lost).closed())).text
-    assert "The memory on cuda0 grew by 800.0 MiB after step 9; no step before had needed" in text
+    assert "The memory on cuda0 grew by 800.0 MiB after step 9; no step before had peaked" in text
 
 
 def test_a_step_that_held_far_more_was_not_like_the_traced_one(tmp_path: Path) -> None:
