@@ -263,8 +263,6 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Steps that were to be traced and could not be, since the run began."""
     lines: tuple[TracedLine, ...] = ()
     """The lines of the program that held most at the peak outside all modules, the largest first."""
-    beside: Int | None = None
-    """Bytes of tensors from before the step that it used and that are not in the peak."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):

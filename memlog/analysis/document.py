@@ -105,8 +105,6 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     worst_peak_bytes: int | None
     worst_exact: bool | None
     """Whether that is exact, of a whole training iteration."""
-    worst_beside_bytes: int | None
-    """Tensors from before the step that it used and that are not in its peak."""
     cost_ms: float | None
     """What they took beyond others, in all; ``None``: it has not been said."""
     set_up_ms: float | None

@@ -236,7 +236,6 @@ def _traced(digest: Digest) -> TracedFacts:
         worst_step=worst.step if worst else None,
         worst_peak_bytes=worst.peak if worst else None,
         worst_exact=worst.exact if worst else None,
-        worst_beside_bytes=worst.beside if worst else None,
         cost_ms=sum(event.tracing_ms for event in told) if told else None,
         set_up_ms=sum(event.tracing_set_up_ms for event in told) if told else None,
     )

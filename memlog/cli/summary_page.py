@@ -48,8 +48,6 @@ _UNITS = {"mib": "MiB", "ms": "ms"}
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
-_WORTH_A_LINE = 0.01
-"""Share of a traced peak."""
 _NOTHING = (
     "nothing: no step was noticed (without PyTorch none is); call session.step() after each step, or use "
     "memlog's monitors or memlog.watch_loss"
@@ -202,12 +200,6 @@ def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Te
             f"{format_bytes(traced.worst_peak_bytes)} in tensors"
             f" ({'exact' if traced.worst_exact else 'lower bound'}), {step}: {among(traced.steps)}"
         )
-        beside = traced.worst_beside_bytes or 0
-        if beside >= _WORTH_A_LINE * traced.worst_peak_bytes:
-            facts["not in it"] = (
-                f"{format_bytes(beside)} of tensors from before that step, which it used and which are "
-                "neither the model's, an optimizer's nor arguments of the model"
-            )
     else:
         facts["peak"] = f"unknown; {traced.steps:,} traced"
     if traced.cost_ms is not None and traced.set_up_ms is not None:

@@ -21,13 +21,12 @@ from memlog.analysis.trace.stream import (
     FORWARD,
     GRADIENT,
     INPUT,
-    OPTIMIZER,
     OPTIMIZER_STATE,
     OUTSIDE,
     PARAMETER,
     pack,
 )
-from memlog.analysis.trace.uses import NOTHING_KNOWN, Uses
+from memlog.analysis.trace.uses import UNKNOWN
 from memlog.health import Health
 from memlog.tracer import mode, private, scratch, taps, unseen
 from memlog.tracer.callers import Callers
@@ -39,7 +38,6 @@ from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames
 from memlog.tracer.owners import Owners
 from memlog.tracer.precision import Precision
-from memlog.tracer.scaling import Scaling
 from memlog.tracer.scratch import Scratch
 from memlog.tracer.spans import NO_INPUTS, Place, Spans
 from memlog.tracer.storages import (
@@ -47,7 +45,6 @@ from memlog.tracer.storages import (
     parameters_of,
     tensors_in,
 )
-from memlog.tracer.strangers import Strangers
 from memlog.tracer.taps import Tap
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -62,8 +59,7 @@ class DispatchEngine:
         log: Where events go.
         names: Which module is which layer.
         health: Where errors are counted.
-        types: Whether it is found out what each storage would hold under autocast, and how it grows with the
-            batch.
+        types: Whether it is found out what each storage would hold under autocast.
     """
 
     def __init__(
@@ -75,11 +71,9 @@ class DispatchEngine:
         self._mode = mode.ObservingMode(self, health)
         self._fakes = private.faking()
         self._ledger = Ledger(log, fakes=self._fakes, types=types)
-        self._strangers = Strangers(self._ledger)
         self._copies = Copies(self._ledger)
         self._callers = Callers()
         self._precision = Precision(self._ledger) if types else None
-        self._scaling = Scaling(self._ledger) if types else None
         self._owners = Owners(names)
         self._spans = Spans(names, self._say, everywhere=False)
         self._stopped = False
@@ -141,14 +135,9 @@ class DispatchEngine:
             fragmentation_reason=reason,
             dropped=dropped,
             lines=tuple(self._callers.lines),
-            beside=self._beside(),
             incomplete=bool(missed or self._ledger.omitted),
             approximate=unlike is not None,
         )
-
-    def _beside(self) -> int | None:
-        """What was used and is not followed was there before, unless small storages are passed over."""
-        return None if self._scaling is None or self._ledger.omitted else self._strangers.beside
 
     def _missed(self) -> tuple[str, ...]:
         """Why peaks are lower bounds, in whole sentences."""
@@ -201,10 +190,7 @@ class DispatchEngine:
         if place is None:
             return
         _outside, *modules = place.stack
-        outermost = len(modules) == 1 and modules[0][1] == private.NO_TASK
-        if self._scaling is not None:
-            self._scaling.module_begins(tensors, outermost=outermost)
-        if outermost:
+        if len(modules) == 1 and modules[0][1] == private.NO_TASK:
             for tensor in tensors:
                 if tensor.grad_fn is None:
                     self._ledger.classify(tensor, OUTSIDE, INPUT)
@@ -247,15 +233,15 @@ class DispatchEngine:
             self._look_at_detached(out)
             return
         layer, phase = self._owner(place)
-        like = NOTHING_KNOWN
+        made = UNKNOWN
         if result == mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
-                like = self._look_at_new(func, args, out, layer, phase, place)
+                made = self._look_at_new(func, args, out, layer, phase, place)
         elif result:
             self._ledger.sparse = self._ledger.sparse or bool(result & mode.WRITTEN)
             self._look_at_resized(out, layer, phase, place)
         if inside is not None:
-            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number, like)
+            self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number, made)
         elif kind > mode.RESULT:
             self._count_unmeasured(func)
         self._fold()
@@ -274,19 +260,15 @@ class DispatchEngine:
 
     def _look_at_new(
         self, func: Any, args: Any, out: Any, layer: int, phase: int, place: Place
-    ) -> Uses:
-        """The results of an operation, and what is to be said of what it takes inside itself, too."""
+    ) -> int:
+        """The results of an operation, and what they would be under autocast."""
         before = self._ledger.serial
         instead = self._copies.replaced(func, args, out, phase, place)
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._ledger.see(tensor, layer, phase, place.number, instead)
-        if self._precision is None or self._scaling is None or phase == OPTIMIZER:
-            return NOTHING_KNOWN
-        self._strangers.use(tensors_in(args))
-        return NOTHING_KNOWN._replace(
-            grows=self._scaling.operation(func, args, out, outside=layer == OUTSIDE, before=before),
-            type=self._precision.operation(func, args, out, layer, phase, before),
-        )
+        if self._precision is None:
+            return UNKNOWN
+        return self._precision.operation(func, args, out, layer, phase, before)
 
     def _count_unmeasured(self, func: Any) -> None:
         if not self._fakes:
@@ -342,8 +324,6 @@ class DispatchEngine:
     def _seed(self) -> None:
         for tensor, layer, category in self._owners.adopt():
             self._ledger.classify(tensor, layer, category)
-            if self._scaling is not None:
-                self._scaling.of_the_model(tensor)
 
     def _look_at_parameters(self) -> None:
         """Those of lazy modules were not there before."""

@@ -21,8 +21,6 @@ class Finding(msgspec.Struct, frozen=True):
     """What could not be recorded, counted by reason."""
     lines: tuple[str, ...] = ()
     """The lines of the program that its events number."""
-    beside: int | None = None
-    """Bytes of tensors that were used and are not in the events."""
     incomplete: bool = False
     """Whether something may have been allocated and freed that nobody has seen: peaks are lower bounds."""
     approximate: bool = False

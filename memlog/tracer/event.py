@@ -37,7 +37,6 @@ def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trac
         lines=tuple(
             TracedLine(one.line, one.at_peak) for one in result.lines[:TOP_LINES] if one.at_peak
         ),
-        beside=result.beside,
     )
 
 

@@ -27,16 +27,7 @@ from memlog.analysis.trace.stream import (
     USES,
     pack,
 )
-from memlog.analysis.trace.uses import (
-    HALF,
-    HALF_NOW,
-    IN_PROPORTION,
-    MOST_CASTS,
-    NOTHING_KNOWN,
-    UNKNOWN,
-    Uses,
-    packed,
-)
+from memlog.analysis.trace.uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
 from memlog.tracer.log import EventLog
 from memlog.tracer.precision import type_of
 from memlog.tracer.storages import held_by, is_wrapper, plain_tensors
@@ -58,7 +49,6 @@ class Known(weakref.ref[Any]):
         casts: How many products of the forward pass got it.
         used: When another operation got it last.
         asked: The layer whose backward pass got it first.
-        grows: With the batch, as `memlog.analysis.trace.uses` has it.
         wide_inside: Made within an attention that goes back to four bytes.
         outside: Made by no module.
         slope: Made in a backward pass.
@@ -70,7 +60,6 @@ class Known(weakref.ref[Any]):
         "cast_last",
         "casts",
         "category",
-        "grows",
         "outside",
         "pointer",
         "serial",
@@ -91,7 +80,6 @@ class Known(weakref.ref[Any]):
     casts: int
     used: int
     asked: int
-    grows: int
     wide_inside: bool
     outside: bool
     slope: bool
@@ -99,7 +87,7 @@ class Known(weakref.ref[Any]):
     def last_word(self, kind: int, now: int) -> bytes:
         """An event that tells what it was used for, as far as anybody has looked."""
         if self.type == UNKNOWN:
-            return pack(self.serial, 0, now, 0, kind, 0, self.grows, 0)
+            return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
             self.serial,
             packed(self.cast_first, self.cast_last, self.used),
@@ -107,7 +95,7 @@ class Known(weakref.ref[Any]):
             self.asked,
             kind,
             self.type,
-            self.grows,
+            0,
             min(self.casts, MOST_CASTS),
         )
 
@@ -169,7 +157,7 @@ class Ledger:
         self.settle()
         self._closed = True
         for known in list(self._known.values()):
-            if known.cast_first or known.grows or known.type in (HALF, HALF_NOW):
+            if known.cast_first or known.type in (HALF, HALF_NOW):
                 self._log.append(known.last_word(USES, self._log.now()))
             known.serial = -1
         self._known.clear()
@@ -222,17 +210,13 @@ class Ledger:
             return None
         return self._known.get(tensor.untyped_storage()._cdata)
 
-    def passing(
-        self, size: int, layer: int, phase: int, thread: int, like: Uses = NOTHING_KNOWN
-    ) -> None:
-        """An operation took ``size`` bytes, if any, ``like`` its results and beside them."""
+    def passing(self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN) -> None:
+        """An operation took ``size`` bytes, if any, beside its results before it returned."""
         if size > 0 and not self._closed:
             self._serial = serial = self._serial + 1
             now = self._log.now()
             events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
-            events += self._made_by(serial, now) + pack(
-                serial, 0, now, 0, FREE, like.type, like.grows, 0
-            )
+            events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
             if self._waiting:
                 self._waiting[-1].passing = events
             else:
@@ -347,7 +331,7 @@ class Ledger:
         self._serial = serial = self._serial + 1
         known.pointer = pointer = storage._cdata
         known.serial, known.size, known.category = serial, size, category
-        known.type, known.grows = kind, IN_PROPORTION
+        known.type = kind
         known.cast_first = known.cast_last = known.casts = known.used = known.asked = 0
         known.wide_inside = known.outside = known.slope = False
         self._known[pointer] = known

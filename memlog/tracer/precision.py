@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from memlog.analysis.trace.stream import BACKWARD, FORWARD, OUTSIDE, PARAMETER
-from memlog.analysis.trace.uses import HALF, HALF_NOW, OTHER, WIDE
+from memlog.analysis.trace.stream import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
+from memlog.analysis.trace.uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
 from memlog.tracer.storages import tensors_in
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Precision:
         Returns:
             The type of its results, which is that of what it takes inside itself.
         """
+        if phase == OPTIMIZER:
+            return UNKNOWN
         role = _roles.get(func)
         if role is None:
             role = _roles[func] = _role_of(func)

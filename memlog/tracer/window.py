@@ -147,7 +147,6 @@ class Window:
                 fragmentation=finding.fragmentation,
                 fragmentation_reason=finding.fragmentation_reason,
                 lines=finding.lines,
-                beside=finding.beside,
             )
             paths = tuple(self._names.paths)
             result = build(self._books, paths, facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from click.testing import CliRunner
 from support.allocator import AllocatorTruth
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,7 +16,6 @@ from torch.nn import functional
 import memlog
 from memlog.analysis.predict import Advice, advise
 from memlog.analysis.worst import read_worst_step
-from memlog.cli.main import cli
 from memlog.journal import RunDirectory
 
 pytestmark = pytest.mark.integration
@@ -172,24 +169,3 @@ def test_optimizers_that_are_kept_and_used_no_more() -> None:
     alone = ADAM(model.parameters())
     advice = advice_on(lambda: trained_by(model, alone))
     assert not any("did not step" in one.what for one in advice.hints)
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_show_names_tensors_from_before_the_step_that_are_not_in_its_peak(
-    runs: Path, *, told: bool
-) -> None:
-    """The program's own, which the step uses and hands to no module as they are."""
-    model = network()
-    optimizer = ADAM(model.parameters())
-    noise = torch.randn(4096, 512) if told else torch.randn(1, 512)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        (model(torch.ones(32, 64)) + noise[:32] * 0.1).square().mean().backward()
-        optimizer.step()
-
-    advice_on(step)
-    shown = CliRunner().invoke(
-        cli, ["show", "latest", "--dir", str(runs)], env={**os.environ, "COLUMNS": "240"}
-    )
-    assert ("not in it  8.0 MiB of tensors from before that step" in shown.output) is told

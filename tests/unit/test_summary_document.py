@@ -83,7 +83,6 @@ def test_the_fields_are_frozen() -> None:
             f"traced.{field}"
             for field in ("steps", "worst_step", "worst_peak_bytes", "worst_exact", "cost_ms")
         ),
-        "traced.worst_beside_bytes",
         "traced.set_up_ms",
         "health.overhead_ms_per_step",
         "health.overhead_ms_total",

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from memlog.analysis.predict.course import Course, Life, Span, highest, steady_begin
 from memlog.analysis.predict.precision import PRODUCTS
 from memlog.analysis.trace.stream import BACKWARD, FORWARD, GRADIENT, INPUT, RECOMPUTE
-from memlog.analysis.trace.uses import FIXED, MAY_BE_SQUARED, SQUARED
 
 
 class _Key(NamedTuple):
@@ -26,8 +25,7 @@ def with_batch(course: Course, share: float) -> int:
     """The peak with another batch.
 
     What grows with the batch is the inputs, and what a pass makes that is neither a gradient of a parameter
-    nor a copy of one. What compares each of its members with each other grows with its square, and what is
-    made of parameters and buffers alone does not.
+    nor a copy of one.
 
     Args:
         course: Of the traced step.
@@ -60,12 +58,6 @@ def accumulated(course: Course, share: float) -> int:
     return highest([*others, *before, *besides], course.length)
 
 
-def may_be_squared(course: Course) -> int:
-    """Most bytes at once that may grow with the square of the batch, and are taken to grow in proportion."""
-    uncertain = (life for life in course.lives if life.uses.grows == MAY_BE_SQUARED)
-    return highest((Span(life.begin, life.end, life.size) for life in uncertain), course.length)
-
-
 def _replaced(course: Course, made: Iterable[Life]) -> dict[Life, int]:
     """Gradients that are let go before new ones are made, and when those take their place."""
     places: dict[_Key, list[tuple[int, int]]] = {}
@@ -86,12 +78,11 @@ def _with_batch(course: Course, share: float) -> dict[Life, float]:
     """The sizes of what grows with the batch."""
     copies = _copies(course)
     return {
-        life: life.size * (share**2 if life.uses.grows == SQUARED else share)
+        life: life.size * share
         for life in course.lives
         if life.category == INPUT
         or (
             life.passing
-            and life.uses.grows != FIXED
             and life.phase in (FORWARD, BACKWARD, RECOMPUTE)
             and life.size not in copies.get((life.layer, life.phase), ())
         )

@@ -19,7 +19,6 @@ HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precisi
 
 WORTH = 0.01
 """What saves less of all that is held is no hint, here and in a post-mortem report."""
-_OF_THE_BATCH = ("batch", "accumulation")
 _NAMED = 6
 """Modules that a sentence names."""
 _LAYERS = 8
@@ -159,26 +158,8 @@ def _notes(course: Course | None, hints: Sequence[Hint], worth: float) -> Iterat
             "What another optimizer would save is not predicted: the state of this one is not so and so many "
             "numbers for each parameter."
         )
-    if any(hint.kind in _OF_THE_BATCH for hint in hints):
-        yield from _squares(course, worth)
     if hints:
         yield "Each figure stands for one change alone: two of them save less than both added up."
-
-
-def _squares(course: Course, worth: float) -> Iterator[str]:
-    """What grows with the square of the batch, if the trace leaves it open."""
-    if course.trace.result.device != "cpu":
-        yield (
-            "A trace of a GPU does not tell shapes: what compares each member of the batch with each other, "
-            "as contrastive losses do, shrinks to a quarter with half the batch, and counts as half here."
-        )
-        return
-    uncertain = changes.may_be_squared(course)
-    if uncertain >= worth:
-        yield (
-            f"{format_bytes(uncertain)} may compare each member of the batch with each other, which shrinks "
-            "to a quarter with half the batch, and count as half: the batch's size is that of a layer, too."
-        )
 
 
 def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:

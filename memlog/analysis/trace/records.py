@@ -155,9 +155,6 @@ class TraceResult(msgspec.Struct, frozen=True):
     """What this engine can't see, in whole sentences."""
     lines: tuple[LineFigures, ...] = ()
     """What no module allocated, by the line that did, the largest at the peak first; empty: unknown."""
-    beside: int | None = None
-    """Bytes of tensors from before the trace that it used and that are in no figure here, such as a data set
-    of the program's; ``None``: nobody has looked."""
 
 
 class Trace(msgspec.Struct, frozen=True):

@@ -46,7 +46,6 @@ class TraceFacts(msgspec.Struct, frozen=True):
     fragmentation: Fragmentation | None
     fragmentation_reason: str | None
     lines: tuple[str, ...] = ()
-    beside: int | None = None
 
 
 def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceResult:
@@ -87,7 +86,6 @@ def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceRe
         dropped=facts.dropped,
         unseen=facts.unseen,
         lines=_lines(books, facts.lines),
-        beside=facts.beside,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a trace says of a storage beside its life: its type, what used it, and how it grows with the batch.
+"""What a trace says of a storage beside its life: its type, and what used it.
 
 It stands in the FREE of the storage, or in a USES at the end of the trace, in fields that these events have
 no other need for. Moments are serials: of the storage that was allocated last.
@@ -24,15 +24,6 @@ _BITS: Final = 21
 _MOST: Final = (1 << _BITS) - 1
 MOST_CASTS: Final = 255
 
-IN_PROPORTION: Final = 0
-"""It grows as the batch does, as far as is known."""
-FIXED: Final = 1
-"""Its size is not the batch's."""
-SQUARED: Final = 2
-"""It has the batch's size twice, as what compares each member with each other."""
-MAY_BE_SQUARED: Final = 3
-"""The same, or it has a layer's size, which is the same number."""
-
 
 class Uses(NamedTuple):
     """Of one storage."""
@@ -48,8 +39,6 @@ class Uses(NamedTuple):
     """When something else got it last; 0: nothing did."""
     asked: int
     """The layer whose backward pass got it first; 0: none is known."""
-    grows: int = IN_PROPORTION
-    """With the batch."""
 
 
 NOTHING_KNOWN: Final = Uses(UNKNOWN, 0, 0, 0, 0, 0)
@@ -64,4 +53,4 @@ def packed(cast_first: int, cast_last: int, used: int) -> int:
 def uses_of(event: TraceEvent) -> Uses:
     """What a FREE or a USES says."""
     first, last, other = (event.size >> shift & _MOST for shift in (2 * _BITS, _BITS, 0))
-    return Uses(event.phase, event.thread, first, last, other, event.layer, event.category)
+    return Uses(event.phase, event.thread, first, last, other, event.layer)
