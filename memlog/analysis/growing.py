@@ -19,6 +19,8 @@ _MATTERS = 0.1
 """Growth, as a share of what there was before, from which it is told."""
 _MOST = 0.5
 """Share of the growth from which on its cause is told as the one."""
+_SOME = 0.25
+"""Share of the growth from which on what nothing uses speaks against the other cause."""
 _FULL = 0.02
 """Share of a limit below which what is free under it is none."""
 _LAST_STRAW = 0.1
@@ -219,10 +221,12 @@ def _kept(found: Growth, grew: str) -> str:
         "Often it is a list of losses with their graphs (append `loss.item()` or `loss.detach()`), or a "
         "cache without a bound; where tensors are few, a C library."
     )
-    if found.own is None:
+    unused = found.idle >= _SOME * found.size
+    if found.own is None or unused:
+        of_it = f" (at the end nothing used {format_bytes(found.idle)} of it)" if unused else ""
         return (
-            f"{found.of} grew throughout, {grew}: either something keeps what each step makes, or the steps "
-            f"themselves became larger. {often}"
+            f"{found.of} grew throughout, {grew}{of_it}: either something keeps what each step makes, or the "
+            f"steps themselves became larger. {often}"
         )
     return f"{found.of} grew throughout, {grew}: something keeps what each step makes. {often}"
 
