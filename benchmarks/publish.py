@@ -20,7 +20,7 @@ def measure() -> dict[str, Estimate]:
         Microseconds a call: the whole, its probes alone, the difference, and with monitoring disabled.
     """
     import memlog
-    from memlog.health import Health
+    from memlog._internal.diagnostics import Health
     from memlog.probes.accelerator import AcceleratorProbe
     from memlog.probes.host import HostProbe
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memlog.imports import ImportWatch
+from memlog._internal.import_hook import ImportWatch
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 SILENCE = 10

@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memlog import forks, ranks
+from memlog._internal import distributed, fork
+from memlog._internal.diagnostics import Health
+from memlog._internal.signals import raised_by_handler
+from memlog._internal.units import MIB
 from memlog.bus import EventBus
 from memlog.delivery.binder import Binder
 from memlog.events import Batch, DeviceReading, Parameters, Run, now_us
 from memlog.events import Health as HealthEvent
-from memlog.health import Health
-from memlog.interruptions import raised_by_handler
 from memlog.journal import JournalWriter
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
 from memlog.settings import Settings
-from memlog.units import MIB
 
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Between health events."""
@@ -60,7 +60,7 @@ class BatchRecorder:
         self._health = health
         self._model = model
         self._model_size: dict[str, str] = {}
-        self._generation = self._said_in = forks.generation
+        self._generation = self._said_in = fork.generation
         self._host = HostProbe(health)
         self._accelerators = AcceleratorProbe(health)
         self._next = settings.initial_step
@@ -109,10 +109,10 @@ class BatchRecorder:
 
     def _is_a_copy(self) -> bool:
         """Whether this is a fork's copy, which records nothing; then says so, once in each such process."""
-        if forks.generation == self._generation:
+        if fork.generation == self._generation:
             return False
-        if self._said_in != forks.generation:
-            self._said_in = forks.generation
+        if self._said_in != fork.generation:
+            self._said_in = fork.generation
             # Not in the copy of the run's: a thread that is not here may have held its lock.
             Health().say_once(
                 "fork",
@@ -227,7 +227,7 @@ class BatchRecorder:
             "python": ".".join(map(str, sys.version_info[:3])),
             "torch": str(getattr(torch, "__version__", "not loaded")),
             "devices": ", ".join(reading.name for reading in devices) or "cpu",
-            **ranks.described(),
+            **distributed.described(),
             **self._settings.described(),
         }
         if self._model is not None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memlog._internal.diagnostics import Health
 from memlog.events import Event
-from memlog.health import Health
 
 
 class EventBus:

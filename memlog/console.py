@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from memlog import lines
+from memlog._internal import terminal
+from memlog._internal.units import mib
 from memlog.events import (
     Alert,
     Batch,
@@ -26,7 +27,6 @@ from memlog.events import (
     Recorded,
     Scope,
 )
-from memlog.units import mib
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -103,12 +103,12 @@ class Console:
     def __init__(
         self,
         verbose_batches: int,
-        write: Callable[[str], object] = lines.out,
+        write: Callable[[str], object] = terminal.out,
         warn: Callable[[str], object] | None = None,
     ) -> None:
         self._left = verbose_batches
         self._write = write
-        self._warn = warn or lines.err
+        self._warn = warn or terminal.err
 
     def announce(self) -> None:
         """Says that monitoring is on, where lines of batches follow.
@@ -132,7 +132,7 @@ class Console:
         self._left = 0
 
 
-def show(notice: Notice, write: Callable[[str], object] = lines.out) -> None:
+def show(notice: Notice, write: Callable[[str], object] = terminal.out) -> None:
     """Prints what a monitor wants printed."""
     text = "\n".join(_lines(notice))
     if text:
@@ -313,7 +313,7 @@ class ProgressLine:
     def close(self, evaluations: int, iterations: int, loss: str | None) -> None:
         """Shows the final counts."""
         clear = _CLEAR if sys.stderr is not None and sys.stderr.isatty() else ""
-        lines.err(clear + progress_line(self._label, evaluations, iterations, loss))
+        terminal.err(clear + progress_line(self._label, evaluations, iterations, loss))
 
 
 def progress_line(label: str, evaluations: int, iterations: int, loss: str | None) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
+from memlog._internal.terminal import say
 from memlog.journal import RunDirectory
-from memlog.lines import say
 
 if TYPE_CHECKING:
     from memlog.delivery.launcher import Outcome

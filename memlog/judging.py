@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from memlog._internal.diagnostics import Health
 from memlog.alerts import engine_for, parse_rules
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.backchannel import AlertListener
 from memlog.events import Alert
 from memlog.farewell import say_never_judged, say_no_longer_judged
-from memlog.health import Health
 
 
 class Judging:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
+from memlog._internal.units import mib
 from memlog.events import (
     Alert,
     Batch,
@@ -27,7 +28,6 @@ from memlog.events import (
     Trace,
 )
 from memlog.sink import Axis, Fold, Point, Resolution
-from memlog.units import mib
 
 _ALERTS: dict[str, str] = {
     "step": "memlog/alert",

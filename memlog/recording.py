@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from memlog import forks
+from memlog._internal import fork
+from memlog._internal.diagnostics import Health
 from memlog.autolog import listen
 from memlog.batches import BatchRecorder, run_event
 from memlog.bus import EventBus
@@ -22,7 +23,6 @@ from memlog.delivery.rider import Rider
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
 from memlog.farewell import Waiting, say_what_is_left, say_what_was_lost
-from memlog.health import Health
 from memlog.journal import JournalWriter, new_run
 from memlog.outofmemory.errors import describe, failed_allocation
 from memlog.outofmemory.observer import AllocatorWatch
@@ -78,7 +78,7 @@ class Recording:
         on_alert: AlertCallback | None = None,
         on_ride: Callable[[], object] = lambda: None,
     ) -> None:
-        self._generation = forks.generation
+        self._generation = fork.generation
         self._health = health
         self._settings = settings
         self._on_alert = on_alert
@@ -188,7 +188,7 @@ class Recording:
 
     def publish(self, event: Event) -> None:
         """Puts an event on the bus, in the process that began the session."""
-        if forks.generation == self._generation:
+        if fork.generation == self._generation:
             self._binder.look()
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.begin()
@@ -229,7 +229,7 @@ class Recording:
 
     def snapshot(self) -> None:
         """Traces the step that is now beginning."""
-        if forks.generation == self._generation:
+        if fork.generation == self._generation:
             if self._tracer is None:
                 self._tracer = self._begin_tracing(0.0, None)
             self._tracer.want()
@@ -241,7 +241,7 @@ class Recording:
         # Imported here: most trainers keep no file.
         from memlog.journal.kept import Names, keep, not_kept, renamed  # noqa: PLC0415
 
-        if forks.generation != self._generation:
+        if fork.generation != self._generation:
             return None
         if self._names is None:
             self._names = Names()
@@ -271,7 +271,7 @@ class Recording:
             timeout: Seconds to wait at most.
             error: The exception that ended it, or is on its way.
         """
-        if forks.generation != self._generation:
+        if fork.generation != self._generation:
             return  # a fork's copy: the run is its parent's
         try:
             last_words = self._close(status, error)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memlog import current, forks
+from memlog._internal import current_session, fork
+from memlog._internal.diagnostics import Health
 from memlog.arguments import (
     BackendArgument,
     folder,
@@ -27,7 +28,6 @@ from memlog.arguments import (
 from memlog.endings import error_at_exit, finish_with_the_child, status_of
 from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Batch, Event, Status
-from memlog.health import Health
 from memlog.settings import Settings, resolve
 from memlog.sink import Sink
 
@@ -39,7 +39,7 @@ _SETTLE_AT_MOST = 2.0
 
 _current: Session | None = None
 _current_lock = threading.RLock()
-forks.renew(sys.modules[__name__], "_current_lock", threading.RLock)
+fork.renew(sys.modules[__name__], "_current_lock", threading.RLock)
 _FORK_WAITS = 5.0
 """Seconds that a fork waits, at most, for another thread's ``init`` to be over."""
 
@@ -194,8 +194,8 @@ class Session:
 
     def _finish(self, status: Status, timeout: float | None, error: BaseException | None) -> None:
         wait = self.settings.finish_timeout if timeout is None else timeout
-        if current.publisher() is self:
-            current.settle(min(wait, _SETTLE_AT_MOST))
+        if current_session.publisher() is self:
+            current_session.settle(min(wait, _SETTLE_AT_MOST))
         live, self._live = self._live, None
         try:
             if live is not None:
@@ -243,7 +243,7 @@ def _forget(session: Session) -> None:
     with _current_lock:
         if _current is session:
             _current = None
-            current.set_publisher(None)
+            current_session.set_publisher(None)
 
 
 def init(
@@ -343,7 +343,7 @@ def init(
             session.abandon()
             raise
         _current = session
-        current.set_publisher(session)
+        current_session.set_publisher(session)
     finish_with_the_child(session.finish)
     return session
 

@@ -6,8 +6,8 @@ The only reader of memlog's own environment variables:
 * ``MEMLOG_BACKEND``: backends, separated by commas, where ``init`` names none;
 * ``MEMLOG_ENABLED``: ``0`` switches monitoring off, whatever ``init`` says.
 
-``memlog run`` hands its options down in one of its own (`memlog.launched`): they come after what ``init``
-says and before the environment.
+``memlog run`` hands its options down in one of its own (`memlog._internal.launch_options`): they come after
+what ``init`` says and before the environment.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
+from memlog._internal.launch_options import defaults as launcher_options
 from memlog.errors import ConfigurationError
-from memlog.launched import defaults as launcher_options
 
 DEFAULT_DIRECTORY = Path("memlog_runs")
 

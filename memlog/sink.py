@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 import msgspec
 
+from memlog._internal.credential_scope import Home, secret_names
+from memlog._internal.diagnostics import warn
 from memlog.errors import MissingExtraError, UnknownBackendError
 from memlog.events import Alert, Artifact, Status
-from memlog.health import warn
-from memlog.trust import Home, secret_names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints

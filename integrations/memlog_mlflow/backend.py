@@ -7,8 +7,8 @@ import sys
 import threading
 from types import ModuleType
 
+from memlog._internal.credential_scope import Home
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
-from memlog.trust import Home
 from memlog_mlflow import environment
 from memlog_mlflow.uris import absolute_uri
 

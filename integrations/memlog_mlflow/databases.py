@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from memlog.files import beside
+from memlog._internal.safe_files import beside
 from memlog_mlflow.uris import sqlite_file
 
 

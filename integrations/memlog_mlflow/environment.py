@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from memlog._internal.credential_scope import secret_names
 from memlog.sink import Connection
-from memlog.trust import secret_names
 from memlog_mlflow.uris import absolute_uri
 
 TRACKING_URI = "MLFLOW_TRACKING_URI"
@@ -74,7 +74,7 @@ def apply(connection: Connection) -> None:
 
     To be called before mlflow is imported, which reads some of these variables only then.
     """
-    from memlog.answers import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
 
     bound_answers()
     os.environ.update(connection.environment)

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from mlflow.exceptions import MlflowException
 
+from memlog._internal.connection_errors import address_in, does_not_answer, reason_of
+from memlog._internal.redact import without_credentials
 from memlog.errors import (
     DeliveryError,
     MemlogError,
     TrackerRejectedError,
     TrackerUnavailableError,
 )
-from memlog.redact import without_credentials
-from memlog.unreachable import address_in, does_not_answer, reason_of
 
 _REJECTED = frozenset(
     {

@@ -12,10 +12,10 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
+from memlog._internal.diagnostics import Health
+from memlog._internal.redact import bare_address
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
-from memlog.health import Health
-from memlog.redact import bare_address
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
 from memlog_mlflow.alerts import ALERTS_FILE, alert_table, alert_tags

@@ -11,8 +11,8 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from memlog._internal.redact import bare_address
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError, UnknownRunError
-from memlog.redact import bare_address
 from memlog.sink import Connection, StoredArtifact
 from memlog_mlflow.artifacts import FOLDER
 from memlog_mlflow.errors import error_code, translated

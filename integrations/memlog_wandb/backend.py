@@ -8,8 +8,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from memlog._internal.credential_scope import Home
 from memlog.sink import ArtifactStore, Connection, Ride, Sink, Target, TrackerRun
-from memlog.trust import Home
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of
 from memlog_wandb.ride import WandbRide

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memlog._internal.credential_scope import Home, secret_names
 from memlog.sink import Connection
-from memlog.trust import Home, secret_names
 from memlog_wandb.addresses import server_of
 
 BASE_URL = "WANDB_BASE_URL"
@@ -93,7 +93,7 @@ def _written(file: Path) -> dict[str, str]:
 
 def apply(connection: Connection) -> None:
     """Prepares this process, one of memlog's own, for W&B's client."""
-    from memlog.answers import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
 
     bound_answers()
     os.environ.update(connection.environment)

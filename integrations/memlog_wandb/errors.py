@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from wandb.errors import AuthenticationError, UsageError
 
+from memlog._internal.connection_errors import address_in, does_not_answer, reason_of
+from memlog._internal.redact import without_credentials
 from memlog.errors import (
     MemlogError,
     TrackerRejectedError,
     TrackerUnavailableError,
     UnknownRunError,
 )
-from memlog.redact import without_credentials
-from memlog.unreachable import address_in, does_not_answer, reason_of
 
 LOG_IN = "run `wandb login`, set WANDB_API_KEY, or record without a server: WANDB_MODE=offline"
 _MAX_TEXT = 200

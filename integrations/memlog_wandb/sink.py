@@ -10,10 +10,10 @@ from typing import Any
 
 import wandb
 
-from memlog.answers import patience
+from memlog._internal.diagnostics import Health
+from memlog._internal.response_limits import patience
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
-from memlog.health import Health
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_wandb import contents
 from memlog_wandb.addresses import RunPath, address_of, run_path

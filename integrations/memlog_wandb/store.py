@@ -13,7 +13,7 @@ from typing import Any
 
 import wandb
 
-from memlog.answers import RATE
+from memlog._internal.response_limits import RATE
 from memlog.errors import MemlogError, TrackerRejectedError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
 from memlog_wandb.addresses import RunPath, offline_folder, run_path

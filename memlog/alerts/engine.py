@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from memlog._internal.diagnostics import Health
+from memlog._internal.units import format_bytes
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.alerts.limits import host_limit
 from memlog.alerts.rules import Rule
 from memlog.alerts.trigger import Trigger
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
-from memlog.health import Health
 from memlog.metrics import fragmentation
-from memlog.units import format_bytes
 
 COOLDOWN_S = 300.0
 """Between two alerts of one rule about one thing."""

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from memlog.grammar import DEVICE_MEASURES, Comparison, Reader, Token
+from memlog._internal.text_parser import DEVICE_MEASURES, Comparison, Reader, Token
 
 Level: TypeAlias = Literal["info", "warning", "error"]
 GrowthAxis: TypeAlias = Literal["epoch", "step"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from memlog._internal.diagnostics import Health
+from memlog._internal.units import format_bytes
 from memlog.analysis.growing import keeps, last_straw, of_the_last_straw, why_it_grew
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.predict import WORTH, Advice
@@ -13,8 +15,6 @@ from memlog.analysis.suspicion import FULL_SHARED_MEMORY
 from memlog.analysis.trace import stream
 from memlog.analysis.traced import among
 from memlog.events import OutOfMemory, Trace
-from memlog.health import Health
-from memlog.units import format_bytes
 
 _LARGE = 0.3
 """Share of the peak from which a category is worth a word."""

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import msgspec
 
+from memlog._internal.safe_files import read_plain, replacing
 from memlog._version import __version__
 from memlog.analysis.document import Summary
-from memlog.files import read_plain, replacing
 from memlog.journal import RunDirectory
 from memlog.journal.format import UNDECODABLE
 

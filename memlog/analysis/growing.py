@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.larger_steps import rise, sudden, why_steps_grew
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.levels import Level, are_all, failing_peak, grower, levels
 from memlog.events import OutOfMemory
 from memlog.growth import keeps_growing
-from memlog.units import format_bytes
 
 _LEAST_STEPS = 20
 """In fewer steps anything grows."""

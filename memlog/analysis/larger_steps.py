@@ -12,9 +12,9 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.levels import Level, are_all, failing_peak, grower, levels
-from memlog.units import format_bytes
 
 _FEWEST = 6
 """Steps of which even a rise throughout may be chance below."""

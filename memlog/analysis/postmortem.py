@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from memlog._internal.diagnostics import Health
+from memlog._internal.units import format_bytes
 from memlog.analysis.advice import (
     Prediction,
     advice,
@@ -22,8 +24,6 @@ from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.standing import held_more
 from memlog.analysis.suspicion import Suspicion, Witness, suspect
 from memlog.events import Batch, OutOfMemory, Trace
-from memlog.health import Health
-from memlog.units import format_bytes
 
 _SHOWN_STEPS = 10
 _SHOWN_LAYERS = 10

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from memlog._internal.redact import bare_address, without_credentials
 from memlog.analysis.cache import SummaryCache
 from memlog.analysis.digest import Digest
 from memlog.analysis.document import (
@@ -27,7 +28,6 @@ from memlog.analysis.document import (
 )
 from memlog.events import Alert, Artifact, Device
 from memlog.journal import Binding, RunDirectory
-from memlog.redact import bare_address, without_credentials
 from memlog.sink import LOCAL
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.last_moments import LastMoments
 from memlog.events import Sample
-from memlog.units import format_bytes
 
 Writer: TypeAlias = Literal["helper", "sync"]
 

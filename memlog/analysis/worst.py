@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from memlog._internal.safe_files import read_plain
 from memlog.analysis.trace import stream
 from memlog.analysis.trace.records import Trace
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace as TraceEvent
-from memlog.files import read_plain
 from memlog.journal import RunDirectory
 from memlog.journal.format import UNDECODABLE
 

@@ -8,8 +8,8 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from memlog._internal.units import format_bytes
 from memlog.errors import UnopenableFileError
-from memlog.units import format_bytes
 
 MAX_BYTES = 128 * 1024**2
 """Of a file once it is unpacked: speedscope's page takes seconds for a tenth of it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from memlog._internal.safe_files import open_plain
 from memlog.errors import ArtifactError, TrackerUnavailableError, UnknownRunError
 from memlog.events import Artifact
-from memlog.files import open_plain
 from memlog.journal import RunDirectory
 from memlog.sink import StoredArtifact
 

@@ -15,10 +15,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from memlog._internal.units import format_bytes
 from memlog.artifacts.names import is_safe, numbered
 from memlog.errors import ArtifactError
 from memlog.sink import ArtifactStore, StoredArtifact
-from memlog.units import format_bytes
 
 MAX_FILES = 5000
 MAX_FILE_BYTES = 8 * 1024**3

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from memlog._internal.credential_scope import withheld
+from memlog._internal.redact import bare_address, remember
 from memlog.errors import UntrustedAddressError
-from memlog.redact import bare_address, remember
 from memlog.sink import DISABLED, OFFLINE, Backend, Connection, Sink, Target, home_of
-from memlog.trust import withheld
 
 trust_option = click.option(
     "--trust-address",

@@ -8,6 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.predict import Advice
 from memlog.analysis.standing import Standing, advise_on, not_the_largest
 from memlog.analysis.traced import among
@@ -16,7 +17,6 @@ from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.journal import find_run
 from memlog.settings import runs_directory
-from memlog.units import format_bytes
 
 SCHEMA = 1
 

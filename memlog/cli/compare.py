@@ -9,6 +9,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.compare import Compared, Comparison, Verdict, change_percent, compare
 from memlog.analysis.figures import ANY_DEVICE, run_figures
 from memlog.analysis.gates import Unit, parse_gate
@@ -17,7 +18,6 @@ from memlog.cli.output import number, page, plain, print_json, table
 from memlog.errors import ConfigurationError, GateFailedError
 from memlog.journal import find_run
 from memlog.settings import runs_directory
-from memlog.units import format_bytes
 
 
 @click.command("compare", context_settings=SETTINGS)

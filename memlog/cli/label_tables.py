@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.document import Levels, PointFacts, ScopeFacts
 from memlog.cli.output import duration, plain, table
-from memlog.units import format_bytes
 
 _SHOWN = 50
 """Labels that a page shows; the document has more."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from memlog._internal.redact import without_credentials
 from memlog._version import __version__
 from memlog.cli.advise import advise_run
 from memlog.cli.compare import compare_runs
@@ -21,7 +22,6 @@ from memlog.cli.runs import runs
 from memlog.cli.show import show
 from memlog.cli.sync import sync
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
-from memlog.redact import without_credentials
 
 INTERRUPTED = 130
 """As a shell has it for a program that Ctrl-C ended."""

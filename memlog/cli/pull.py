@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from memlog._internal.units import format_bytes
 from memlog.analysis import summarize
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.openers import is_openable
@@ -29,7 +30,6 @@ from memlog.journal import RunDirectory, find_run
 from memlog.journal.runs import LATEST
 from memlog.settings import runs_directory
 from memlog.sink import LOCAL, ArtifactStore, Backend, load_backend
-from memlog.units import format_bytes
 
 _OUTCOMES = {"written": "", "same": "was here already, the same", "replaced": "replaced another"}
 

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 import click
 
+from memlog._internal.launch_options import Launch
 from memlog.alerts import parse_rule
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.errors import ConfigurationError, UnwritableDirectoryError
 from memlog.launch.command import environment, execute
-from memlog.launched import Launch
 from memlog.settings import Settings, enabled_by_environment, resolve
 from memlog.sink import LOCAL, load_backend
 

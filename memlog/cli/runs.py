@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memlog._internal.units import format_bytes
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import SCHEMA, Delivery, RunStatus
 from memlog.analysis.folds import ALLOCATED, HOST
@@ -29,7 +30,6 @@ from memlog.delivery.rides import all_states
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
 from memlog.settings import LONGEST_NAME, runs_directory
-from memlog.units import format_bytes
 
 _ROOMY = 110
 """Columns of a terminal from which on a run needs one line only."""

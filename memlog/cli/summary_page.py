@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.document import (
     AlertFacts,
     Delivery,
@@ -34,7 +35,6 @@ from memlog.cli.output import (
 )
 from memlog.events import PeakSource
 from memlog.sink import Axis
-from memlog.units import format_bytes
 
 _AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")
 _SOURCES: dict[PeakSource | None, str] = {

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import click
 import msgspec
 
+from memlog._internal.response_limits import waiting_at_most
 from memlog.analysis import Summary, summarize
 from memlog.analysis.document import Delivery
-from memlog.answers import waiting_at_most
 from memlog.cli.addresses import Guard, connection_of, known_address, told_place, trust_option
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument

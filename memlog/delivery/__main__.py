@@ -16,12 +16,12 @@ with suppress(FileNotFoundError):
     if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
         del sys.path[0]
 
+from memlog._internal.diagnostics import Health
 from memlog.bus import EventBus
 from memlog.delivery.backchannel import teller
 from memlog.delivery.helper import main
 from memlog.delivery.messages import Begin
 from memlog.events import Alert
-from memlog.health import Health
 from memlog.journal import RunDirectory
 
 if TYPE_CHECKING:

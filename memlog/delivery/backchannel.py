@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from memlog.descriptors import Descriptor
+from memlog._internal.descriptors import Descriptor
+from memlog._internal.diagnostics import Health
 from memlog.events import Alert, Event
-from memlog.health import Health
 
 logger = logging.getLogger("memlog.delivery")
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from memlog._internal.diagnostics import Health
+from memlog._internal.redact import bare_address, remember, without_credentials
 from memlog.delivery.messages import Bind, Connect, Message, Ridden
 from memlog.delivery.rider import Rider
-from memlog.health import Health
 from memlog.journal import Binding, JournalWriter
-from memlog.redact import bare_address, remember, without_credentials
 from memlog.settings import LONGEST_NAME
 from memlog.sink import DISABLED, Backend, Connection, RidingBackend, TrackerRun
 

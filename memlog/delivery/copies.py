@@ -13,8 +13,8 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
+from memlog._internal.safe_files import open_plain
 from memlog.events import Artifact
-from memlog.files import open_plain
 from memlog.journal import RunDirectory
 
 _CHUNK = 1024**2

@@ -6,6 +6,7 @@ from collections import Counter
 
 import msgspec
 
+from memlog._internal.redact import remember, without_credentials
 from memlog.delivery import outbox
 from memlog.delivery.copies import Copies
 from memlog.delivery.reading import Reading
@@ -17,7 +18,6 @@ from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableErro
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.metrics import Plan
-from memlog.redact import remember, without_credentials
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _STUBBORN_FAILURES = 5

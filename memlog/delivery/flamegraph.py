@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from memlog._internal.diagnostics import Health
 from memlog.events import Event
-from memlog.health import Health
 from memlog.journal import RunDirectory
 
 logger = logging.getLogger("memlog.delivery")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
-from memlog.health import Health
 from memlog.journal import RunDirectory
 from memlog.sink import Sink, Target
 

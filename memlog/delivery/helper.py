@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from memlog._internal.diagnostics import Health
+from memlog._internal.redact import bare_address, without_credentials
 from memlog.bus import EventBus
 from memlog.delivery import messages
 from memlog.delivery.flamegraph import WorstStep
@@ -30,10 +32,8 @@ from memlog.delivery.sampler import Sampler, StepFollower
 from memlog.delivery.state import HelperLock
 from memlog.events import End, now_us
 from memlog.events import Health as HealthEvent
-from memlog.health import Health
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.probes.cgroup import OomKills
-from memlog.redact import bare_address, without_credentials
 from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
 
 if TYPE_CHECKING:

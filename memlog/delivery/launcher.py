@@ -13,12 +13,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog import launched
+from memlog._internal import launch_options
+from memlog._internal.descriptors import Descriptor
+from memlog._internal.diagnostics import Health
+from memlog._internal.safe_files import open_to_append
 from memlog.delivery import messages
 from memlog.delivery.backchannel import AlertListener
-from memlog.descriptors import Descriptor
-from memlog.files import open_to_append
-from memlog.health import Health
 
 ARGUMENTS = ("-m", "memlog.delivery")
 """The interpreter's, which make it the helper."""
@@ -234,5 +234,7 @@ def _environment() -> dict[str, str]:
     """
     root = str(Path(__file__).resolve().parents[2])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
-    inherited = {name: value for name, value in os.environ.items() if name != launched.VARIABLE}
+    inherited = {
+        name: value for name, value in os.environ.items() if name != launch_options.VARIABLE
+    }
     return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

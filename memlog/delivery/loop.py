@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 
+from memlog._internal.diagnostics import warn
 from memlog.delivery.courier import Courier
 from memlog.delivery.state import CourierLock, is_wanted
 from memlog.errors import DeliveryError
-from memlog.health import warn
 
 logger = logging.getLogger("memlog.delivery")
 

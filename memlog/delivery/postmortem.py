@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis.advice import Prediction
 from memlog.analysis.last_moments import REPORT, LastMoments, last_moments
 from memlog.analysis.postmortem import report
@@ -16,7 +17,6 @@ from memlog.bus import EventBus
 from memlog.delivery.state import HelperLock
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, End, now_us
-from memlog.health import Health
 from memlog.journal import Binding, JournalWriter, Position, RunDirectory
 from memlog.journal.kept import keep
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from memlog._internal.redact import without_credentials
 from memlog.delivery.state import CourierState
 from memlog.errors import RunRefusedError
-from memlog.redact import without_credentials
 
 FIRST_REST = 5.0
 """Seconds until a run that was refused is asked for again, while its session goes on; doubled each time."""

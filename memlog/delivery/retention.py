@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from memlog._internal.units import format_bytes
 from memlog.delivery.state import CourierState, Progress
 from memlog.events import Batch, Evaluation, Event, Health, Loss, Recorded, Sample, Scope
 from memlog.journal import JournalFile, RunDirectory
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
 from memlog.metrics import values
 from memlog.sink import LOCAL
-from memlog.units import format_bytes
 
 logger = logging.getLogger("memlog.delivery")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.copies import file_of
 from memlog.delivery.row import UsersRows
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
-from memlog.health import Health
 from memlog.journal import RunDirectory
 from memlog.sink import Ride
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from memlog import forks
+from memlog._internal import fork
+from memlog._internal.diagnostics import Health
 from memlog.events import Batch, Event
-from memlog.health import Health
 from memlog.metrics import place, replaces, values
 from memlog.sink import Axis, Point
 
@@ -39,7 +39,7 @@ class UsersRows:
         self.folded = 0
         self.delivered = 0
         self._health = health
-        self._generation = forks.generation
+        self._generation = fork.generation
         self._lock = threading.RLock()  # a signal handler of the user's may log
         self._heard: deque[Event] = deque()
         self._waiting = _Fold()
@@ -104,7 +104,7 @@ class UsersRows:
 
     def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
         """See `memlog.sink.Rows`."""
-        if forks.generation != self._generation:
+        if fork.generation != self._generation:
             return (), ()
         with self._lock:
             self.fold_heard()

@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.launcher import ARGUMENTS
 from memlog.events import Batch, End, Event, OutOfMemory, Sample, now_us
 from memlog.events import Health as HealthEvent
-from memlog.health import Health
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup

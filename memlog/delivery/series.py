@@ -7,8 +7,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from memlog._internal.safe_files import replacing
 from memlog.events import Artifact, now_us
-from memlog.files import replacing
 from memlog.journal import Header, RunDirectory
 from memlog.journal.kept import safe_name
 from memlog.metrics import Plan

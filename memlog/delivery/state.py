@@ -9,9 +9,9 @@ from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
 
+from memlog._internal.safe_files import open_plain, open_to_append, read_plain, replacing
 from memlog.errors import DeliveryError
 from memlog.events import Alert, Artifact
-from memlog.files import open_plain, open_to_append, read_plain, replacing
 from memlog.journal import Binding, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis

@@ -8,10 +8,10 @@ import time
 
 import msgspec
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery import messages
 from memlog.delivery.backchannel import AlertListener
 from memlog.delivery.launcher import HelperProcess
-from memlog.health import Health
 
 PAUSES = (1.0, 10.0, 60.0)
 """Seconds before it is started again: the first time, the second, the last."""

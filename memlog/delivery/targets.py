@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from memlog._internal.redact import bare_address
 from memlog.delivery.refusals import Refusals
 from memlog.delivery.rides import Claim, ClaimOf
 from memlog.delivery.state import CourierState
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import End
 from memlog.journal import Binding
-from memlog.redact import bare_address
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 OpenSink = Callable[[Target], Sink]

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from memlog._internal.safe_files import replacing
 from memlog.errors import ConfigurationError
-from memlog.files import replacing
 
 _PICKLE_PROTOCOL = 4
 """The newest that PyTorch's memory page reads."""

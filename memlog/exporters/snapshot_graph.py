@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from memlog._internal.units import format_bytes
 from memlog.errors import SnapshotError
 from memlog.exporters.profiles import Frames, sampled, speedscope_file
 from memlog.exporters.stacks import Stack
-from memlog.units import format_bytes
 
 _SAMPLES_AT_MOST = 200_000
 """In the whole file, which the page loads in some three seconds."""

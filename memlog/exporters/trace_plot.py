@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from memlog.units import format_bytes
+from memlog._internal.units import format_bytes
 
 _MOST_DRAWN = 400
 """Storages that are drawn one by one, the largest; the others are one grey band on top."""

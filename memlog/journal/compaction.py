@@ -15,8 +15,8 @@ from typing import BinaryIO, TypeAlias
 
 import msgspec
 
+from memlog._internal.safe_files import open_plain, replacing
 from memlog.events import SCHEMA_VERSION, Event
-from memlog.files import open_plain, replacing
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 WHOLE_SEGMENT = 10**9

@@ -10,8 +10,8 @@ import re
 import shutil
 from pathlib import Path
 
+from memlog._internal.safe_files import replacing
 from memlog.events import Artifact, now_us
-from memlog.files import replacing
 from memlog.journal.runs import RunDirectory
 
 MAX_NAME = 128

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
 
 MAX_WAITING = 100_000
 """About 15 MB of batch events."""

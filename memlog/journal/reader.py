@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from memlog._internal.safe_files import open_plain
 from memlog.events import EVENT_TYPES, SCHEMA_VERSION, Event
-from memlog.files import open_plain
 from memlog.journal.format import (
     MAX_LINE_BYTES,
     MAX_OFFSET,

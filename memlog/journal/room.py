@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from memlog._internal.diagnostics import Health
 from memlog.events import Batch, Evaluation, Event, Loss, Recorded, Scope
-from memlog.health import Health
 
 LOOK_EVERY_S = 1.0
 """Seconds between looks at the size of a journal that is too large."""

@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from memlog import forks
-from memlog.descriptors import Descriptor
+from memlog._internal import fork
+from memlog._internal.descriptors import Descriptor
+from memlog._internal.diagnostics import Health
+from memlog._internal.signals import raised_by_handler
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import Batch, Event
-from memlog.health import Health
-from memlog.interruptions import raised_by_handler
 from memlog.journal.disk import Disk
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
@@ -73,7 +73,7 @@ class JournalWriter:
         self._health = health
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()
-        self._generation = forks.generation
+        self._generation = fork.generation
         self._seq = self._size = 0
         self._disk = Disk()
         self._unchecked = 0
@@ -117,7 +117,7 @@ class JournalWriter:
 
     def append(self, event: Event) -> int:
         """Writes ``event`` and returns its number; -1 where it finds no room, or the writer is closed."""
-        if forks.generation != self._generation:
+        if fork.generation != self._generation:
             return -1
         with self._lock:
             if self._closed:
@@ -176,7 +176,7 @@ class JournalWriter:
     def close(self) -> None:
         """Ends the journal of this process. Calling it again is harmless."""
         with self._lock:
-            if self._closed or forks.generation != self._generation:
+            if self._closed or fork.generation != self._generation:
                 return
             self._append_held()
             self._closed = True

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from memlog._internal.launch_options import VARIABLE, Launch
 from memlog.errors import LaunchError
-from memlog.launched import VARIABLE, Launch
 
 SITE = Path(__file__).with_name("site")
 """The folder that goes first on ``PYTHONPATH``."""

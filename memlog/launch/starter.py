@@ -1,8 +1,8 @@
 """Beginning a session in a process that ``memlog run`` launched, when it turns out to train.
 
-What it begins with is what ``memlog.init()`` takes from `memlog.launched`. Starting at the first step
-costs that step what ``init`` costs, a twentieth of a second; in return a process that never steps, such
-as pip, a data loader's worker or torchrun's agent, starts nothing.
+What it begins with is what ``memlog.init()`` takes from `memlog._internal.launch_options`. Starting at the
+first step costs that step what ``init`` costs, a twentieth of a second; in return a process that never
+steps, such as pip, a data loader's worker or torchrun's agent, starts nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 import threading
 from typing import Any
 
-from memlog import current, forks
+from memlog._internal import current_session, fork
+from memlog._internal.terminal import say
 from memlog.autolog import Autolog, wait_for_a_session
-from memlog.lines import say
 from memlog.session import init
 
 
@@ -23,7 +23,7 @@ class Starter:
 
     def __init__(self) -> None:
         self._began = False
-        self._generation = forks.generation
+        self._generation = fork.generation
         self._listen()
 
     def _listen(self) -> None:
@@ -32,23 +32,23 @@ class Starter:
         self._beginning = False
         self._autolog = Autolog(self._stepped)
         wait_for_a_session(self._autolog)
-        current.begin_on_demand(self._published)
+        current_session.begin_on_demand(self._published)
 
     def _stepped(self, optimizer: Any) -> None:
         """The first step, or one after a session that the script switched off."""
-        if current.on_demand():
+        if current_session.on_demand():
             self._begin()
             if self._autolog.clock.on_step != self._stepped:  # the session listens now
                 self._autolog.clock.on_step(optimizer)
 
     def _published(self) -> None:
         """Something is about to be published. A pool's or a data loader's worker begins no session so."""
-        if forks.generation == self._generation and not _is_a_child_of_multiprocessing():
+        if fork.generation == self._generation and not _is_a_child_of_multiprocessing():
             self._begin()
 
     def _begin(self) -> None:
         with self._lock:  # another thread waits until there is a session for it, too
-            if self._beginning or not current.on_demand():
+            if self._beginning or not current_session.on_demand():
                 return
             self._beginning = True
             try:
@@ -58,14 +58,14 @@ class Starter:
                 say(" ".join(f"nothing is recorded, training goes on: {error}".split()))
             finally:
                 self._beginning = False
-                current.begin_on_demand(None)
+                current_session.begin_on_demand(None)
 
     def forked(self) -> None:
         """This is the child of a fork: if it trains, that is a run of its own.
 
         Where the script itself began a session, its forks are its own affair.
         """
-        if self._began or current.on_demand():
+        if self._began or current_session.on_demand():
             self._autolog.remove()
             self._began = False
             self._listen()

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Iterator
 
-from memlog.current import Publisher
+from memlog._internal.current_session import Publisher
 
 SILENT_EPOCHS = 2
 """Epochs of another monitor, with none of the counting one's batches between them, after which the other one

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from memlog import current, forks
+from memlog._internal import current_session, fork
 from memlog.monitors._losses import Pending, Reading, Value
 from memlog.monitors._outlet import HEALTH
 
@@ -27,7 +27,7 @@ class LateLosses:
         self._begin()
 
     def _begin(self) -> None:
-        self._generation = forks.generation
+        self._generation = fork.generation
         self._waiting: queue.SimpleQueue[tuple[Reading, Callable[[Value | None], None]]]
         self._waiting = queue.SimpleQueue()
         self._left = 0
@@ -35,7 +35,7 @@ class LateLosses:
 
     def deliver(self, reading: Reading, then: Callable[[Value | None], None]) -> None:
         """Calls ``then`` with the value: here and now, or from the thread once it is known."""
-        if forks.generation != self._generation:
+        if fork.generation != self._generation:
             self._begin()
         if not isinstance(reading, Pending) and not self._left:
             then(reading)
@@ -48,13 +48,13 @@ class LateLosses:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="memlog-losses", daemon=True)
                 self._thread.start()
-                current.before_finish(self.settle)
+                current_session.before_finish(self.settle)
         self._waiting.put((reading, then))
 
     def settle(self, seconds: float) -> None:
         """Waits until nothing is left, for so long at most."""
         deadline = time.monotonic() + seconds
-        if forks.generation != self._generation:
+        if fork.generation != self._generation:
             return  # what was under way is the parent's
         while self._left and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -70,4 +70,4 @@ class LateLosses:
 
 LATE = LateLosses()
 """The process's one: a thread for all monitors."""
-forks.renew(LATE, "_lock", threading.Lock)
+fork.renew(LATE, "_lock", threading.Lock)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from memlog import current
+from memlog._internal import current_session
+from memlog._internal.current_session import Publisher
+from memlog._internal.diagnostics import Health
 from memlog.console import Notice, show
-from memlog.current import Publisher
 from memlog.events import Event
-from memlog.health import Health
 
 
 class _MonitorHealth(Health):
@@ -52,13 +52,13 @@ T = TypeVar("T")
 
 def silenced() -> bool:
     """Whether a session is running that was switched off: off means off."""
-    publisher = current.publisher()
+    publisher = current_session.publisher()
     return publisher is not None and not publisher.enabled
 
 
 def session() -> Publisher | None:
     """The session to publish to; ``None`` where none is running."""
-    publisher = current.publisher()
+    publisher = current_session.publisher()
     return publisher if publisher is not None and publisher.enabled else None
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from memlog._internal.current_session import Publisher
 from memlog.console import Announcement, BatchNotice, OptimizationNotice
-from memlog.current import Publisher
 from memlog.events import Batch, Epoch, Loss, now_us
 from memlog.monitors import _outlet
 from memlog.monitors._axes import AXES

@@ -9,11 +9,11 @@ import sys
 from collections import deque
 from typing import Any
 
+from memlog._internal.units import mib
 from memlog.console import SummaryNotice, usage
 from memlog.events import DeviceReading, Recorded
 from memlog.monitors import _outlet
 from memlog.monitors._meter import Meter, device_index
-from memlog.units import mib
 
 MAX_POINTS = 10_000
 """Points that a tracker keeps; the journal keeps all."""

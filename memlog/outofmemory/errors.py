@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from types import ModuleType
 
+from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
 from memlog.outofmemory.frames import where
 from memlog.outofmemory.limits import (
@@ -17,7 +18,6 @@ from memlog.outofmemory.limits import (
     idle_memory,
     machine_memory,
 )
-from memlog.redact import without_credentials
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000

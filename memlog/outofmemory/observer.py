@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from memlog._internal.diagnostics import Health
 from memlog.events import Device, Event, OutOfMemory, now_us
-from memlog.health import Health
 from memlog.journal import RunDirectory
 from memlog.outofmemory.errors import is_of_a_device
 from memlog.outofmemory.frames import here

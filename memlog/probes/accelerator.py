@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
+from memlog._internal.diagnostics import Health
 from memlog.events import Device, DeviceReading, now_us
-from memlog.health import Health
 from memlog.probes._backends import (
     LOOK_EVERY_S,
     Backend,

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from memlog import forks
-from memlog.descriptors import Descriptor
+from memlog._internal import fork
+from memlog._internal.descriptors import Descriptor
+from memlog._internal.diagnostics import Health
 from memlog.events import PeakSource
-from memlog.health import Health
 from memlog.probes.peaks import PeakWindow
 
 _KIB = 1024
@@ -54,7 +54,7 @@ class HostProbe:
             memory.close()
 
     def _begin(self) -> None:
-        self._generation = forks.generation
+        self._generation = fork.generation
         self._window = PeakWindow()
         self._highest = 0
         self._reopenings = _REOPENINGS
@@ -75,7 +75,7 @@ class HostProbe:
 
     def figures(self) -> tuple[int | None, int | None]:
         """The resident set and its watermark, in bytes: for those who keep windows of their own."""
-        if forks.generation != self._generation and self._memory is not None:
+        if fork.generation != self._generation and self._memory is not None:
             # A forked child: the descriptors still show its parent, whose peaks aren't its own.
             self.close()
             self._begin()

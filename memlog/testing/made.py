@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from memlog._internal.diagnostics import Health
 from memlog.events import (
     Alert,
     Artifact,
@@ -17,7 +18,6 @@ from memlog.events import (
     Parameters,
     Run,
 )
-from memlog.health import Health
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.kept import keep
 from memlog.metrics import Plan

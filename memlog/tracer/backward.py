@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
 from memlog.tracer import private
 from memlog.tracer.sequence import MAX_SPANS
 from memlog.tracer.storages import tensors_in

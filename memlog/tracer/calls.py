@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
 from memlog.tracer.private import compilations
 from memlog.tracer.silence import Silence
 

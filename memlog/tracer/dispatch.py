@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis.trace.stream import (
     BACKWARD,
     BEFORE,
@@ -27,7 +28,6 @@ from memlog.analysis.trace.stream import (
     pack,
 )
 from memlog.analysis.trace.uses import UNKNOWN
-from memlog.health import Health
 from memlog.tracer import mode, private, scratch, taps, unseen
 from memlog.tracer.callers import Callers
 from memlog.tracer.copies import Copies

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis.trace.stream import BACKWARD
-from memlog.health import Health
 from memlog.tracer.backward import BackwardMarks
 from memlog.tracer.hooks import Hooks
 from memlog.tracer.log import EventLog

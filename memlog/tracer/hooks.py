@@ -25,8 +25,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memlog import forks
-from memlog.health import Health
+from memlog._internal import fork
+from memlog._internal.diagnostics import Health
 from memlog.tracer.scopes import LISTENERS, Scope
 from memlog.tracer.silence import Silence
 
@@ -210,4 +210,4 @@ class _OptimizerWatch:
 
 
 _watch = _OptimizerWatch()
-forks.renew(_watch, "_lock", threading.Lock)
+fork.renew(_watch, "_lock", threading.Lock)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from memlog import forks
+from memlog._internal import fork
 from memlog.tracer.silence import Silence
 
 
@@ -52,7 +52,7 @@ class _Waiting:
 
 
 _waiting = _Waiting()
-forks.renew(_waiting, "_lock", threading.Lock)
+fork.renew(_waiting, "_lock", threading.Lock)
 
 
 def leave_later(leaver: Leaver) -> None:

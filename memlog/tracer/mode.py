@@ -12,8 +12,8 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlog import forks
-from memlog.health import Health
+from memlog._internal import fork
+from memlog._internal.diagnostics import Health
 from memlog.tracer import private, scratch
 from memlog.tracer.scratch import Scratch
 from memlog.tracer.storages import Storages, changed, is_sparse, is_wrapper, storages_in, tensors_in
@@ -245,7 +245,7 @@ class _Flags:
 
 
 _flags = _Flags()
-forks.renew(_flags, "_lock", threading.Lock)
+fork.renew(_flags, "_lock", threading.Lock)
 
 
 def _leave_those_on_top() -> None:

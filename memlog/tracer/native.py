@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis.trace.native import Join, Mark, Seed, label
 from memlog.analysis.trace.stream import (
     CLASSIFY,
@@ -18,7 +19,6 @@ from memlog.analysis.trace.stream import (
     OUTSIDE,
     PARAMETER,
 )
-from memlog.health import Health
 from memlog.tracer import statistics
 from memlog.tracer.engine import Finding
 from memlog.tracer.followed import Followed

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memlog._internal.diagnostics import Health
 from memlog.events import Event
-from memlog.health import Health
 from memlog.tracer.budget import DEFAULT_SHARE, Budget
 from memlog.tracer.event import trace_event
 from memlog.tracer.findings import FORERUNNER_MISSED, Findings, Found

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from memlog import forks
+from memlog._internal import fork
 from memlog.errors import ConfigurationError
 
 _MAX_LENGTH = 100
@@ -57,7 +57,7 @@ class _Listeners:
 
 
 LISTENERS = _Listeners()
-forks.renew(LISTENERS, "_lock", threading.Lock)
+fork.renew(LISTENERS, "_lock", threading.Lock)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import threading
 import warnings
 from typing import Any
 
-from memlog import forks
+from memlog._internal import fork
 
 _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
@@ -55,4 +55,4 @@ class _Shared:
 
 
 _shared = _Shared()
-forks.renew(_shared, "_lock", threading.Lock)
+fork.renew(_shared, "_lock", threading.Lock)

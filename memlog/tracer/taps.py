@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from memlog import forks
+from memlog._internal import fork
 from memlog.tracer import private
 
 _Listener = Callable[[Any, Any], None]
@@ -36,7 +36,7 @@ class Tap:
         self._on = False
         self._own = False
         self._before: Any = None
-        forks.renew(self, "_lock", threading.Lock)
+        fork.renew(self, "_lock", threading.Lock)
 
         def call_and_tell(*args: Any, **kwargs: Any) -> Any:
             result = self._before(*args, **kwargs)

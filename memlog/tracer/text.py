@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.trace.records import TraceResult
 from memlog.analysis.trace.stream import OUTSIDE_PATH
-from memlog.units import format_bytes
 
 _TOP = 12
 _TOP_LINES = 6

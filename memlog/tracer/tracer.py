@@ -9,12 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
-from memlog import exporters, lines
+from memlog import exporters
+from memlog._internal import terminal
+from memlog._internal.diagnostics import Health
 from memlog.analysis.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.analysis.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
 from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.errors import ConfigurationError, MissingExtraError
-from memlog.health import Health
 from memlog.tracer.scopes import scope
 from memlog.tracer.text import summary_text
 
@@ -235,7 +236,7 @@ class MemoryTracer:
         """
         result = self.result
         with self.health.contained("printing"):
-            lines.out(summary_text(result))
+            terminal.out(summary_text(result))
 
     def _window(self, model: Any) -> Window:
         try:

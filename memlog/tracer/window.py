@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis.trace.accountant import Accountant
 from memlog.analysis.trace.records import EngineChoice, Trace
 from memlog.analysis.trace.report import TraceFacts, build
-from memlog.health import Health
 from memlog.tracer import choose, private
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames

@@ -66,6 +66,8 @@ THREADS = """
     print(json.dumps([faults, descriptors() - before, helpers()]))
 """
 
+_OF_FILES = ("memlog._internal.descriptors", "memlog._internal.safe_files")
+
 
 @pytest.fixture
 def for_everybody() -> Iterator[Path]:
@@ -169,7 +171,7 @@ INTERRUPTED = """
         def trace(frame, event, _):
             nonlocal left
             name = frame.f_globals.get("__name__", "")
-            if name.startswith("memlog.") and name not in ("memlog.descriptors", "memlog.files"):
+            if name.startswith("memlog.") and name not in _OF_FILES:
                 left -= 1
                 if left == 0:
                     sys.settrace(None)

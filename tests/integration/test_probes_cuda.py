@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
+from memlog._internal.units import MIB
 from memlog.probes.accelerator import AcceleratorProbe
-from memlog.units import MIB
 
 torch: Any = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memlog.units import MIB
+from memlog._internal.units import MIB
 
 pytestmark = [
     pytest.mark.integration,
@@ -26,7 +26,7 @@ sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 
 TRAINER = f"""
 import json, resource
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
 from memlog.probes.host import HostProbe
 probe = HostProbe(Health())
 said = {{"kernel": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}}
@@ -42,7 +42,7 @@ print(json.dumps(said))
 
 FORKED = """
 import json, os, sys
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
 from memlog.probes.host import HostProbe
 probe = HostProbe(Health())
 passed = b"x" * (100 << 20)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from memlog._internal.units import MIB
 from memlog.probes.tree import ProcessTree, TreeReading, available_memory
-from memlog.units import MIB
 
 pytestmark = pytest.mark.integration
 linux = pytest.mark.skipif(sys.platform != "linux", reason="proportional sizes come from /proc")

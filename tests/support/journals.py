@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from memlog._internal.diagnostics import Health as Counts
 from memlog.events import (
     Alert,
     Artifact,
@@ -22,7 +23,6 @@ from memlog.events import (
     Sample,
     Scope,
 )
-from memlog.health import Health as Counts
 from memlog.journal import Binding, JournalWriter, ProcessIdentity, RunDirectory
 from memlog.journal.format import Role
 

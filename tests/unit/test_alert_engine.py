@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 import pytest
 from support.journals import GIB, MIB, at, batch, cuda
 
+from memlog._internal.diagnostics import Health
 from memlog.alerts import AlertEngine, engine_for, parse_rules
 from memlog.alerts.limits import host_limit
 from memlog.console import Console, alert_line
 from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation, Event, Sample
-from memlog.health import Health
 from memlog.metrics import place, values
 from memlog_mlflow.alerts import alert_table, alert_tags
 

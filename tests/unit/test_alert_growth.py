@@ -9,10 +9,10 @@ import pytest
 from support.journals import MIB, at, batch
 from support.memory_series import BASE, HEALTHY, LEAKS, Series, made
 
+from memlog._internal.diagnostics import Health
 from memlog.alerts import AlertEngine, parse_rules
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.events import Alert, Event, Sample
-from memlog.health import Health
 from memlog.probes.garbage import collect_garbage
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.fuzz import meet
 from support.journals import BEGUN_US, MadeRun, batch
 
+from memlog._internal.diagnostics import Health
 from memlog.cli.main import cli
 from memlog.delivery.messages import decode
 from memlog.errors import ConfigurationError, MemlogError, RunNotFoundError
-from memlog.health import Health
 from memlog.journal import JournalWriter, RunDirectory, find_run, new_run
 from memlog.journal.kept import keep
 from memlog.settings import Settings, resolve

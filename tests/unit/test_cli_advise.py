@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from support.journals import GIB, MIB, MadeRun, at, batch
 from support.training import CASES, traced
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.last_moments import last_moments
 from memlog.analysis.postmortem import report
 from memlog.analysis.predict import advise
@@ -23,7 +24,6 @@ from memlog.delivery.postmortem import explain_afterwards
 from memlog.events import OutOfMemory
 from memlog.journal import RunDirectory
 from memlog.tracer.event import trace_event
-from memlog.units import format_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from support.journals import bury
 from support.sinks import ListTracker
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.courier import Courier
 from memlog.delivery.state import CourierLock, CourierState
 from memlog.errors import DeliveryError, TrackerUnavailableError
 from memlog.events import Batch, End, Parameters
-from memlog.health import Health
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.metrics import Plan
 from memlog.sink import Point, TrackerRun

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog.files import beside, open_plain, open_to_append, read_plain, replacing
+from memlog._internal.safe_files import beside, open_plain, open_to_append, read_plain, replacing
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from types import FrameType
 import pytest
 from support import child
 
-from memlog import lines
+from memlog._internal import terminal
+from memlog._internal.diagnostics import Health
 from memlog.bus import EventBus
 from memlog.events import Batch
-from memlog.health import Health
 
 
 class Raising(logging.Handler):
@@ -105,7 +105,7 @@ def test_what_a_signal_handler_raises_while_something_is_said_goes_through(
     assert len(seen) == 1  # all have had it all the same
     monkeypatch.setattr(sys, "stderr", InterruptedStream())
     with pytest.raises(TimeUp):
-        lines.say("a line")
+        terminal.say("a line")
 
 
 COUNTING = """
@@ -113,7 +113,7 @@ COUNTING = """
     import signal
     import sys
 
-    from memlog.health import Health
+    from memlog._internal.diagnostics import Health
 
     logging.disable()
     health, handled = Health(), 0
@@ -130,7 +130,7 @@ COUNTING = """
         left = at
         def trace(frame, event, _):
             nonlocal left
-            if frame.f_globals.get("__name__") not in ("memlog.health", "collections"):
+            if frame.f_globals.get("__name__") not in ("memlog._internal.diagnostics", "collections"):
                 return None
             left -= event in ("line", "call")
             if left == 0:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import memlog
+from memlog._internal.diagnostics import Health
+from memlog._internal.signals import raised_by_handler
 from memlog.bus import EventBus
 from memlog.events import Batch, Event
-from memlog.health import Health
-from memlog.interruptions import raised_by_handler
 from memlog.journal import RunDirectory
 from memlog.journal.writer import _SegmentFile
 

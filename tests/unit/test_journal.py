@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from memlog._internal.diagnostics import Health
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
-from memlog.health import Health
 from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
 from memlog.journal.writer import _SegmentFile
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from memlog._internal.diagnostics import Health
 from memlog.artifacts.journal_store import JournalStore
 from memlog.events import End
-from memlog.health import Health
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.kept import keep
 from memlog.sink import ArtifactStore

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from memlog import current, ranks
+from memlog._internal import current_session, distributed
+from memlog._internal.import_hook import ImportWatch
+from memlog._internal.launch_options import VARIABLE, Launch, launch
 from memlog.cli.main import cli
 from memlog.errors import LaunchError
-from memlog.imports import ImportWatch
 from memlog.launch.command import SITE, environment, execute
-from memlog.launched import VARIABLE, Launch, launch
 from memlog.settings import resolve
 
 LAUNCH = Launch(
@@ -240,32 +240,32 @@ def test_ranks_come_from_the_environment_or_from_torchs_process_group(
 ) -> None:
     from torch import distributed as process_groups
 
-    assert ranks.described() == {}
-    assert ranks.is_first()
+    assert distributed.described() == {}
+    assert distributed.is_first()
     monkeypatch.setattr(process_groups, "is_initialized", lambda: True)
     monkeypatch.setattr(process_groups, "get_rank", lambda: 3)
     monkeypatch.setattr(process_groups, "get_world_size", lambda: 4)
-    assert ranks.described() == {"rank": "3", "world_size": "4"}
-    assert not ranks.is_first()
+    assert distributed.described() == {"rank": "3", "world_size": "4"}
+    assert not distributed.is_first()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert ranks.described() == {"rank": "0", "world_size": "2"}
+    assert distributed.described() == {"rank": "0", "world_size": "2"}
 
 
 def test_a_publisher_is_begun_on_demand_until_there_is_one() -> None:
     asked: list[str] = []
-    current.begin_on_demand(lambda: asked.append("publish"))
+    current_session.begin_on_demand(lambda: asked.append("publish"))
     try:
-        assert current.publisher() is None
-        current.publisher()
+        assert current_session.publisher() is None
+        current_session.publisher()
         assert asked == ["publish", "publish"]
-        current.set_publisher(current_stand_in())
-        assert not current.on_demand()
-        current.publisher()
+        current_session.set_publisher(current_stand_in())
+        assert not current_session.on_demand()
+        current_session.publisher()
         assert asked == ["publish", "publish"]
     finally:
-        current.set_publisher(None)
-        current.begin_on_demand(None)
+        current_session.set_publisher(None)
+        current_session.begin_on_demand(None)
 
 
 def current_stand_in() -> Any:

@@ -10,11 +10,11 @@ from support.journals import MIB, MadeRun, at, batch
 from support.sinks import ListSink, ListTracker
 from support.thirdparty import ListBackend
 
+from memlog._internal.diagnostics import Health
 from memlog.cli.main import cli
 from memlog.delivery.courier import Courier
 from memlog.events import Artifact, Batch, End, Run
 from memlog.exporters import write_json
-from memlog.health import Health
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.kept import keep
 from memlog.sink import Target

@@ -25,7 +25,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         def next_evaluation(self) -> int:
             return len(events)
 
-    monkeypatch.setattr("memlog.current._publisher", Session())
+    monkeypatch.setattr("memlog._internal.current_session._publisher", Session())
     before = dict(_outlet.HEALTH.faults)
     yield events
     assert dict(_outlet.HEALTH.faults) == before

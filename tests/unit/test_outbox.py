@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from support.sinks import ListTracker
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.courier import Courier
 from memlog.delivery.outbox import take_over
 from memlog.delivery.state import MAX_ALERTS, CourierState, Outbox
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch
-from memlog.health import Health
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.journal.kept import keep
 

@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 from support import training
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis import advice, postmortem
 from memlog.analysis.last_moments import LastMoments, last_moments
 from memlog.analysis.postmortem import Report, report
@@ -34,7 +35,6 @@ from memlog.events import (
     TracedLayer,
     TracedLine,
 )
-from memlog.health import Health
 
 FAILURE = OutOfMemory(
     at(40),

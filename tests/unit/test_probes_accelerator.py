@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from memlog._internal.diagnostics import Health
 from memlog.events import DeviceReading
-from memlog.health import Health
 from memlog.probes._backends import Figures, parse_flat, parse_nested
 from memlog.probes.accelerator import AcceleratorProbe
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memlog.health import Health
+from memlog._internal.diagnostics import Health
+from memlog._internal.units import MIB
 from memlog.probes.host import HostProbe, HostReading, _max_rss, _PortableMemory
-from memlog.units import MIB
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

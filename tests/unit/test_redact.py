@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memlog import redact
+from memlog._internal import redact
+from memlog._internal.diagnostics import Health
+from memlog._internal.redact import bare_address, remember, without_credentials
 from memlog.delivery.helper import _WithoutCredentials
-from memlog.health import Health
 from memlog.outofmemory.errors import describe
-from memlog.redact import bare_address, remember, without_credentials
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support.journals import GIB, MIB, MadeRun, batch, cuda
 from support.sinks import ListTracker
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis import Summary, summarize
 from memlog.delivery.courier import Courier
 from memlog.delivery.retention import Retention
 from memlog.delivery.state import CourierState
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
-from memlog.health import Health
 from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, room
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
 from memlog.settings import Settings

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from support.journals import MadeRun, at, batch
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.rider import Rider
 from memlog.events import Alert, Artifact
-from memlog.health import Health
 from memlog.sink import Point, Rows
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from support.journals import at, batch, finished_run
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.row import UsersRows
 from memlog.delivery.series import write_series
 from memlog.events import Loss, Sample
-from memlog.health import Health
 from memlog.journal import RunDirectory
 
 MIB = 2**20

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.journals import GIB, MadeRun, batch
 
+from memlog._internal.diagnostics import Health
 from memlog.delivery.sampler import Sampler, StepFollower, _Pace
 from memlog.events import Event, Sample
-from memlog.health import Health
 
 
 def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:

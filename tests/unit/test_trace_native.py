@@ -13,6 +13,7 @@ from support.histories import Script, SimulatedHistory
 from support.models import GPT, text
 from torch import nn
 
+from memlog._internal.diagnostics import Health
 from memlog.analysis.trace.accountant import Accountant
 from memlog.analysis.trace.fragmentation import of_segments, of_statistics
 from memlog.analysis.trace.native import Join, Mark, Seed, label, number_of
@@ -34,7 +35,6 @@ from memlog.analysis.trace.stream import (
     TURN,
     decode,
 )
-from memlog.health import Health
 from memlog.tracer import taps
 from memlog.tracer.dispatch import DispatchEngine
 from memlog.tracer.ledger import Ledger

@@ -10,9 +10,9 @@ import pytest
 from support.models import GPT, text
 
 from memlog import MemoryTracer, SnapshotError
+from memlog._internal.units import format_bytes
 from memlog.artifacts.snapshots import draw_snapshot
 from memlog.exporters import trace_plot
-from memlog.units import format_bytes
 
 MIB = 1024**2
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog.trust import Home, is_same_place, secret_names, withheld
+from memlog._internal.credential_scope import Home, is_same_place, secret_names, withheld
 from memlog_mlflow import backend as mlflow_backend
 from memlog_wandb import backend as wandb_backend
 

@@ -8,12 +8,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from memlog._internal.units import format_bytes
 from memlog.analysis.predict import changes, optimizers
 from memlog.analysis.predict.checkpoints import best_plan, running_statistics
 from memlog.analysis.predict.course import Course
 from memlog.analysis.predict.precision import why_not, with_autocast
 from memlog.analysis.trace.records import Trace
-from memlog.units import format_bytes
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 

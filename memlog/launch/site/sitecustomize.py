@@ -35,7 +35,7 @@ def _wait_for_a_session(_module: object) -> None:
 
 def _say_if_nothing_was_recorded(told: str, pid: int) -> None:
     try:
-        session = sys.modules.get("memlog.current")
+        session = sys.modules.get("memlog._internal.current_session")
         begun = session is not None and not session.on_demand()
         if os.getpid() == pid and not begun and not _recorded_below(told):
             why = "without PyTorch memlog notices no step by itself"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from memlog.redact import bare_address
+from memlog._internal.redact import bare_address
 
 # So strict that no two readers of addresses can take one for different hosts.
 _SERVER = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from memlog.interruptions import raised_by_handler
+from memlog._internal.signals import raised_by_handler
 
 
 def out(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memlog.redact import bare_address
+from memlog._internal.redact import bare_address
 
 _REASONS = (
     (("Connection refused", "ECONNREFUSED"), "connection refused"),

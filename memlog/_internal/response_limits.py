@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memlog.units import format_bytes
+from memlog._internal.units import format_bytes
 
 MAX_ANSWER = 32 * 1024**2
 """Bytes, once unpacked, of an answer that a client reads into memory. A list of thousands of files has 2 MiB.

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from memlog import ranks
-from memlog.health import warn
+from memlog._internal import distributed
+from memlog._internal.diagnostics import warn
 
 VARIABLE = "MEMLOG_LAUNCH"
 
@@ -73,9 +73,9 @@ def defaults() -> dict[str, Any]:
     values = {field: getattr(told, field) for field in _DEFAULTS if getattr(told, field)}
     if script := _script():
         values.setdefault("name", script)
-    if not ranks.is_first():
+    if not distributed.is_first():
         values["backends"] = ()
-        values["name"] = f"{values.get('name', '')} rank {ranks.described()['rank']}".strip()
+        values["name"] = f"{values.get('name', '')} rank {distributed.described()['rank']}".strip()
     return values
 
 

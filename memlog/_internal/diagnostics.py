@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from memlog import forks
-from memlog.interruptions import raised_by_handler
-from memlog.redact import without_credentials
+from memlog._internal import fork
+from memlog._internal.redact import without_credentials
+from memlog._internal.signals import raised_by_handler
 
 logger = logging.getLogger("memlog")
 
@@ -52,7 +52,7 @@ class Health:
         self._said: set[str] = set()
         # A signal handler of the user's may count while its own thread is in here.
         self._lock = threading.RLock()
-        forks.renew(self, "_lock", threading.RLock)
+        fork.renew(self, "_lock", threading.RLock)
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
         """Counts ``count`` losses for ``reason`` and warns with ``message`` the first time."""

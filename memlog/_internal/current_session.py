@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from memlog._internal.diagnostics import Health
 from memlog.events import Batch, Event
-from memlog.health import Health
 
 
 class Publisher(Protocol):

@@ -1,0 +1,1 @@
+"""Small tools without a concept of their own."""
