@@ -9,12 +9,12 @@ from memlog._internal.diagnostics import Health
 from memlog._internal.units import format_bytes
 from memlog.analysis.growing import keeps, last_straw, of_the_last_straw, why_it_grew
 from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.predict import WORTH, Advice
 from memlog.analysis.standing import Standing, not_the_largest
 from memlog.analysis.suspicion import FULL_SHARED_MEMORY
-from memlog.analysis.trace import stream
 from memlog.analysis.traced import among
 from memlog.events import OutOfMemory, Trace
+from memlog.trace import encoding
+from memlog.trace.predict import WORTH, Advice
 
 _LARGE = 0.3
 """Share of the peak from which a category is worth a word."""
@@ -198,8 +198,8 @@ def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
     if trace is None or (failure.requested or 0) >= WORTH * held:
         return False
     state, parameters = (
-        trace.at_peak.get(stream.CATEGORIES[number], 0)
-        for number in (stream.OPTIMIZER_STATE, stream.PARAMETER)
+        trace.at_peak.get(encoding.CATEGORIES[number], 0)
+        for number in (encoding.OPTIMIZER_STATE, encoding.PARAMETER)
     )
     return max(state, 2 * parameters) < WORTH * held
 
@@ -272,22 +272,22 @@ def _by_prediction(predicted: Prediction | None) -> list[str]:
 def _by_category(trace: Trace | None, in_use: int) -> Iterator[str]:
     if trace is None or not trace.peak:
         return
-    held = {number: trace.at_peak.get(name, 0) for number, name in enumerate(stream.CATEGORIES)}
+    held = {number: trace.at_peak.get(name, 0) for number, name in enumerate(encoding.CATEGORIES)}
     large = max(_LARGE * trace.peak, WORTH * in_use)
-    if held[stream.ACTIVATION] >= large:
-        size = format_bytes(held[stream.ACTIVATION])
+    if held[encoding.ACTIVATION] >= large:
+        size = format_bytes(held[encoding.ACTIVATION])
         top = ", ".join(f"`{layer.path}`" for layer in trace.layers[:3] if layer.path)
         where = f" (most of all by {top})" if top else ""
         yield (
             f"Activations hold {size}{where}: half the batch needs about half of that; "
             "`torch.utils.checkpoint` computes them again in backward; bfloat16 autocast makes them smaller."
         )
-    if held[stream.OPTIMIZER_STATE] >= large:
+    if held[encoding.OPTIMIZER_STATE] >= large:
         yield (
-            f"The optimizer's state holds {format_bytes(held[stream.OPTIMIZER_STATE])}: SGD with "
+            f"The optimizer's state holds {format_bytes(held[encoding.OPTIMIZER_STATE])}: SGD with "
             "momentum needs half of Adam's, 8-bit optimizers a quarter; sharding (FSDP, ZeRO) divides it."
         )
-    if held[stream.PARAMETER] + held[stream.GRADIENT] >= 2 * large:
+    if held[encoding.PARAMETER] + held[encoding.GRADIENT] >= 2 * large:
         yield "Parameters and gradients hold most: bfloat16 weights halve them, sharding (FSDP) divides them."
 
 

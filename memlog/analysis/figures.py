@@ -10,7 +10,6 @@ import msgspec
 
 from memlog.analysis.document import RunStatus
 from memlog.analysis.folds import ALLOCATED, CGROUP, HOST, TREE, PeakFold
-from memlog.analysis.predict import steady_peak_of
 from memlog.analysis.worst import read_worst_step
 from memlog.errors import TraceNotFoundError
 from memlog.events import (
@@ -27,6 +26,7 @@ from memlog.events import (
 )
 from memlog.journal import Entry, RunDirectory
 from memlog.metrics import fragmentation
+from memlog.trace.predict import steady_peak_of
 
 STEP_TIME = "step.time"
 EVALUATION_TIME = "evaluation.time"

@@ -7,10 +7,10 @@ import msgspec
 from memlog._internal.units import format_bytes
 from memlog.analysis.last_moments import LastMoments
 from memlog.analysis.levels import failing_peak
-from memlog.analysis.predict import Advice, advise
-from memlog.analysis.trace.records import Trace as Recorded
 from memlog.events import Batch, OutOfMemory, PeakSource, Trace
 from memlog.journal import RunDirectory
+from memlog.trace.predict import Advice, advise
+from memlog.trace.records import Trace as Recorded
 
 _FURTHER = 0.5
 """Share of the traced step's peak that the process must have grown by for another step to be larger."""

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import msgspec
 
 from memlog._internal.safe_files import read_plain
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import Trace
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace as TraceEvent
 from memlog.journal import RunDirectory
 from memlog.journal.format import UNDECODABLE
+from memlog.trace import encoding
+from memlog.trace.records import Trace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
@@ -56,14 +56,14 @@ def _unreadable(run: RunDirectory, why: str) -> TraceNotFoundError:
 
 def _is_sound(trace: Trace) -> bool:
     """Whether whoever replays the events may trust their numbers: the file is anybody's."""
-    if len(trace.events) % stream.EVENT_BYTES or not trace.paths:
+    if len(trace.events) % encoding.EVENT_BYTES or not trace.paths:
         return False
     return all(
-        event.kind <= stream.LINE
+        event.kind <= encoding.LINE
         and event.layer < len(trace.paths)
-        and event.phase < len(stream.PHASES)
-        and event.category < len(stream.CATEGORIES)
-        and (event.kind != stream.ALLOC or 0 <= event.size <= _LARGEST)
-        and (event.kind != stream.LINE or 0 < event.size <= len(trace.lines))
-        for event in stream.decode(trace.events)
+        and event.phase < len(encoding.PHASES)
+        and event.category < len(encoding.CATEGORIES)
+        and (event.kind != encoding.ALLOC or 0 <= event.size <= _LARGEST)
+        and (event.kind != encoding.LINE or 0 < event.size <= len(trace.lines))
+        for event in encoding.decode(trace.events)
     )

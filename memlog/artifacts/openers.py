@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from memlog import exporters
 from memlog.artifacts import flamegraph
 from memlog.artifacts.contents import PICKLE, read_content
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.artifacts.viewer import find_viewer
 from memlog.errors import UnopenableFileError, ViewerUnavailableError
+from memlog.trace import exporters
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -13,7 +13,7 @@ from typing import Any
 
 from memlog.artifacts import plain_pickle
 from memlog.errors import SnapshotError, UnsafeSnapshotError
-from memlog.exporters import trace_plot, write_text
+from memlog.trace.exporters import trace_plot, write_text
 
 MAX_SNAPSHOT = 1 << 30
 """Bytes of a snapshot that are read; a ring of 65,536 entries with stacks has some hundred million."""

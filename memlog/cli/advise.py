@@ -9,7 +9,6 @@ import msgspec
 from rich.console import Console
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.predict import Advice
 from memlog.analysis.standing import Standing, advise_on, not_the_largest
 from memlog.analysis.traced import among
 from memlog.analysis.worst import read_worst_step
@@ -17,6 +16,7 @@ from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.journal import find_run
 from memlog.settings import runs_directory
+from memlog.trace.predict import Advice
 
 SCHEMA = 1
 

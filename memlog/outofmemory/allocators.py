@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from memlog.events import Artifact
-from memlog.exporters import write_pickle
 from memlog.journal import RunDirectory
 from memlog.journal.kept import keep
+from memlog.trace.exporters import write_pickle
 
 FILE = "out-of-memory.pickle"
 KIND = "snapshot"

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.records import EngineChoice, EngineName, Exactness
 from memlog.errors import ConfigurationError
+from memlog.trace.records import EngineChoice, EngineName, Exactness
 from memlog.tracer import mode, statistics
 from memlog.tracer.dispatch import DispatchEngine
 from memlog.tracer.engine import Engine

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlog.analysis.trace.stream import BACKWARD
+from memlog.trace.encoding import BACKWARD
 from memlog.tracer import private
 from memlog.tracer.ledger import Known, Ledger
 from memlog.tracer.spans import Place

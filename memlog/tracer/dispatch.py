@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.stream import (
+from memlog.trace.encoding import (
     BACKWARD,
     BEFORE,
     ENTER,
@@ -27,7 +27,7 @@ from memlog.analysis.trace.stream import (
     PARAMETER,
     pack,
 )
-from memlog.analysis.trace.uses import UNKNOWN
+from memlog.trace.storage_uses import UNKNOWN
 from memlog.tracer import mode, private, scratch, taps, unseen
 from memlog.tracer.callers import Callers
 from memlog.tracer.copies import Copies

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from memlog.analysis.trace.records import Exactness, Fragmentation
+from memlog.trace.records import Exactness, Fragmentation
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from memlog.analysis.trace.phases import PhaseName, phase_levels
-from memlog.analysis.trace.records import Trace
 from memlog.errors import ConfigurationError
+from memlog.trace.phases import PhaseName, phase_levels
+from memlog.trace.records import Trace
 from memlog.tracer.storages import tensors_in
 from memlog.tracer.window import Window
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memlog.analysis.trace.records import LayerFigures, TraceResult
-from memlog.analysis.trace.stream import OUTSIDE_PATH
 from memlog.events import Trace, TracedLayer, TracedLine, now_us
+from memlog.trace.encoding import OUTSIDE_PATH
+from memlog.trace.records import LayerFigures, TraceResult
 
 TOP = 8
 """Layers that a trace event names."""

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memlog._internal.safe_files import replacing
-from memlog.analysis.trace.records import Trace
 from memlog.analysis.traced import WORSE
 from memlog.events import Event
 from memlog.events import Trace as TraceEvent
+from memlog.trace.records import Trace
 from memlog.tracer.rhythm import Members
 
 _PART = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.stream import BACKWARD
+from memlog.trace.encoding import BACKWARD
 from memlog.tracer.backward import BackwardMarks
 from memlog.tracer.hooks import Hooks
 from memlog.tracer.log import EventLog

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlog.analysis.trace.stream import (
+from memlog.trace.encoding import (
     ALLOC,
     BEFORE,
     BUFFER,
@@ -27,7 +27,7 @@ from memlog.analysis.trace.stream import (
     USES,
     pack,
 )
-from memlog.analysis.trace.uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
+from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
 from memlog.tracer.log import EventLog
 from memlog.tracer.precision import type_of
 from memlog.tracer.storages import held_by, is_wrapper, plain_tensors
@@ -43,7 +43,7 @@ class Known(weakref.ref[Any]):
     """Knows a live storage, and, without a closure of its own, what to say when it goes.
 
     Attributes:
-        type: What it would be, as `memlog.analysis.trace.uses` has it.
+        type: What it would be, as `memlog.trace.storage_uses` has it.
         cast_first: When it was first given to a product, by the serial that was the last then; 0: never.
         cast_last: When last.
         casts: How many products of the forward pass got it.

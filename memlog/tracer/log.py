@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.accountant import Accountant
+from memlog.trace import encoding
+from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
 """Events that are gathered before they are folded into the totals, once no more are kept."""
@@ -33,7 +33,7 @@ class EventLog:
         self._kept: list[bytes] = []
         self._kept_events = 0
         self._waiting = bytearray()
-        self._limit = max_events * stream.EVENT_BYTES
+        self._limit = max_events * encoding.EVENT_BYTES
         self._folding = threading.Lock()
         self.begin()
         self._most: int | None = None
@@ -74,7 +74,7 @@ class EventLog:
             self.books.fold(piece)
             self._keep(piece)
             if self._kept_events >= self._max_kept:
-                self._limit = _FOLD_AT_ONCE * stream.EVENT_BYTES
+                self._limit = _FOLD_AT_ONCE * encoding.EVENT_BYTES
         finally:
             self._folding.release()
         if self._most is not None and self.events >= self._most and self._overflow is not None:
@@ -92,9 +92,9 @@ class EventLog:
         return b"".join(self._kept), self._kept_events
 
     def _keep(self, piece: bytes) -> None:
-        count = len(piece) // stream.EVENT_BYTES
+        count = len(piece) // encoding.EVENT_BYTES
         self.events += count
         fits = min(count, self._max_kept - self._kept_events)
         if fits > 0:
-            self._kept.append(piece[: fits * stream.EVENT_BYTES])
+            self._kept.append(piece[: fits * encoding.EVENT_BYTES])
             self._kept_events += fits

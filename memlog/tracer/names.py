@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from memlog.analysis.trace.stream import OUTSIDE, OUTSIDE_PATH
+from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.tracer.scopes import Scope
 
 MAX_NAMES = 10_000

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.native import Join, Mark, Seed, label
-from memlog.analysis.trace.stream import (
-    CLASSIFY,
-    ENTER,
-    GRADIENT,
-    OPTIMIZER_STATE,
-    OUTSIDE,
-    PARAMETER,
-)
+from memlog.trace.cuda_join import Join, Mark, Seed, label
+from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer import statistics
 from memlog.tracer.engine import Finding
 from memlog.tracer.followed import Followed

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memlog.analysis.trace.stream import BUFFER, GRADIENT, OUTSIDE, PARAMETER
+from memlog.trace.encoding import BUFFER, GRADIENT, OUTSIDE, PARAMETER
 from memlog.tracer.names import ModuleNames, Top
 from memlog.tracer.storages import StateTensor
 

@@ -28,7 +28,7 @@ from memlog.tracer.tops import Tops
 from memlog.tracer.turns import Turns
 
 if TYPE_CHECKING:
-    from memlog.analysis.trace.records import Trace
+    from memlog.trace.records import Trace
     from memlog.tracer.calls import Calls
     from memlog.tracer.hooks import OptimizersHeard
     from memlog.tracer.window import Window

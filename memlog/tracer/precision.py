@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from memlog.analysis.trace.stream import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
-from memlog.analysis.trace.uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
+from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
+from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
 from memlog.tracer.storages import tensors_in
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.stream import READING, pack
+from memlog.trace.encoding import READING, pack
 from memlog.tracer import statistics
 from memlog.tracer.engine import Finding
 from memlog.tracer.followed import Followed

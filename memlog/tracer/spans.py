@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from memlog.analysis.trace.stream import (
+from memlog.trace.encoding import (
     BACKWARD,
     ENTER,
     EXIT,

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from memlog.analysis.trace.records import Fragmentation
+from memlog.trace.records import Fragmentation
 
 Reading: TypeAlias = tuple[int, int | None]
 """Bytes allocated, and reserved where somebody can tell."""
@@ -34,7 +34,7 @@ def fragmentation(
     read = reader(device)
     if read is None:
         return None, "the CPU has no caching allocator, so nothing is reserved"
-    from memlog.analysis.trace.fragmentation import of_segments, of_statistics  # noqa: PLC0415 - not on the CPU
+    from memlog.trace.fragmentation import of_segments, of_statistics  # noqa: PLC0415 - not on the CPU
 
     if snapshot is not None:
         found = of_segments(snapshot.get("segments", ()), device.index or 0)

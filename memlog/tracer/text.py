@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.trace.records import TraceResult
-from memlog.analysis.trace.stream import OUTSIDE_PATH
+from memlog.trace.encoding import OUTSIDE_PATH
+from memlog.trace.records import TraceResult
 
 _TOP = 12
 _TOP_LINES = 6

@@ -9,13 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
-from memlog import exporters
 from memlog._internal import terminal
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.phases import PhaseLevel, PhaseName, phase_levels
-from memlog.analysis.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
-from memlog.analysis.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.errors import ConfigurationError, MissingExtraError
+from memlog.trace import exporters
+from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
+from memlog.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
+from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.tracer.scopes import scope
 from memlog.tracer.text import summary_text
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.accountant import Accountant
-from memlog.analysis.trace.records import EngineChoice, Trace
-from memlog.analysis.trace.report import TraceFacts, build
+from memlog.trace.accounting import Accountant
+from memlog.trace.records import EngineChoice, Trace
+from memlog.trace.result import TraceFacts, build
 from memlog.tracer import choose, private
 from memlog.tracer.log import EventLog
 from memlog.tracer.names import ModuleNames

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import memlog
-from memlog.analysis.predict import Advice, advise
 from memlog.analysis.worst import read_worst_step
 from memlog.journal import RunDirectory
+from memlog.trace.predict import Advice, advise
 
 pytestmark = pytest.mark.integration
 

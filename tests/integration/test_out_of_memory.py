@@ -21,9 +21,9 @@ from support.truth import wait_until_delivered
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.cli.sync import sync
 from memlog.events import Alert, Artifact, End, Event, OutOfMemory
-from memlog.exporters import snapshot_graph
 from memlog.journal import RunDirectory, list_runs, new_run
 from memlog.outofmemory.allocators import keep_snapshot
+from memlog.trace.exporters import snapshot_graph
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,9 @@ import pytest
 from support import speedscope
 from support.models import GPT, UNet, mlp, text
 
-from memlog import MemoryTracer, exporters
+from memlog import MemoryTracer
 from memlog.artifacts.snapshots import read_snapshot
+from memlog.trace import exporters
 from memlog.tracer.window import Window
 
 torch: Any = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from memlog.analysis.trace.records import Trace
+from memlog.trace.records import Trace
 from memlog.tracer.window import Window
 from support.allocator import AllocatorTruth
 from support.training import MakeOptimizer, checkpoint_module

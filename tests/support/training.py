@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from memlog.analysis.trace.records import Trace
+from memlog.trace.records import Trace
 from memlog.tracer.window import Window
 from support.allocator import AllocatorTruth
 from support.models import GPT, UNet, mlp, text

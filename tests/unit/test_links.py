@@ -14,10 +14,10 @@ from memlog._internal.diagnostics import Health
 from memlog.cli.main import cli
 from memlog.delivery.courier import Courier
 from memlog.events import Artifact, Batch, End, Run
-from memlog.exporters import write_json
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.kept import keep
 from memlog.sink import Target
+from memlog.trace.exporters import write_json
 
 
 @pytest.fixture

@@ -17,10 +17,8 @@ from memlog._internal.diagnostics import Health
 from memlog.analysis import advice, postmortem
 from memlog.analysis.last_moments import LastMoments, last_moments
 from memlog.analysis.postmortem import Report, report
-from memlog.analysis.predict import advise
 from memlog.analysis.standing import Standing
 from memlog.analysis.suspicion import Witness
-from memlog.analysis.trace.stream import CATEGORIES
 from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
 from memlog.delivery.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.postmortem import _rule, explain_afterwards
@@ -35,6 +33,8 @@ from memlog.events import (
     TracedLayer,
     TracedLine,
 )
+from memlog.trace.encoding import CATEGORIES
+from memlog.trace.predict import advise
 
 FAILURE = OutOfMemory(
     at(40),

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from memlog import MemoryTracer
-from memlog.analysis.predict import Advice, Hint, advise
-from memlog.analysis.predict.course import Course, Span, highest
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import Trace
+from memlog.trace import encoding
+from memlog.trace.predict import Advice, Hint, advise
+from memlog.trace.predict.lifetimes import Course, Span, highest
+from memlog.trace.records import Trace
 
 pytestmark = pytest.mark.slow  # together they take longer than a quick look may
 
@@ -150,8 +150,8 @@ def test_a_module_whose_inputs_are_not_known_is_not_checkpointed() -> None:
 def test_of_a_trace_that_tells_no_inputs_checkpointing_is_not_predicted() -> None:
     trace = trace_of("gpt")
     events = b"".join(
-        stream.pack(*(event._replace(key=0, size=0) if event.kind == stream.ENTER else event))
-        for event in stream.decode(trace.events)
+        encoding.pack(*(event._replace(key=0, size=0) if event.kind == encoding.ENTER else event))
+        for event in encoding.decode(trace.events)
     )
     advice = advise(replace(trace, events=events))
     assert "checkpointing" not in {one.kind for one in advice.hints}
@@ -381,9 +381,9 @@ def test_where_the_trace_ends_with_the_optimizers_first_step_its_state_is_told()
     case = WITH_ONE_NUMBER["half frozen"]
     trace = traced(case, step=0)
     unsaid = b"".join(
-        stream.pack(*event)
-        for event in stream.decode(trace.events)
-        if (event.kind, event.category) != (stream.CLASSIFY, stream.OPTIMIZER_STATE)
+        encoding.pack(*event)
+        for event in encoding.decode(trace.events)
+        if (event.kind, event.category) != (encoding.CLASSIFY, encoding.OPTIMIZER_STATE)
     )
     advice = advise(replace(trace, events=unsaid))
     for words, lighter in OPTIMIZERS.items():

@@ -13,8 +13,8 @@ from support.training import CASES, Case, entropy, measured_peak, squares, trace
 from torch import nn
 from torch.nn import functional
 
-from memlog.analysis.predict import advise
-from memlog.analysis.trace import stream
+from memlog.trace import encoding
+from memlog.trace.predict import advise
 
 pytestmark = pytest.mark.slow  # together they take longer than a quick look may
 
@@ -167,12 +167,12 @@ def test_a_trace_without_types_gives_no_figure() -> None:
     """Those of a GPU, whose history tells none, and of an older memlog."""
     trace = traced(CASES["mlp"])
     events = b"".join(
-        stream.pack(*event)
+        encoding.pack(*event)
         for event in (
-            one._replace(size=0, layer=0, phase=0, thread=0) if one.kind == stream.FREE else one
-            for one in stream.decode(trace.events)
+            one._replace(size=0, layer=0, phase=0, thread=0) if one.kind == encoding.FREE else one
+            for one in encoding.decode(trace.events)
         )
-        if event.kind != stream.USES
+        if event.kind != encoding.USES
     )
     advice = advise(replace(trace, events=events))
     assert "precision" not in {one.kind for one in advice.hints}
@@ -196,11 +196,11 @@ def test_a_model_in_two_bytes_already_is_no_hint() -> None:
 def test_whole_numbers_are_not_halved() -> None:
     """Max-pooling keeps where it found what, in eight bytes each."""
     case = MODELS["max pooling"]
-    events = stream.decode(traced(case).events)
-    other = {event.key for event in events if event.kind == stream.FREE and event.phase == 3}
+    events = encoding.decode(traced(case).events)
+    other = {event.key for event in events if event.kind == encoding.FREE and event.phase == 3}
     sizes = {
         event.size
-        for event in stream.decode(traced(case).events)
-        if event.kind == stream.ALLOC and event.key in other
+        for event in encoding.decode(traced(case).events)
+        if event.kind == encoding.ALLOC and event.key in other
     }
     assert 16 * 32 * 16 * 16 * 8 in sizes

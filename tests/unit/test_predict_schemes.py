@@ -27,7 +27,7 @@ from support.training import CASES, Adam8Bit, MakeOptimizer, entropy, squares
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memlog.analysis.predict import Advice, advise
+from memlog.trace.predict import Advice, advise
 
 pytestmark = pytest.mark.slow  # together they take longer than a quick look may
 

@@ -9,8 +9,9 @@ from support import device_snapshots as made
 from support import speedscope
 from support.device_snapshots import BASE, MIB
 
-from memlog import MemoryTracer, SnapshotError, exporters
-from memlog.exporters import snapshot_graph
+from memlog import MemoryTracer, SnapshotError
+from memlog.trace import exporters
+from memlog.trace.exporters import snapshot_graph
 
 MODEL = ("main (/src/main.py:1)", "model (/src/model.py:2)")
 FORWARD = ("main (/src/main.py:1)", "forward (/src/forward.py:2)")

@@ -15,8 +15,9 @@ import torch
 from support import speedscope
 from support.models import GPT, text
 
-from memlog import ConfigurationError, MemoryTracer, exporters
+from memlog import ConfigurationError, MemoryTracer
 from memlog.artifacts.snapshots import read_snapshot
+from memlog.trace import exporters
 
 
 def traced(steps: int = 1, **arguments: Any) -> MemoryTracer:

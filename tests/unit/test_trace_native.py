@@ -14,10 +14,9 @@ from support.models import GPT, text
 from torch import nn
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.trace.accountant import Accountant
-from memlog.analysis.trace.fragmentation import of_segments, of_statistics
-from memlog.analysis.trace.native import Join, Mark, Seed, label, number_of
-from memlog.analysis.trace.stream import (
+from memlog.trace.accounting import Accountant
+from memlog.trace.cuda_join import Join, Mark, Seed, label, number_of
+from memlog.trace.encoding import (
     ALLOC,
     BACKWARD,
     BEFORE,
@@ -35,6 +34,7 @@ from memlog.analysis.trace.stream import (
     TURN,
     decode,
 )
+from memlog.trace.fragmentation import of_segments, of_statistics
 from memlog.tracer import taps
 from memlog.tracer.dispatch import DispatchEngine
 from memlog.tracer.ledger import Ledger

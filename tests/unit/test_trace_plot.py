@@ -12,7 +12,7 @@ from support.models import GPT, text
 from memlog import MemoryTracer, SnapshotError
 from memlog._internal.units import format_bytes
 from memlog.artifacts.snapshots import draw_snapshot
-from memlog.exporters import trace_plot
+from memlog.trace.exporters import trace_plot
 
 MIB = 1024**2
 

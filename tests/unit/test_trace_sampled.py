@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memlog.analysis.trace.accountant import Accountant
-from memlog.analysis.trace.records import TraceResult
-from memlog.analysis.trace.report import TraceFacts, build
-from memlog.analysis.trace.stream import ENTER, EXIT, FORWARD, READING, pack
+from memlog.trace.accounting import Accountant
+from memlog.trace.encoding import ENTER, EXIT, FORWARD, READING, pack
+from memlog.trace.records import TraceResult
+from memlog.trace.result import TraceFacts, build
 from memlog.tracer.event import trace_event
 from memlog.tracer.text import summary_text
 

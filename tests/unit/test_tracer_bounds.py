@@ -10,15 +10,8 @@ import torch
 from support.models import mlp
 
 from memlog import MemoryTracer
-from memlog.analysis.trace.accountant import Accountant
-from memlog.analysis.trace.stream import (
-    ACTIVATION,
-    ALLOC,
-    EVENT_BYTES,
-    FORWARD,
-    FREE,
-    pack,
-)
+from memlog.trace.accounting import Accountant
+from memlog.trace.encoding import ACTIVATION, ALLOC, EVENT_BYTES, FORWARD, FREE, pack
 from memlog.tracer.log import EventLog
 
 EVENTS = 100_000

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memlog import MemoryTracer
-from memlog.analysis.trace.records import Share, Trace
-from memlog.exporters.speedscope import flame_graph
+from memlog.trace.exporters.speedscope import flame_graph
+from memlog.trace.records import Share, Trace
 from memlog.tracer.event import TOP_LINES, trace_event
 from memlog.tracer.window import Window
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from memlog import MemoryTracer
-from memlog.analysis.trace.records import LayerFigures, PhaseFigures
+from memlog.trace.records import LayerFigures, PhaseFigures
 
 
 def traced(model: nn.Module, batch: Tensor, *, backward: bool = True) -> MemoryTracer:

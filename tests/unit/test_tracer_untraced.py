@@ -8,7 +8,7 @@ from support.allocator import AllocatorTruth
 from support.untraced import EXACT, INEXACT, Case
 
 from memlog import MemoryTracer
-from memlog.analysis.trace.records import TraceResult
+from memlog.trace.records import TraceResult
 from memlog.tracer.copies import references_of_unheld
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's, about one model or another

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from memlog.analysis.trace.accountant import Accountant, Held, Row
-from memlog.analysis.trace.records import (
+from memlog.trace.accounting import Accountant, Held, Row
+from memlog.trace.encoding import BACKWARD, CATEGORIES, FORWARD, OUTSIDE, OUTSIDE_PATH, PHASES
+from memlog.trace.records import (
     EngineName,
     Exactness,
     Fragmentation,
@@ -17,14 +18,6 @@ from memlog.analysis.trace.records import (
     PhaseFigures,
     Share,
     TraceResult,
-)
-from memlog.analysis.trace.stream import (
-    BACKWARD,
-    CATEGORIES,
-    FORWARD,
-    OUTSIDE,
-    OUTSIDE_PATH,
-    PHASES,
 )
 
 _NS_PER_MS = 1e6

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memlog.analysis.predict.course import START, Call, Course, Life, Span, highest, steady_begin
-from memlog.analysis.trace.stream import BACKWARD, FORWARD
+from memlog.trace.encoding import BACKWARD, FORWARD
+from memlog.trace.predict.lifetimes import START, Call, Course, Life, Span, highest, steady_begin
 
 _WORTH = 0.02
 """A group of modules is looked at where what they drop is such a part of the peak."""

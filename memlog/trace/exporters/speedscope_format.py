@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memlog._version import __version__
-from memlog.exporters.stacks import Stack
+from memlog.trace.exporters.stacks import Stack
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

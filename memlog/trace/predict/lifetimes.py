@@ -9,9 +9,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import Trace
-from memlog.analysis.trace.stream import (
+from memlog.trace import encoding
+from memlog.trace.encoding import (
     BACKWARD,
     BEFORE,
     FORWARD,
@@ -23,7 +22,8 @@ from memlog.analysis.trace.stream import (
     UNDECIDED,
     TraceEvent,
 )
-from memlog.analysis.trace.uses import NOTHING_KNOWN, uses_of
+from memlog.trace.records import Trace
+from memlog.trace.storage_uses import NOTHING_KNOWN, uses_of
 
 START = -1
 
@@ -110,13 +110,13 @@ class Course:
         self.calls: list[Call] = []
         self.turns: list[Turn] = []
         self.steps: list[Stretch] = []
-        self.length = len(trace.events) // stream.EVENT_BYTES
+        self.length = len(trace.events) // encoding.EVENT_BYTES
         self._live: dict[int, Life] = {}
         self._serials: list[int] = []
         self._made: list[int] = []
         self.tells_inputs = False
         self._open: dict[int, list[Call]] = {}
-        for at, event in enumerate(stream.decode(trace.events)):
+        for at, event in enumerate(encoding.decode(trace.events)):
             self._take(at, event)
         self._note_state()
         starts = [*(call.begin for call in self.calls), *(turn.at for turn in self.turns)]
@@ -217,19 +217,19 @@ class Course:
         ]
 
     def _take(self, at: int, event: TraceEvent) -> None:
-        if event.kind == stream.ALLOC:
+        if event.kind == encoding.ALLOC:
             life = self._live[event.key] = Life(event, at, self.length)
             self._number(at, event.key)
             self.lives.append(life)
-        elif event.kind in (stream.FREE, stream.USES):
+        elif event.kind in (encoding.FREE, encoding.USES):
             self._last_word(at, event)
-        elif event.kind == stream.CLASSIFY:
+        elif event.kind == encoding.CLASSIFY:
             self._classify(at, event)
-        elif event.kind == stream.TURN:
+        elif event.kind == encoding.TURN:
             self._turn(Turn(at, event.layer, event.phase))
-        elif event.kind == stream.ENTER:
+        elif event.kind == encoding.ENTER:
             self._enter(at, event)
-        elif event.kind == stream.EXIT:
+        elif event.kind == encoding.EXIT:
             self._exit(at, event)
 
     def _number(self, at: int, serial: int) -> None:
@@ -242,7 +242,7 @@ class Course:
         life = self._live.get(event.key)
         if life is not None:
             life.uses = uses_of(event)
-            if event.kind == stream.FREE:
+            if event.kind == encoding.FREE:
                 life.end = at
                 del self._live[event.key]
 
@@ -256,7 +256,7 @@ class Course:
         life = self._live.get(event.key)
         if life is not None:
             life.category, life.heard = event.category, at
-            if event.layer != stream.OUTSIDE:
+            if event.layer != encoding.OUTSIDE:
                 life.layer = event.layer
 
     def _turn(self, turn: Turn) -> None:

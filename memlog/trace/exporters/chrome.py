@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import Trace
 from memlog.errors import ConfigurationError
-from memlog.exporters.stacks import Stack, ThreadStacks
+from memlog.trace import encoding
+from memlog.trace.exporters.stacks import Stack, ThreadStacks
+from memlog.trace.records import Trace
 
 MAX_PROFILER_TRACE = 1 << 30
 """Bytes of a profiler's trace, unpacked, that are read."""
@@ -90,8 +90,8 @@ def _metadata(name: str, thread: int, value: str) -> dict[str, Any]:
 def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
     threads: dict[int, tuple[ThreadStacks, list[str]]] = {}
     last = 0.0
-    for event in stream.decode(trace.events):
-        if event.kind not in (stream.ENTER, stream.EXIT, stream.TURN):
+    for event in encoding.decode(trace.events):
+        if event.kind not in (encoding.ENTER, encoding.EXIT, encoding.TURN):
             continue
         if event.thread not in threads:
             threads[event.thread] = ThreadStacks(trace.paths), []
@@ -122,20 +122,20 @@ def _switch(opened: list[str], stack: Stack, at: float, thread: int) -> Iterator
 
 def _counters(trace: Trace) -> Iterator[dict[str, Any]]:
     """Live bytes by the phase in which they were allocated; at most `_MAX_COUNTERS` points, evenly."""
-    every = len(trace.events) // stream.EVENT_BYTES // _MAX_COUNTERS + 1
-    live = dict.fromkeys(stream.PHASES, 0)
+    every = len(trace.events) // encoding.EVENT_BYTES // _MAX_COUNTERS + 1
+    live = dict.fromkeys(encoding.PHASES, 0)
     live["before"] = trace.result.before or 0
     known: dict[int, tuple[str, int]] = {}
-    for index, event in enumerate(stream.decode(trace.events)):
-        if event.kind == stream.ALLOC:
-            phase = stream.PHASES[event.phase]
+    for index, event in enumerate(encoding.decode(trace.events)):
+        if event.kind == encoding.ALLOC:
+            phase = encoding.PHASES[event.phase]
             known[event.key] = phase, event.size
-            if event.phase != stream.BEFORE:
+            if event.phase != encoding.BEFORE:
                 live[phase] += event.size
-        elif event.kind == stream.FREE and event.key in known:
+        elif event.kind == encoding.FREE and event.key in known:
             phase, size = known.pop(event.key)
             live[phase] -= size
-        elif event.kind == stream.READING:
+        elif event.kind == encoding.READING:
             live["before"] = event.key
         else:
             continue

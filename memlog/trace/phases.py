@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import Trace
+from memlog.trace import encoding
+from memlog.trace.records import Trace
 
 PhaseName: TypeAlias = Literal["data", "forward", "backward", "optimizer", "end"]
 _EVERY_EVENT = ("exact", "lower bound", "approximate")
@@ -38,7 +38,7 @@ def phase_levels(trace: Trace) -> dict[PhaseName, PhaseLevel] | None:
     if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:
         return None
     fold = _Fold(before)
-    for event in stream.decode(trace.events):
+    for event in encoding.decode(trace.events):
         fold.take(event)
     fold.turn("end")
     fold.turn("data")  # which ends the end
@@ -53,23 +53,23 @@ class _Fold:
         self._sizes: dict[int, int] = {}
         self._now: PhaseName = "data"
 
-    def take(self, event: stream.TraceEvent) -> None:
-        if event.kind == stream.ALLOC:
+    def take(self, event: encoding.TraceEvent) -> None:
+        if event.kind == encoding.ALLOC:
             self._sizes[event.key] = event.size
-            if event.phase != stream.BEFORE:
+            if event.phase != encoding.BEFORE:
                 self._live += event.size
                 self._highest = max(self._highest, self._live)
-        elif event.kind == stream.FREE:
+        elif event.kind == encoding.FREE:
             self._live -= self._sizes.pop(event.key, 0)
-        elif event.kind == stream.ENTER and event.phase == stream.FORWARD:
+        elif event.kind == encoding.ENTER and event.phase == encoding.FORWARD:
             self.turn("forward")
-        elif event.kind == stream.TURN:
+        elif event.kind == encoding.TURN:
             self._turned(event.phase)
 
     def _turned(self, phase: int) -> None:
-        if phase == stream.BACKWARD:
+        if phase == encoding.BACKWARD:
             self.turn("backward")
-        elif phase == stream.OPTIMIZER:
+        elif phase == encoding.OPTIMIZER:
             self.turn("optimizer")
         elif self._now in ("backward", "optimizer"):
             self.turn("end")

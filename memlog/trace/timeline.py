@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import LayerFigures, Trace, TraceResult
+from memlog.trace import encoding
+from memlog.trace.records import LayerFigures, Trace, TraceResult
 
 _NS_PER_S = 1e9
 
@@ -51,18 +51,18 @@ class MemoryEvent:
 
 
 _TYPES = {
-    stream.ALLOC: "alloc",
-    stream.FREE: "free",
-    stream.READING: "snapshot",
-    stream.ENTER: "layer_enter",
-    stream.EXIT: "layer_exit",
+    encoding.ALLOC: "alloc",
+    encoding.FREE: "free",
+    encoding.READING: "snapshot",
+    encoding.ENTER: "layer_enter",
+    encoding.EXIT: "layer_exit",
 }
 
 
 def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
     """By path, in the model's order; what happened in no module is left out."""
     return {
-        layer.path: _stats(layer) for layer in result.layers if layer.path != stream.OUTSIDE_PATH
+        layer.path: _stats(layer) for layer in result.layers if layer.path != encoding.OUTSIDE_PATH
     }
 
 
@@ -89,23 +89,23 @@ def replay(trace: Trace) -> Iterator[MemoryEvent]:
     reserved: int | None = None
     ratio: float | None = None
     storages: dict[int, tuple[int, int]] = {}
-    for event in stream.decode(trace.events):
+    for event in encoding.decode(trace.events):
         size, layer = 0, event.layer
-        if event.kind == stream.ALLOC:
+        if event.kind == encoding.ALLOC:
             storages[event.key] = event.size, layer
-            if event.phase == stream.BEFORE:
+            if event.phase == encoding.BEFORE:
                 continue
             size = event.size
             live = None if live is None else live + size
-        elif event.kind == stream.FREE:
-            size, layer = storages.pop(event.key, (0, stream.OUTSIDE))
+        elif event.kind == encoding.FREE:
+            size, layer = storages.pop(event.key, (0, encoding.OUTSIDE))
             live = None if live is None else live - size
-        elif event.kind == stream.READING:
+        elif event.kind == encoding.READING:
             live = event.key
             reserved = event.size or None
             ratio = (event.size - event.key) / event.size if event.size else None
         if event.kind in _TYPES:
-            name = trace.paths[layer] if layer != stream.OUTSIDE else None
+            name = trace.paths[layer] if layer != encoding.OUTSIDE else None
             yield MemoryEvent(
                 timestamp=event.time_ns / _NS_PER_S,
                 event_type=_TYPES[event.kind],

@@ -164,7 +164,7 @@ class Trace(msgspec.Struct, frozen=True):
     paths: tuple[str, ...]
     """Layers by their numbers in the events."""
     events: bytes
-    """Encoded as `memlog.analysis.trace.stream` says; the first ``result.kept_events``."""
+    """Encoded as `memlog.trace.encoding` says; the first ``result.kept_events``."""
     kinds: tuple[str, ...] = ()
     """The names of the layers' classes, by the same numbers; empty in a trace of an older memlog."""
     optimizers: tuple[str, ...] = ()

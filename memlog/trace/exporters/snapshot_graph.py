@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.errors import SnapshotError
-from memlog.exporters.profiles import Frames, sampled, speedscope_file
-from memlog.exporters.stacks import Stack
+from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
+from memlog.trace.exporters.stacks import Stack
 
 _SAMPLES_AT_MOST = 200_000
 """In the whole file, which the page loads in some three seconds."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from memlog.analysis.trace.stream import TraceEvent
+from memlog.trace.encoding import TraceEvent
 
 UNKNOWN: Final = 0
 WIDE: Final = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from memlog.analysis.trace.records import Fragmentation
+from memlog.trace.records import Fragmentation
 
 
 def of_statistics(allocated: int, reserved: int | None) -> Fragmentation | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from memlog.analysis.trace.records import Trace
-from memlog.analysis.trace.timeline import layer_stats, replay
+from memlog.trace.records import Trace
+from memlog.trace.timeline import layer_stats, replay
 
 
 def timeline(trace: Trace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from memlog.analysis.trace.stream import (
+from memlog.trace.encoding import (
     ALLOC,
     BACKWARD,
     BEFORE,

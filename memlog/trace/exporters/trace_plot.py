@@ -109,8 +109,8 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
     """A snapshot's picture.
 
     Args:
-        snapshot: What ``torch.cuda.memory._snapshot()`` gives, or `memlog.exporters.snapshot`. Entries that
-            are of another form are passed over.
+        snapshot: What ``torch.cuda.memory._snapshot()`` gives, or `memlog.trace.exporters.snapshot`. Entries
+            that are of another form are passed over.
         title: Heading of the page.
 
     Returns:

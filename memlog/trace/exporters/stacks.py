@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memlog.analysis.trace.report import with_parents
-from memlog.analysis.trace.stream import (
-    ENTER,
-    EXIT,
-    FORWARD,
-    OUTSIDE,
-    PHASES,
-    RECOMPUTE,
-    TURN,
-    TraceEvent,
-)
+from memlog.trace.encoding import ENTER, EXIT, FORWARD, OUTSIDE, PHASES, RECOMPUTE, TURN, TraceEvent
+from memlog.trace.result import with_parents
 
 Stack = tuple[str, ...]
 

@@ -14,24 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memlog.analysis.predict.course import (
-    START,
-    Course,
-    Life,
-    Span,
-    Stretch,
-    highest,
-    steady_begin,
-)
-from memlog.analysis.trace.stream import (
-    BACKWARD,
-    BUFFER,
-    FORWARD,
-    INPUT,
-    OUTSIDE,
-    PARAMETER,
-)
-from memlog.analysis.trace.uses import HALF, HALF_NOW, UNKNOWN, WIDE
+from memlog.trace.encoding import BACKWARD, BUFFER, FORWARD, INPUT, OUTSIDE, PARAMETER
+from memlog.trace.predict.lifetimes import START, Course, Life, Span, Stretch, highest, steady_begin
+from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN, WIDE
 
 _HALF = 0.5
 _NAMED = 6

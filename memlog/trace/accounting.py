@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.stream import (
+from memlog.trace import encoding
+from memlog.trace.encoding import (
     ACTIVATION,
     BACKWARD,
     BEFORE,
@@ -160,7 +160,7 @@ class Accountant:
 
     def fold(self, events: bytes) -> None:
         """Takes the next part of the stream."""
-        step = PIECE * stream.EVENT_BYTES
+        step = PIECE * encoding.EVENT_BYTES
         for start in range(0, len(events), step):
             self._fold_piece(events[start : start + step])
 
@@ -180,12 +180,12 @@ class Accountant:
         self._created = []
         self._peak_index = -1
         handlers = self._handlers
-        for self._index, event in enumerate(stream.decode(piece)):
+        for self._index, event in enumerate(encoding.decode(piece)):
             handlers[event.kind](event)
             self.last_ns = event.time_ns
         seen = 0
         if self._peak_index >= 0:
-            until_peak = piece[: (self._peak_index + 1) * stream.EVENT_BYTES]
+            until_peak = piece[: (self._peak_index + 1) * encoding.EVENT_BYTES]
             self.at_peak, seen = self._replay(opening, until_peak)
         # These were there at the peak, too: they are only heard of later.
         self.at_peak += [held for held in self._created[seen:] if held.phase == BEFORE]
@@ -193,11 +193,11 @@ class Accountant:
     def _replay(self, live: dict[int, Held], piece: bytes) -> tuple[list[Held], int]:
         """What is live after ``piece``, and how many allocations it has."""
         count = 0
-        for event in stream.decode(piece):
-            if event.kind == stream.ALLOC:
+        for event in encoding.decode(piece):
+            if event.kind == encoding.ALLOC:
                 live[event.key] = self._created[count]
                 count += 1
-            elif event.kind == stream.FREE:
+            elif event.kind == encoding.FREE:
                 live.pop(event.key, None)
         return list(live.values()), count
 

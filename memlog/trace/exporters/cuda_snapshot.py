@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import Trace
-from memlog.exporters.stacks import path_stack
+from memlog.trace import encoding
+from memlog.trace.exporters.stacks import path_stack
+from memlog.trace.records import Trace
 
 _FIRST_ADDRESS = 0x7F0000000000
 _ALIGNMENT = 512
@@ -22,9 +22,9 @@ def snapshot(trace: Trace) -> dict[str, Any]:
     history: list[dict[str, Any]] = []
     live: dict[int, dict[str, Any]] = {}
     address = _FIRST_ADDRESS
-    for event in stream.decode(trace.events):
-        if event.kind == stream.ALLOC:
-            before = event.phase == stream.BEFORE
+    for event in encoding.decode(trace.events):
+        if event.kind == encoding.ALLOC:
+            before = event.phase == encoding.BEFORE
             entry = {
                 "action": "alloc",
                 "addr": address,
@@ -36,7 +36,7 @@ def snapshot(trace: Trace) -> dict[str, Any]:
             address += -(-event.size // _ALIGNMENT) * _ALIGNMENT
             live[event.key] = entry
             history.append(entry)
-        elif event.kind == stream.FREE and event.key in live:
+        elif event.kind == encoding.FREE and event.key in live:
             freed = live.pop(event.key)
             at = started + event.time_ns // _NS_PER_US
             history += [
@@ -53,8 +53,8 @@ def snapshot(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _frames(trace: Trace, event: stream.TraceEvent) -> list[dict[str, Any]]:
+def _frames(trace: Trace, event: encoding.TraceEvent) -> list[dict[str, Any]]:
     """The layer and those that it lies in, innermost first, as the page shows stacks."""
     path = path_stack(trace.paths[event.layer], trace.paths)
-    names = (*reversed(path), stream.PHASES[event.phase])
+    names = (*reversed(path), encoding.PHASES[event.phase])
     return [{"name": name, "filename": "memlog", "line": 0} for name in names]

@@ -8,16 +8,9 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from memlog.analysis.predict.course import START, Course, Life, Span, highest, steady_begin
-from memlog.analysis.trace.stream import (
-    BEFORE,
-    GRADIENT,
-    OPTIMIZER,
-    OPTIMIZER_STATE,
-    OUTSIDE,
-    PARAMETER,
-)
-from memlog.analysis.trace.uses import HALF_NOW
+from memlog.trace.encoding import BEFORE, GRADIENT, OPTIMIZER, OPTIMIZER_STATE, OUTSIDE, PARAMETER
+from memlog.trace.predict.lifetimes import START, Course, Life, Span, highest, steady_begin
+from memlog.trace.storage_uses import HALF_NOW
 
 _COUNTERS = 8
 """Bytes of a number that counts steps, at most."""

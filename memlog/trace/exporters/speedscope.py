@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memlog.analysis.trace import stream
-from memlog.analysis.trace.records import Trace
-from memlog.exporters.profiles import Frames, sampled, speedscope_file
-from memlog.exporters.stacks import Stack, ThreadStacks, path_stack
+from memlog.trace import encoding
+from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
+from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
+from memlog.trace.records import Trace
 
 _EVENTED_AT_MOST = 90_000
 _THREADS_AT_MOST = 4
@@ -39,14 +39,14 @@ def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
     said = 0
     lines = {
         event.key: (trace.lines[event.size - 1],)
-        for event in stream.decode(trace.events)
-        if event.kind == stream.LINE
+        for event in encoding.decode(trace.events)
+        if event.kind == encoding.LINE
     }
-    for event in stream.decode(trace.events):
-        if event.kind == stream.ALLOC and event.phase != stream.BEFORE:
+    for event in encoding.decode(trace.events):
+        if event.kind == encoding.ALLOC and event.phase != encoding.BEFORE:
             path = path_stack(trace.paths[event.layer], trace.paths)
             said += event.size
-            yield (stream.PHASES[event.phase], *path, *lines.get(event.key, ())), event.size
+            yield (encoding.PHASES[event.phase], *path, *lines.get(event.key, ())), event.size
     rest = sum(layer.allocated or 0 for layer in trace.result.layers) - said
     if rest > 0:
         yield ("(not kept one by one)",), rest
@@ -55,8 +55,8 @@ def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
 def _evented(trace: Trace, frames: Frames) -> Iterator[dict[str, Any]]:
     threads: dict[int, _Thread] = {0: _Thread(trace, frames)}
     room = _EVENTED_AT_MOST
-    for event in stream.decode(trace.events):
-        if event.kind in (stream.ENTER, stream.EXIT, stream.TURN):
+    for event in encoding.decode(trace.events):
+        if event.kind in (encoding.ENTER, encoding.EXIT, encoding.TURN):
             if event.thread not in threads and len(threads) < _THREADS_AT_MOST:
                 threads[event.thread] = _Thread(trace, frames)
             if event.thread in threads and room > 0:
@@ -78,7 +78,7 @@ class _Thread:
         self._at = 0.0
         self._switch(("trace",))
 
-    def take(self, event: stream.TraceEvent) -> int:
+    def take(self, event: encoding.TraceEvent) -> int:
         """Opens and closes what an event does; how many entries that took."""
         before = len(self._events)
         stack = self._stacks.after(event)

@@ -8,7 +8,7 @@ kind      key                size                 meaning
 ========  =================  ===================  ==================================================
 ALLOC     serial             bytes                a storage was allocated by ``layer`` in ``phase``
 FREE      serial             uses                 it was freed; its other fields tell its type
-                                                  and what used it (`memlog.analysis.trace.uses`), or
+                                                  and what used it (`memlog.trace.storage_uses`), or
                                                   are 0
 ENTER     serial             serial               a module's ``forward`` begins, on these storages: the
                                                   largest two of its positional arguments. 0: nothing is

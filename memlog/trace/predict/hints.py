@@ -9,11 +9,11 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.predict import changes, optimizers
-from memlog.analysis.predict.checkpoints import best_plan, running_statistics
-from memlog.analysis.predict.course import Course
-from memlog.analysis.predict.precision import why_not, with_autocast
-from memlog.analysis.trace.records import Trace
+from memlog.trace.predict import optimizers, scaling
+from memlog.trace.predict.checkpointing import best_plan, running_statistics
+from memlog.trace.predict.lifetimes import Course
+from memlog.trace.predict.precision import why_not, with_autocast
+from memlog.trace.records import Trace
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
@@ -94,7 +94,7 @@ def advise(trace: Trace, held: int | None = None) -> Advice:
     result = trace.result
     incomplete = _incomplete(trace)
     course = None if incomplete else Course(trace)
-    now = 0 if course is None else changes.steady_peak(course)
+    now = 0 if course is None else scaling.steady_peak(course)
     worth = WORTH * max(now, held or 0)
     hints = () if course is None else _hints(course, now, worth)
     return Advice(
@@ -111,7 +111,7 @@ def advise(trace: Trace, held: int | None = None) -> Advice:
 
 def steady_peak_of(trace: Trace) -> int | None:
     """A traced step's peak in bytes, were it not the first; ``None`` where the trace is not complete."""
-    return None if _incomplete(trace) else changes.steady_peak(Course(trace))
+    return None if _incomplete(trace) else scaling.steady_peak(Course(trace))
 
 
 def _incomplete(trace: Trace) -> str | None:
@@ -144,7 +144,7 @@ def _notes(course: Course | None, hints: Sequence[Hint], worth: float) -> Iterat
             "What checkpointing would save is not predicted: the trace, of an older memlog, does not say "
             "what modules were called with."
         )
-    peak = changes.steady_peak(course)
+    peak = scaling.steady_peak(course)
     if course.trace.result.peak != peak:
         yield (
             "The traced step was the first: the figures are those of a later one, in which the optimizer's "
@@ -186,11 +186,11 @@ def _hint(kind: HintKind, what: str, now: int, peak: int, modules: tuple[str, ..
 
 
 def _smaller_batch(course: Course, now: int) -> Iterator[Hint]:
-    yield _hint("batch", "Half the batch", now, changes.with_batch(course, 0.5))
+    yield _hint("batch", "Half the batch", now, scaling.with_batch(course, 0.5))
     if not course.has_backward:
         return  # which gradients there will be it does not say
     what = "Half the batch, with the gradients of two of them added up: the training stays the same"
-    yield _hint("accumulation", what, now, changes.accumulated(course, 0.5))
+    yield _hint("accumulation", what, now, scaling.accumulated(course, 0.5))
 
 
 def _checkpointing(course: Course, now: int) -> Iterator[Hint]:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from memlog.analysis.predict.course import Course, Life, Span, highest, steady_begin
-from memlog.analysis.predict.precision import PRODUCTS
-from memlog.analysis.trace.stream import BACKWARD, FORWARD, GRADIENT, INPUT, RECOMPUTE
+from memlog.trace.encoding import BACKWARD, FORWARD, GRADIENT, INPUT, RECOMPUTE
+from memlog.trace.predict.lifetimes import Course, Life, Span, highest, steady_begin
+from memlog.trace.predict.precision import PRODUCTS
 
 
 class _Key(NamedTuple):

@@ -5,6 +5,6 @@ and each change makes some of them smaller, or live for another time. The highes
 is the predicted peak.
 """
 
-from memlog.analysis.predict.hints import WORTH, Advice, Hint, advise, steady_peak_of
+from memlog.trace.predict.hints import WORTH, Advice, Hint, advise, steady_peak_of
 
 __all__ = ["WORTH", "Advice", "Hint", "advise", "steady_peak_of"]
