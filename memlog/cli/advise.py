@@ -9,12 +9,12 @@ import msgspec
 from rich.console import Console
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.standing import Standing, advise_on, not_the_largest
-from memlog.analysis.traced import among
-from memlog.analysis.worst import read_worst_step
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.journal import find_run
+from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
+from memlog.reports.traced_steps import among
+from memlog.reports.worst_step import read_worst_step
 from memlog.settings import runs_directory
 from memlog.trace.predict import Advice
 

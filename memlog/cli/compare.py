@@ -10,13 +10,13 @@ import msgspec
 from rich.console import Console
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.compare import Compared, Comparison, Verdict, change_percent, compare
-from memlog.analysis.figures import ANY_DEVICE, run_figures
-from memlog.analysis.gates import Unit, parse_gate
 from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import number, page, plain, print_json, table
 from memlog.errors import ConfigurationError, GateFailedError
 from memlog.journal import find_run
+from memlog.reports.compare import Compared, Comparison, Verdict, change_percent, compare
+from memlog.reports.figures import ANY_DEVICE, run_figures
+from memlog.reports.gates import Unit, parse_gate
 from memlog.settings import runs_directory
 
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.document import Levels, PointFacts, ScopeFacts
 from memlog.cli.output import duration, plain, table
+from memlog.reports.schema import Levels, PointFacts, ScopeFacts
 
 _SHOWN = 50
 """Labels that a page shows; the document has more."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memlog.analysis.document import RunStatus
+from memlog.reports.schema import RunStatus
 
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",

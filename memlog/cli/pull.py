@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.analysis import summarize
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.openers import is_openable
 from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
@@ -28,6 +27,7 @@ from memlog.errors import (
 )
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.runs import LATEST
+from memlog.reports import summarize
 from memlog.settings import runs_directory
 from memlog.sink import LOCAL, ArtifactStore, Backend, load_backend
 

@@ -12,9 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memlog._internal.units import format_bytes
-from memlog.analysis import Summary, summarize
-from memlog.analysis.document import SCHEMA, Delivery, RunStatus
-from memlog.analysis.folds import ALLOCATED, HOST
 from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import (
     STATUS_STYLES,
@@ -29,6 +26,9 @@ from memlog.cli.output import (
 from memlog.delivery.rides import all_states
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
+from memlog.reports import Summary, summarize
+from memlog.reports.aggregates import ALLOCATED, HOST
+from memlog.reports.schema import SCHEMA, Delivery, RunStatus
 from memlog.settings import LONGEST_NAME, runs_directory
 
 _ROOMY = 110

@@ -10,18 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.document import (
-    AlertFacts,
-    Delivery,
-    HealthFacts,
-    MetricSummary,
-    Peak,
-    RunFacts,
-    Summary,
-    TracedFacts,
-)
-from memlog.analysis.folds import ALLOCATED, RESERVED
-from memlog.analysis.traced import among
 from memlog.cli.addresses import told_place
 from memlog.cli.label_tables import points, scopes
 from memlog.cli.output import (
@@ -34,6 +22,18 @@ from memlog.cli.output import (
     table,
 )
 from memlog.events import PeakSource
+from memlog.reports.aggregates import ALLOCATED, RESERVED
+from memlog.reports.schema import (
+    AlertFacts,
+    Delivery,
+    HealthFacts,
+    MetricSummary,
+    Peak,
+    RunFacts,
+    Summary,
+    TracedFacts,
+)
+from memlog.reports.traced_steps import among
 from memlog.sink import Axis
 
 _AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")

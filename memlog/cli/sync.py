@@ -12,8 +12,6 @@ import click
 import msgspec
 
 from memlog._internal.response_limits import waiting_at_most
-from memlog.analysis import Summary, summarize
-from memlog.analysis.document import Delivery
 from memlog.cli.addresses import Guard, connection_of, known_address, told_place, trust_option
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
@@ -29,6 +27,8 @@ from memlog.errors import (
     TrackerUnavailableError,
 )
 from memlog.journal import RunDirectory, find_run
+from memlog.reports import Summary, summarize
+from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory
 from memlog.sink import (
     LOCAL,

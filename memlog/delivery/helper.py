@@ -140,8 +140,8 @@ class Helper:
                 self._write_what_is_missing()
                 if self._follower.ended_badly:
                     # Imported here: few runs end badly, and the first sample would wait for it.
-                    from memlog.analysis.suspicion import Witness  # noqa: PLC0415
                     from memlog.delivery.postmortem import explain  # noqa: PLC0415
+                    from memlog.reports.oom_diagnosis import Witness  # noqa: PLC0415
 
                     witness = Witness("helper", self._oom_kills.count())
                     explain(self._run, self._bus, witness, self._health)

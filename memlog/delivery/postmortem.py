@@ -7,18 +7,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis.advice import Prediction
-from memlog.analysis.last_moments import REPORT, LastMoments, last_moments
-from memlog.analysis.postmortem import report
-from memlog.analysis.standing import advise_on
-from memlog.analysis.suspicion import Witness, suspect
-from memlog.analysis.worst import read_worst_step
 from memlog.bus import EventBus
 from memlog.delivery.state import HelperLock
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, End, now_us
 from memlog.journal import Binding, JournalWriter, Position, RunDirectory
 from memlog.journal.kept import keep
+from memlog.reports.advice import Prediction
+from memlog.reports.final_state import REPORT, LastMoments, last_moments
+from memlog.reports.oom_diagnosis import Witness, suspect
+from memlog.reports.postmortem import report
+from memlog.reports.step_ranking import advise_on
+from memlog.reports.worst_step import read_worst_step
 
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memlog._internal.safe_files import replacing
-from memlog.analysis.traced import WORSE
 from memlog.events import Event
 from memlog.events import Trace as TraceEvent
+from memlog.reports.traced_steps import WORSE
 from memlog.trace.records import Trace
 from memlog.tracer.rhythm import Members
 

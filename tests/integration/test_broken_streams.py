@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support import child
 
-from memlog.analysis import summarize
 from memlog.events import Alert
 from memlog.journal import find_run
+from memlog.reports import summarize
 
 pytestmark = pytest.mark.integration
 

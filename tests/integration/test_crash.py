@@ -26,10 +26,10 @@ from support.mlflow_server import running_mlflow_server, sqlite_store
 from support.outages import wait_for_state
 from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
-from memlog.analysis import summarize
 from memlog.delivery.postmortem import WITHOUT_A_WORD
 from memlog.delivery.state import CourierState
 from memlog.journal import RunDirectory, find_run
+from memlog.reports import summarize
 
 pytestmark = [
     pytest.mark.integration,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support import child
 
-from memlog.analysis import summarize
 from memlog.journal import find_run
+from memlog.reports import summarize
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import memlog
-from memlog.analysis.worst import read_worst_step
 from memlog.journal import RunDirectory
+from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import Advice, advise
 
 pytestmark = pytest.mark.integration

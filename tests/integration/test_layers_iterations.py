@@ -17,11 +17,11 @@ from support.allocator import AllocatorTruth
 from torch import Tensor, nn
 
 import memlog
-from memlog.analysis.summary import summarize
-from memlog.analysis.worst import WorstStep, read_worst_step
 from memlog.cli.main import cli
 from memlog.events import Batch, Trace
 from memlog.journal import RunDirectory
+from memlog.reports.summary import summarize
+from memlog.reports.worst_step import WorstStep, read_worst_step
 from memlog.trace.predict import advise
 from memlog.tracer import private
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support import child
 
-from memlog.analysis import summarize
 from memlog.events import Batch
 from memlog.journal import find_run, list_runs
+from memlog.reports import summarize
 
 pytestmark = pytest.mark.integration
 

@@ -23,8 +23,8 @@ from support.outages import (
 )
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
-from memlog.analysis import summarize
 from memlog.journal import find_run, list_runs
+from memlog.reports import summarize
 
 pytestmark = [
     pytest.mark.integration,

@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from support import child
 
 import memlog
-from memlog.analysis import Summary, summarize
 from memlog.cli.sync import sync
 from memlog.delivery.helper import ANOTHER_PROGRAM
 from memlog.delivery.postmortem import explain_afterwards
 from memlog.events import Batch, End, Recorded, Sample
 from memlog.journal import RunDirectory, list_runs
+from memlog.reports import Summary, summarize
 
 pytestmark = pytest.mark.integration
 

@@ -13,9 +13,9 @@ from support.riding import (
 )
 from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
-from memlog.analysis import summarize
 from memlog.delivery.rides import RideState, all_states
 from memlog.journal import RunDirectory
+from memlog.reports import summarize
 
 pytestmark = pytest.mark.integration
 

@@ -6,12 +6,12 @@ import pytest
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog.analysis.summary import summarize
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.names import is_safe
 from memlog.delivery import flamegraph, postmortem
 from memlog.journal import find_run
 from memlog.journal.kept import Names
+from memlog.reports.summary import summarize
 from memlog.sink import Target
 
 

@@ -13,14 +13,14 @@ from support.journals import GIB, MIB, MadeRun, at, batch
 from support.training import CASES, traced
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.last_moments import last_moments
-from memlog.analysis.postmortem import report
-from memlog.analysis.suspicion import Witness
-from memlog.analysis.worst import read_worst_step
 from memlog.cli.main import cli
 from memlog.delivery.postmortem import explain_afterwards
 from memlog.events import OutOfMemory
 from memlog.journal import RunDirectory
+from memlog.reports.final_state import last_moments
+from memlog.reports.oom_diagnosis import Witness
+from memlog.reports.postmortem import report
+from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise
 from memlog.trace.records import Trace
 from memlog.tracer.event import trace_event

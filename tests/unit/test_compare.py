@@ -15,13 +15,13 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 from support.training import CASES, measured_peak, traced
 
 from memlog import ConfigurationError
-from memlog.analysis import figures
-from memlog.analysis.compare import compare
-from memlog.analysis.figures import run_figures
-from memlog.analysis.gates import parse_gate
 from memlog.cli.main import cli
 from memlog.events import Batch, Device, End, Evaluation, Run, Trace, TracedLayer
 from memlog.journal import RunDirectory
+from memlog.reports import figures
+from memlog.reports.compare import compare
+from memlog.reports.figures import run_figures
+from memlog.reports.gates import parse_gate
 from memlog.tracer.event import trace_event
 
 

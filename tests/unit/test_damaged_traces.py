@@ -14,11 +14,11 @@ from support.journals import GIB, MadeRun, batch
 from support.models import mlp
 from support.training import Case, squares, traced
 
-from memlog.analysis.worst import read_worst_step
 from memlog.cli.main import cli
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace
 from memlog.journal import RunDirectory
+from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise, steady_peak_of
 from memlog.tracer.event import trace_event
 

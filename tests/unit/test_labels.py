@@ -9,13 +9,13 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog.analysis.labels import MAX_LABELS
-from memlog.analysis.summary import summarize
 from memlog.cli.main import cli
 from memlog.events import Alert, DeviceReading, Recorded, Scope
 from memlog.journal import find_run
 from memlog.metrics import safe_label
 from memlog.recording import MAX_LABELS as MAX_METRICS
+from memlog.reports.labels import MAX_LABELS
+from memlog.reports.summary import summarize
 from memlog.sink import Target
 
 

@@ -14,11 +14,6 @@ from support import training
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis import advice, postmortem
-from memlog.analysis.last_moments import LastMoments, last_moments
-from memlog.analysis.postmortem import Report, report
-from memlog.analysis.standing import Standing
-from memlog.analysis.suspicion import Witness
 from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
 from memlog.delivery.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.postmortem import _rule, explain_afterwards
@@ -33,6 +28,11 @@ from memlog.events import (
     TracedLayer,
     TracedLine,
 )
+from memlog.reports import advice, postmortem
+from memlog.reports.final_state import LastMoments, last_moments
+from memlog.reports.oom_diagnosis import Witness
+from memlog.reports.postmortem import Report, report
+from memlog.reports.step_ranking import Standing
 from memlog.trace.encoding import CATEGORIES
 from memlog.trace.predict import advise
 

@@ -13,7 +13,6 @@ from support.journals import GIB, MIB, MadeRun, batch, cuda
 from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
-from memlog.analysis import Summary, summarize
 from memlog.delivery.courier import Courier
 from memlog.delivery.retention import Retention
 from memlog.delivery.state import CourierState
@@ -21,6 +20,7 @@ from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, room
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
+from memlog.reports import Summary, summarize
 from memlog.settings import Settings
 
 LIMIT = 100_000

@@ -17,12 +17,12 @@ from support.sinks import ListSink, ListTracker
 
 import memlog
 from memlog._internal.diagnostics import Health
-from memlog.analysis.summary import summarize
 from memlog.delivery.binder import Binder
 from memlog.delivery.messages import Bind, Connect, Message
 from memlog.errors import ConfigurationError
 from memlog.events import Sample
 from memlog.journal import JournalFile, JournalWriter, RunDirectory, find_run, new_run
+from memlog.reports.summary import summarize
 from memlog.sink import Connection, Sink, Target, TrackerRun, find_backends
 
 

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 from support.training import CASES, traced
 
-from memlog.analysis.standing import LargerStep, Standing, advise_on, not_the_largest
-from memlog.analysis.worst import read_worst_step
 from memlog.cli.main import cli
 from memlog.delivery.postmortem import explain_afterwards
 from memlog.events import Batch, DeviceReading, OutOfMemory
 from memlog.journal import RunDirectory
+from memlog.reports.step_ranking import LargerStep, Standing, advise_on, not_the_largest
+from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise
 from memlog.trace.records import Trace
 from memlog.tracer.event import trace_event

@@ -9,8 +9,6 @@ import msgspec
 import pytest
 from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, cuda, finished_run, full_run
 
-from memlog.analysis import encode, summarize
-from memlog.analysis.digest import MAX_LISTED
 from memlog.delivery.state import CourierState
 from memlog.events import (
     Alert,
@@ -26,6 +24,8 @@ from memlog.events import (
 )
 from memlog.journal import Binding, RunDirectory
 from memlog.metrics import place, values
+from memlog.reports import encode, summarize
+from memlog.reports.accumulator import MAX_LISTED
 
 
 def test_every_metric_is_summed_up_under_its_trackers_name(tmp_path: Path) -> None:

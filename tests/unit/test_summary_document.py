@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from memlog.analysis import Summary
 from memlog.cli.runs import RunList
+from memlog.reports import Summary
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "show-json.md"
 

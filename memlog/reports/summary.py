@@ -12,9 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
-from memlog.analysis.cache import SummaryCache
-from memlog.analysis.digest import Digest
-from memlog.analysis.document import (
+from memlog.events import Alert, Artifact, Device
+from memlog.journal import Binding, RunDirectory
+from memlog.reports.accumulator import Digest
+from memlog.reports.schema import (
     AlertFacts,
     ArtifactFacts,
     Delivery,
@@ -26,8 +27,7 @@ from memlog.analysis.document import (
     TracedFacts,
     TrackedRun,
 )
-from memlog.events import Alert, Artifact, Device
-from memlog.journal import Binding, RunDirectory
+from memlog.reports.summary_cache import SummaryCache
 from memlog.sink import LOCAL
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -8,9 +8,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog.analysis.document import RunStatus
-from memlog.analysis.folds import ALLOCATED, CGROUP, HOST, TREE, PeakFold
-from memlog.analysis.worst import read_worst_step
 from memlog.errors import TraceNotFoundError
 from memlog.events import (
     Batch,
@@ -26,6 +23,9 @@ from memlog.events import (
 )
 from memlog.journal import Entry, RunDirectory
 from memlog.metrics import fragmentation
+from memlog.reports.aggregates import ALLOCATED, CGROUP, HOST, TREE, PeakFold
+from memlog.reports.schema import RunStatus
+from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import steady_peak_of
 
 STEP_TIME = "step.time"

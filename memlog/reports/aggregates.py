@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from memlog.analysis.document import MetricSummary, Peak
 from memlog.events import (
     Batch,
     DeviceReading,
@@ -16,6 +15,7 @@ from memlog.events import (
     Sample,
 )
 from memlog.metrics import place, values
+from memlog.reports.schema import MetricSummary, Peak
 from memlog.sink import Axis
 
 MAX_NAMES = 10_000

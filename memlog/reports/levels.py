@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memlog.analysis.last_moments import LastMoments
 from memlog.events import Batch, OutOfMemory, PeakSource
+from memlog.reports.final_state import LastMoments
 
 
 class Level(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.levels import failing_peak
 from memlog.events import Batch, OutOfMemory, PeakSource, Trace
 from memlog.journal import RunDirectory
+from memlog.reports.final_state import LastMoments
+from memlog.reports.levels import failing_peak
 from memlog.trace.predict import Advice, advise
 from memlog.trace.records import Trace as Recorded
 

@@ -7,11 +7,11 @@ from statistics import median
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.larger_steps import rise, sudden, why_steps_grew
-from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.levels import Level, are_all, failing_peak, grower, levels
 from memlog.events import OutOfMemory
 from memlog.growth import keeps_growing
+from memlog.reports.final_state import LastMoments
+from memlog.reports.larger_steps import rise, sudden, why_steps_grew
+from memlog.reports.levels import Level, are_all, failing_peak, grower, levels
 
 _LEAST_STEPS = 20
 """In fewer steps anything grows."""

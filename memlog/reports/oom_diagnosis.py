@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.last_moments import LastMoments
 from memlog.events import Sample
+from memlog.reports.final_state import LastMoments
 
 Writer: TypeAlias = Literal["helper", "sync"]
 

@@ -11,19 +11,12 @@ import msgspec
 
 from memlog._internal.diagnostics import Health
 from memlog._internal.units import format_bytes
-from memlog.analysis.advice import (
-    Prediction,
-    advice,
-    had_room,
-    in_a_step,
-    needed,
-    needed_far_more,
-)
-from memlog.analysis.growing import last_straw
-from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.standing import held_more
-from memlog.analysis.suspicion import Suspicion, Witness, suspect
 from memlog.events import Batch, OutOfMemory, Trace
+from memlog.reports.advice import Prediction, advice, had_room, in_a_step, needed, needed_far_more
+from memlog.reports.final_state import LastMoments
+from memlog.reports.growth_causes import last_straw
+from memlog.reports.oom_diagnosis import Suspicion, Witness, suspect
+from memlog.reports.step_ranking import held_more
 
 _SHOWN_STEPS = 10
 _SHOWN_LAYERS = 10

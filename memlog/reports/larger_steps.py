@@ -13,8 +13,8 @@ from statistics import median
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.levels import Level, are_all, failing_peak, grower, levels
+from memlog.reports.final_state import LastMoments
+from memlog.reports.levels import Level, are_all, failing_peak, grower, levels
 
 _FEWEST = 6
 """Steps of which even a rise throughout may be chance below."""

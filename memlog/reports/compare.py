@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.analysis.document import RunStatus
-from memlog.analysis.figures import TRACE_PEAK, PeakOrigin, RunFigures
-from memlog.analysis.gates import Gate, Unit, unit_of
+from memlog.reports.figures import TRACE_PEAK, PeakOrigin, RunFigures
+from memlog.reports.gates import Gate, Unit, unit_of
+from memlog.reports.schema import RunStatus
 
 SCHEMA = 1
 

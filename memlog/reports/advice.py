@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from memlog._internal.diagnostics import Health
 from memlog._internal.units import format_bytes
-from memlog.analysis.growing import keeps, last_straw, of_the_last_straw, why_it_grew
-from memlog.analysis.last_moments import LastMoments
-from memlog.analysis.standing import Standing, not_the_largest
-from memlog.analysis.suspicion import FULL_SHARED_MEMORY
-from memlog.analysis.traced import among
 from memlog.events import OutOfMemory, Trace
+from memlog.reports.final_state import LastMoments
+from memlog.reports.growth_causes import keeps, last_straw, of_the_last_straw, why_it_grew
+from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
+from memlog.reports.step_ranking import Standing, not_the_largest
+from memlog.reports.traced_steps import among
 from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 

@@ -8,9 +8,9 @@ import msgspec
 
 from memlog._internal.safe_files import read_plain, replacing
 from memlog._version import __version__
-from memlog.analysis.document import Summary
 from memlog.journal import RunDirectory
 from memlog.journal.format import UNDECODABLE
+from memlog.reports.schema import Summary
 
 _FILE = "summary.json"
 _MAX_BYTES = 64 * 1024**2

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeVar
 
-from memlog.analysis.folds import MAX_NAMES, MetricFold, PeakFold
-from memlog.analysis.labels import LabelFold
-from memlog.analysis.traced import TraceFold
 from memlog.events import (
     Alert,
     Artifact,
@@ -24,6 +21,9 @@ from memlog.events import (
     Scope,
 )
 from memlog.journal import Binding, Entry, Header
+from memlog.reports.aggregates import MAX_NAMES, MetricFold, PeakFold
+from memlog.reports.labels import LabelFold
+from memlog.reports.traced_steps import TraceFold
 
 MAX_LISTED = 1_000
 """Alerts, and artifacts, that are kept at most."""

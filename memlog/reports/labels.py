@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memlog.analysis.document import Levels, PointFacts, ScopeDevice, ScopeFacts
 from memlog.events import DeviceReading, PeakSource, Recorded, Scope
+from memlog.reports.schema import Levels, PointFacts, ScopeDevice, ScopeFacts
 
 MAX_LABELS = 200
 """Labels of each kind that are kept at most; the first ones."""

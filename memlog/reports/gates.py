@@ -22,8 +22,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from memlog._internal.text_parser import DEVICE_MEASURES, Comparison, Reader
-from memlog.analysis.figures import EVALUATION_TIME, STEP_TIME, TRACE_PEAK
-from memlog.analysis.folds import CGROUP, HOST, TREE
+from memlog.reports.aggregates import CGROUP, HOST, TREE
+from memlog.reports.figures import EVALUATION_TIME, STEP_TIME, TRACE_PEAK
 
 Unit: TypeAlias = Literal["bytes", "ms", "ratio"]
 
