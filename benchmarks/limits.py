@@ -88,7 +88,7 @@ _PACED = """
     import time
 
     import memlog
-    from memlog.delivery.state import CourierState
+    from memlog.journal.delivery_state import CourierState
     from memlog.journal import RunDirectory
 
     rate, seconds = int(sys.argv[1]), float(sys.argv[2])

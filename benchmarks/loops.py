@@ -66,8 +66,8 @@ class Memlog(Bare):
                 self._settle(backend)
 
     def _settle(self, backend: str) -> None:
-        from memlog.delivery.state import CourierState
         from memlog.journal import RunDirectory
+        from memlog.journal.delivery_state import CourierState
 
         assert self.session.directory is not None
         run = RunDirectory(self.session.directory)

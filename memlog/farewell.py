@@ -12,7 +12,7 @@ from memlog.journal import RunDirectory
 
 if TYPE_CHECKING:
     from memlog.delivery.launcher import Outcome
-    from memlog.delivery.state import CourierState
+    from memlog.journal.delivery_state import CourierState
 
 _SHOWN = 5
 """Rules that a line names."""
@@ -153,7 +153,7 @@ def _problems(run: RunDirectory, health: Health) -> str:
 
 def _states(run: RunDirectory, health: Health) -> list[CourierState]:
     """How far delivery to each tracker is, as the helper has written it down."""
-    from memlog.delivery.state import read_states  # noqa: PLC0415 - at the end of a run alone
+    from memlog.journal.delivery_state import read_states  # noqa: PLC0415 - at the end of a run alone
 
     states: list[CourierState] = []
     with health.contained("reading how far delivery is"):

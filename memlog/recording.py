@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memlog.delivery.loop import CourierThread
     from memlog.delivery.messages import Finish
     from memlog.delivery.supervision import SupervisedHelper
-    from memlog.journal.kept import Names
+    from memlog.journal.artifacts import Names
     from memlog.judging import Judging
     from memlog.tracer.periodic import PeriodicTracer
 
@@ -239,7 +239,12 @@ class Recording:
     ) -> Path | None:
         """Keeps a file in the run's folder and publishes that it is there."""
         # Imported here: most trainers keep no file.
-        from memlog.journal.kept import Names, keep, not_kept, renamed  # noqa: PLC0415
+        from memlog.journal.artifacts import (  # noqa: PLC0415
+            Names,
+            keep,
+            not_kept,
+            renamed,
+        )
 
         if fork.generation != self._generation:
             return None

@@ -19,7 +19,6 @@ from memlog.cli.output import one_line
 from memlog.delivery.courier import Courier
 from memlog.delivery.postmortem import explain_afterwards
 from memlog.delivery.rides import ClaimOf, RideState, all_states, claims_of
-from memlog.delivery.state import CourierState, Progress, TakenOver, read_states
 from memlog.errors import (
     ConfigurationError,
     MemlogError,
@@ -27,6 +26,7 @@ from memlog.errors import (
     TrackerUnavailableError,
 )
 from memlog.journal import RunDirectory, find_run
+from memlog.journal.delivery_state import CourierState, Progress, TakenOver, read_states
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory

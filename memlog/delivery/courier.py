@@ -12,11 +12,11 @@ from memlog.delivery.copies import Copies
 from memlog.delivery.reading import Reading
 from memlog.delivery.rides import ClaimOf
 from memlog.delivery.sending import DELIVERED, send_pending
-from memlog.delivery.state import CourierState, Progress, Stretch, held_name
 from memlog.delivery.targets import OpenSink, Targets
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
+from memlog.journal.delivery_state import CourierState, Progress, Stretch, held_name
 from memlog.metrics import Plan
 from memlog.sink import Connection, Sink, Target, TrackerRun
 

@@ -49,7 +49,7 @@ class WorstStep:
         # Imported here: many runs trace nothing, and the helper's first sample would wait for it.
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
-        from memlog.journal.kept import keep  # noqa: PLC0415
+        from memlog.journal.artifacts import keep  # noqa: PLC0415
         from memlog.reports.worst_step import MAX_BYTES, read_worst_step  # noqa: PLC0415
         from memlog.trace import exporters  # noqa: PLC0415
 

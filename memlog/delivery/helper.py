@@ -29,10 +29,10 @@ from memlog.delivery import messages
 from memlog.delivery.flamegraph import WorstStep
 from memlog.delivery.retention import Retention
 from memlog.delivery.sampler import Sampler, StepFollower
-from memlog.delivery.state import HelperLock
 from memlog.events import End, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
+from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
 from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from memlog._internal.diagnostics import warn
 from memlog.delivery.courier import Courier
-from memlog.delivery.state import CourierLock, is_wanted
 from memlog.errors import DeliveryError
+from memlog.journal.delivery_state import CourierLock, is_wanted
 
 logger = logging.getLogger("memlog.delivery")
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from memlog.delivery.copies import Copies
-from memlog.delivery.state import MAX_ALERTS, AlertsTold, Outbox, Outgoing
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact
+from memlog.journal.delivery_state import MAX_ALERTS, AlertsTold, Outbox, Outgoing
 from memlog.sink import Sink
 
 OpenedSink = Callable[[str | None], Sink]

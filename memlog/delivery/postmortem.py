@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 
 from memlog._internal.diagnostics import Health
 from memlog.bus import EventBus
-from memlog.delivery.state import HelperLock
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, End, now_us
 from memlog.journal import Binding, JournalWriter, Position, RunDirectory
-from memlog.journal.kept import keep
+from memlog.journal.artifacts import keep
+from memlog.journal.delivery_state import HelperLock
 from memlog.reports.advice import Prediction
 from memlog.reports.final_state import REPORT, LastMoments, last_moments
 from memlog.reports.oom_diagnosis import Witness, suspect

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memlog.delivery.state import Progress
 from memlog.events import Alert, Artifact, Parameters
 from memlog.journal import Entry, Header, Position
+from memlog.journal.delivery_state import Progress
 from memlog.metrics import Plan, place
 from memlog.sink import Point
 

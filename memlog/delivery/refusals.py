@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from memlog._internal.redact import without_credentials
-from memlog.delivery.state import CourierState
 from memlog.errors import RunRefusedError
+from memlog.journal.delivery_state import CourierState
 
 FIRST_REST = 5.0
 """Seconds until a run that was refused is asked for again, while its session goes on; doubled each time."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.delivery.state import CourierState, Progress
 from memlog.events import Batch, Evaluation, Event, Health, Loss, Recorded, Sample, Scope
 from memlog.journal import JournalFile, RunDirectory
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
+from memlog.journal.delivery_state import CourierState, Progress
 from memlog.metrics import values
 from memlog.sink import LOCAL
 

@@ -18,15 +18,15 @@ from collections.abc import Iterable
 
 from memlog._internal.diagnostics import Health
 from memlog._internal.terminal import say
-from memlog.delivery.following import Follower
 from memlog.delivery.notices import ended_early, kept_nowhere, shared_rows
 from memlog.delivery.pace import SHORTEST_PAUSE, Pace
 from memlog.delivery.ridden import Ridden
 from memlog.delivery.rides import RideState
 from memlog.delivery.series import write_series
-from memlog.delivery.state import CourierState
 from memlog.events import Event
 from memlog.journal import Header, RunDirectory
+from memlog.journal.delivery_state import CourierState
+from memlog.journal.follower import Follower
 from memlog.sink import Ride
 
 END_TIMEOUT = 10.0

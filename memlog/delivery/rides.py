@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from memlog._internal.safe_files import read_plain, replacing
-from memlog.delivery.state import MAX_STATE, CourierState, Stage, read_states
 from memlog.journal import RunDirectory
+from memlog.journal.delivery_state import MAX_STATE, CourierState, Stage, read_states
 from memlog.journal.format import UNDECODABLE
 
 Claim: TypeAlias = Literal["riding", "whole", "missing"]

@@ -10,7 +10,7 @@ from typing import Any
 from memlog._internal.safe_files import replacing
 from memlog.events import Artifact, now_us
 from memlog.journal import Header, RunDirectory
-from memlog.journal.kept import safe_name
+from memlog.journal.artifacts import safe_name
 from memlog.metrics import Plan
 from memlog.sink import Point
 

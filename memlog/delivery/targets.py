@@ -10,10 +10,10 @@ import msgspec
 from memlog._internal.redact import bare_address
 from memlog.delivery.refusals import Refusals
 from memlog.delivery.rides import Claim, ClaimOf
-from memlog.delivery.state import CourierState
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import End
 from memlog.journal import Binding
+from memlog.journal.delivery_state import CourierState
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 OpenSink = Callable[[Target], Sink]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from memlog.events import SCHEMA_VERSION, Event, Int, field_names
-from memlog.journal.processes import own_birth
+from memlog.journal.process_identity import own_birth
 
 MAX_LINE_BYTES = 1024**2
 """A longer line is not ours."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.journal.format import Header, ProcessIdentity, parse_segment_name
-from memlog.journal.processes import Birth, birth_of
+from memlog.journal.process_identity import Birth, birth_of
 from memlog.journal.reader import JournalFile
 
 logger = logging.getLogger("memlog")

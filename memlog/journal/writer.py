@@ -20,10 +20,10 @@ from memlog._internal.diagnostics import Health
 from memlog._internal.signals import raised_by_handler
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import Batch, Event
+from memlog.journal.backpressure import Room
 from memlog.journal.disk import Disk
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role, segment_name
 from memlog.journal.queue import WriteQueue
-from memlog.journal.room import Room
 
 Put: TypeAlias = Callable[[int, bytes], int]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
-from memlog.journal.kept import keep
+from memlog.journal.artifacts import keep
 from memlog.trace.exporters import write_pickle
 
 FILE = "out-of-memory.pickle"

@@ -19,7 +19,7 @@ from memlog.events import (
     Run,
 )
 from memlog.journal import JournalWriter, RunDirectory, new_run
-from memlog.journal.kept import keep
+from memlog.journal.artifacts import keep
 from memlog.metrics import Plan
 from memlog.sink import Axis, Point
 

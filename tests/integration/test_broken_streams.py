@@ -151,7 +151,7 @@ UNSEARCHABLE = """
     import sys
 
     import memlog
-    import memlog.delivery.state
+    import memlog.journal.delivery_state
 
     folder = sys.argv[1]
     with memlog.init(

@@ -17,9 +17,9 @@ from support import thirdparty
 from support.journals import GIB, MadeRun, at, batch, finished_run
 
 from memlog.artifacts.speedscope_package import VERSION
-from memlog.delivery.state import CourierState
 from memlog.events import End, Run
 from memlog.journal import RunDirectory
+from memlog.journal.delivery_state import CourierState
 
 pytestmark = [
     pytest.mark.integration,

@@ -20,7 +20,7 @@ from support.postgres import Postgres
 from support.s3_server import BUCKET, S3Server
 from support.truth import plan_of
 
-from memlog.delivery.state import CourierState
+from memlog.journal.delivery_state import CourierState
 
 pytestmark = [
     pytest.mark.integration,

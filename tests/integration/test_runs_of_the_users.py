@@ -226,7 +226,7 @@ def test_a_run_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: P
         + """
     session = memlog.init("mlflow", finish_timeout=120)
     import mlflow
-    from memlog.delivery.state import CourierState
+    from memlog.journal.delivery_state import CourierState
     from memlog.journal import RunDirectory
 
     directory = RunDirectory(session.directory)

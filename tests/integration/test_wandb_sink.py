@@ -10,8 +10,8 @@ from support.faults import FINE, Fault
 from support.wandb_file import find_runs, read_only_run, read_run
 from support.wandb_server import WandbServer
 
-from memlog.delivery.state import CourierState
 from memlog.journal import RunDirectory, find_run
+from memlog.journal.delivery_state import CourierState
 from memlog.metrics import Plan
 
 pytestmark = pytest.mark.integration

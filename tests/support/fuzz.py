@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from memlog.cli.main import cli
 from memlog.delivery.courier import Courier
 from memlog.delivery.retention import Retention
-from memlog.delivery.state import CourierState
 from memlog.errors import TrackerUnavailableError
 from memlog.journal import ProcessIdentity, RunDirectory
+from memlog.journal.delivery_state import CourierState
 from memlog.reports import encode, summarize
 from support.journals import full_run
 from support.sinks import ListTracker

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from memlog.delivery.state import CourierState
 from memlog.journal import RunDirectory, find_run
+from memlog.journal.delivery_state import CourierState
 from support import child
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 

@@ -4,8 +4,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from memlog.delivery.state import CourierState
 from memlog.journal import RunDirectory, find_run
+from memlog.journal.delivery_state import CourierState
 from memlog.metrics import Plan
 from memlog.sink import Point
 

@@ -10,7 +10,7 @@ from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.names import is_safe
 from memlog.delivery import flamegraph, postmortem
 from memlog.journal import find_run
-from memlog.journal.kept import Names
+from memlog.journal.artifacts import Names
 from memlog.reports.summary import summarize
 from memlog.sink import Target
 

@@ -18,7 +18,7 @@ from memlog.cli.main import cli
 from memlog.delivery.messages import decode
 from memlog.errors import ConfigurationError, MemlogError, RunNotFoundError
 from memlog.journal import JournalWriter, RunDirectory, find_run, new_run
-from memlog.journal.kept import keep
+from memlog.journal.artifacts import keep
 from memlog.settings import Settings, resolve
 
 FUZZED = 60

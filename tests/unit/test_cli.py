@@ -14,8 +14,8 @@ from support.journals import GIB, MIB, MadeRun, at, batch, finished_run
 from memlog._version import __version__
 from memlog.cli.main import cli
 from memlog.cli.output import duration, number, one_line
-from memlog.delivery.state import CourierState
 from memlog.events import Alert, Batch, End, Run
+from memlog.journal.delivery_state import CourierState
 from memlog.reports import encode, summarize
 
 

@@ -12,9 +12,9 @@ from support.journals import GIB, MadeRun, at, batch
 from support.thirdparty import ListBackend
 
 from memlog.cli.main import cli
-from memlog.delivery.state import CourierLock, CourierState, HelperLock
 from memlog.events import End, Run
 from memlog.journal import Binding, RunDirectory
+from memlog.journal.delivery_state import CourierLock, CourierState, HelperLock
 from memlog.sink import Target, TrackerRun
 
 STEPS = 25

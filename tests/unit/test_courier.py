@@ -12,10 +12,10 @@ from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
 from memlog.delivery.courier import Courier
-from memlog.delivery.state import CourierLock, CourierState
 from memlog.errors import DeliveryError, TrackerUnavailableError
 from memlog.events import Batch, End, Parameters
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
+from memlog.journal.delivery_state import CourierLock, CourierState
 from memlog.metrics import Plan
 from memlog.sink import Point, TrackerRun
 

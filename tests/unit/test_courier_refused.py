@@ -17,10 +17,10 @@ from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
 from memlog.delivery.refusals import FIRST_REST
 from memlog.delivery.retention import Retention
-from memlog.delivery.state import CourierState
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch, End, Parameters
 from memlog.journal import JournalFile, RunDirectory
+from memlog.journal.delivery_state import CourierState
 from memlog.metrics import Plan
 from memlog.sink import Point
 

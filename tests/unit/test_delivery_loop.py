@@ -12,7 +12,7 @@ from support.sinks import ListTracker
 from memlog.delivery import loop
 from memlog.delivery.courier import Courier
 from memlog.delivery.loop import CourierThread
-from memlog.delivery.state import CourierLock, TakenOver
+from memlog.journal.delivery_state import CourierLock, TakenOver
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from memlog._internal.diagnostics import Health
 from memlog.artifacts.journal_store import JournalStore
 from memlog.events import End
 from memlog.journal import JournalWriter, RunDirectory, new_run
-from memlog.journal.kept import keep
+from memlog.journal.artifacts import keep
 from memlog.sink import ArtifactStore
 from memlog.testing import ArtifactStoreContract
 

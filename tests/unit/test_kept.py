@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlog.journal import RunDirectory, new_run
-from memlog.journal.kept import MAX_NAME, keep, safe_name
+from memlog.journal.artifacts import MAX_NAME, keep, safe_name
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from memlog.cli.main import cli
 from memlog.delivery.courier import Courier
 from memlog.events import Artifact, Batch, End, Run
 from memlog.journal import JournalWriter, RunDirectory, new_run
-from memlog.journal.kept import keep
+from memlog.journal.artifacts import keep
 from memlog.sink import Target
 from memlog.trace.exporters import write_json
 

@@ -8,11 +8,11 @@ from support.sinks import ListTracker
 from memlog._internal.diagnostics import Health
 from memlog.delivery.courier import Courier
 from memlog.delivery.outbox import take_over
-from memlog.delivery.state import MAX_ALERTS, CourierState, Outbox
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
-from memlog.journal.kept import keep
+from memlog.journal.artifacts import keep
+from memlog.journal.delivery_state import MAX_ALERTS, CourierState, Outbox
 
 MIB = 1024**2
 

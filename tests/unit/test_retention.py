@@ -15,11 +15,11 @@ from support.sinks import ListTracker
 from memlog._internal.diagnostics import Health
 from memlog.delivery.courier import Courier
 from memlog.delivery.retention import Retention
-from memlog.delivery.state import CourierState
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
-from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, room
+from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, backpressure
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
+from memlog.journal.delivery_state import CourierState
 from memlog.reports import Summary, summarize
 from memlog.settings import Settings
 
@@ -346,7 +346,7 @@ def recorded(directory: Path) -> list[int]:
 def test_recording_goes_on_once_the_journal_is_small_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(backpressure, "LOOK_EVERY_S", 0.0)
     made = MadeRun(tmp_path, alive=True)
     directory, health = made.directory.path, Health()
     made.trainer.close()
@@ -367,7 +367,7 @@ def test_recording_goes_on_once_the_journal_is_small_again(
 def test_peaks_below_the_highest_are_kept_while_there_is_no_room(tmp_path: Path) -> None:
     health = Health()
     journal = writer(tmp_path, health)
-    peaks = set(range(1_500, 12_000, room.STRETCH))
+    peaks = set(range(1_500, 12_000, backpressure.STRETCH))
     for step in range(12_000):
         device = cuda(MIB, GIB if step + 1 in peaks else MIB)
         size = 8 * GIB if step == 1_000 else 2 * GIB if step in peaks else GIB

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, cuda, finished_run, full_run
 
-from memlog.delivery.state import CourierState
 from memlog.events import (
     Alert,
     Batch,
@@ -23,6 +22,7 @@ from memlog.events import (
     Sample,
 )
 from memlog.journal import Binding, RunDirectory
+from memlog.journal.delivery_state import CourierState
 from memlog.metrics import place, values
 from memlog.reports import encode, summarize
 from memlog.reports.accumulator import MAX_LISTED
