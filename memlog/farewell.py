@@ -11,7 +11,7 @@ from memlog._internal.terminal import say
 from memlog.journal import RunDirectory
 
 if TYPE_CHECKING:
-    from memlog.delivery.launcher import Outcome
+    from memlog.delivery.helper.client import Outcome
     from memlog.journal.delivery_state import CourierState
 
 _SHOWN = 5

@@ -9,7 +9,7 @@ from memlog._internal.diagnostics import Health
 from memlog.alerts import engine_for, parse_rules
 from memlog.bus import EventBus
 from memlog.console import Console
-from memlog.delivery.backchannel import AlertListener
+from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.events import Alert
 from memlog.farewell import say_never_judged, say_no_longer_judged
 

@@ -30,11 +30,11 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, is_ridden
 
 if TYPE_CHECKING:
-    from memlog.delivery.backchannel import AlertListener
-    from memlog.delivery.launcher import Outcome
+    from memlog.delivery.helper.alert_pipe import AlertListener
+    from memlog.delivery.helper.client import Outcome
+    from memlog.delivery.helper.protocol import Finish
+    from memlog.delivery.helper.supervisor import SupervisedHelper
     from memlog.delivery.loop import CourierThread
-    from memlog.delivery.messages import Finish
-    from memlog.delivery.supervision import SupervisedHelper
     from memlog.journal.artifacts import Names
     from memlog.judging import Judging
     from memlog.tracer.periodic import PeriodicTracer
@@ -315,7 +315,7 @@ class Recording:
         return self._last_words(end, health)
 
     def _last_words(self, end: End, health: HealthEvent) -> Finish:
-        from memlog.delivery.messages import Finish  # noqa: PLC0415 - there since the helper was started
+        from memlog.delivery.helper.protocol import Finish  # noqa: PLC0415 - there since the helper was started
 
         dropped, faults = dict(self._health.dropped), dict(self._health.faults)
         return Finish(end, msgspec.structs.replace(health, dropped=dropped, faults=faults))
@@ -386,8 +386,8 @@ class Recording:
         undo: ExitStack,
     ) -> SupervisedHelper:
         # Imported here: `import memlog` stays light for those who never begin a session.
-        from memlog.delivery.messages import Begin  # noqa: PLC0415
-        from memlog.delivery.supervision import SupervisedHelper  # noqa: PLC0415
+        from memlog.delivery.helper.protocol import Begin  # noqa: PLC0415
+        from memlog.delivery.helper.supervisor import SupervisedHelper  # noqa: PLC0415
 
         begin = Begin(str(self.run.path), begun_us, os.getpid(), settings)
         helper = SupervisedHelper(self._health)

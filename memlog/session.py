@@ -387,7 +387,7 @@ def _finish_at_exit() -> None:
             ):  # it ends the waiting: there is nothing else left to end
                 session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
     finally:
-        launcher = sys.modules.get("memlog.delivery.launcher")
+        launcher = sys.modules.get("memlog.delivery.helper.client")
         if launcher is not None:
             launcher.let_go()
 

@@ -26,7 +26,7 @@ from support.mlflow_server import running_mlflow_server, sqlite_store
 from support.outages import wait_for_state
 from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
-from memlog.delivery.postmortem import WITHOUT_A_WORD
+from memlog.delivery.helper.postmortem import WITHOUT_A_WORD
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import CourierState
 from memlog.reports import summarize

@@ -14,8 +14,8 @@ from support import child
 
 import memlog
 from memlog.cli.sync import sync
-from memlog.delivery.helper import ANOTHER_PROGRAM
-from memlog.delivery.postmortem import explain_afterwards
+from memlog.delivery.helper.postmortem import explain_afterwards
+from memlog.delivery.helper.process import ANOTHER_PROGRAM
 from memlog.events import Batch, End, Recorded, Sample
 from memlog.journal import RunDirectory, list_runs
 from memlog.reports import Summary, summarize

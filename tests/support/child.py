@@ -86,6 +86,6 @@ def lives(pid: int) -> bool:
     """Whether a helper process has not ended."""
     try:
         process = psutil.Process(pid)
-        return "memlog.delivery" in process.cmdline() and process.status() != "zombie"
+        return "memlog.delivery.helper" in process.cmdline() and process.status() != "zombie"
     except psutil.Error:
         return False

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from memlog.cli.main import cli
 from memlog.delivery.courier import Courier
-from memlog.delivery.retention import Retention
+from memlog.delivery.helper.retention import Retention
 from memlog.errors import TrackerUnavailableError
 from memlog.journal import ProcessIdentity, RunDirectory
 from memlog.journal.delivery_state import CourierState

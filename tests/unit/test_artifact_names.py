@@ -8,7 +8,7 @@ from support.sinks import ListSink, ListTracker
 import memlog
 from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.names import is_safe
-from memlog.delivery import flamegraph, postmortem
+from memlog.delivery.helper import postmortem, worst_step
 from memlog.journal import find_run
 from memlog.journal.artifacts import Names
 from memlog.reports.summary import summarize
@@ -70,7 +70,7 @@ def test_files_that_are_called_differently_are_kept_apart_in_every_sink(
 def test_names_of_memlogs_own_files_are_known() -> None:
     names = Names()
     assert names.give(postmortem.FILE, "mine")[0] != postmortem.FILE
-    assert names.give(flamegraph.FLAME_GRAPH, "mine")[0] != flamegraph.FLAME_GRAPH
+    assert names.give(worst_step.FLAME_GRAPH, "mine")[0] != worst_step.FLAME_GRAPH
 
 
 def test_a_file_that_cannot_be_kept_never_harms_training(

@@ -15,7 +15,7 @@ from support.journals import BEGUN_US, MadeRun, batch
 
 from memlog._internal.diagnostics import Health
 from memlog.cli.main import cli
-from memlog.delivery.messages import decode
+from memlog.delivery.helper.protocol import decode
 from memlog.errors import ConfigurationError, MemlogError, RunNotFoundError
 from memlog.journal import JournalWriter, RunDirectory, find_run, new_run
 from memlog.journal.artifacts import keep

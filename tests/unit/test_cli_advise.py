@@ -14,7 +14,7 @@ from support.training import CASES, traced
 
 from memlog._internal.units import format_bytes
 from memlog.cli.main import cli
-from memlog.delivery.postmortem import explain_afterwards
+from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import OutOfMemory
 from memlog.journal import RunDirectory
 from memlog.reports.final_state import last_moments

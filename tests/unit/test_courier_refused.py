@@ -14,9 +14,9 @@ from support.journals import GIB, MadeRun, batch
 from support.sinks import ListTracker
 
 from memlog.delivery.courier import Courier
+from memlog.delivery.helper.retention import Retention
 from memlog.delivery.loop import CourierThread
 from memlog.delivery.refusals import FIRST_REST
-from memlog.delivery.retention import Retention
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch, End, Parameters
 from memlog.journal import JournalFile, RunDirectory

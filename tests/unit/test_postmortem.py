@@ -14,9 +14,9 @@ from support import training
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.postmortem import OUT_OF_MEMORY as LIKELY
-from memlog.delivery.postmortem import WORKER_KILLED as POSSIBLE
-from memlog.delivery.postmortem import _rule, explain_afterwards
+from memlog.delivery.helper.postmortem import OUT_OF_MEMORY as LIKELY
+from memlog.delivery.helper.postmortem import WORKER_KILLED as POSSIBLE
+from memlog.delivery.helper.postmortem import _rule, explain_afterwards
 from memlog.events import (
     Artifact,
     Batch,
@@ -145,7 +145,7 @@ def test_a_damaged_step_costs_no_report(tmp_path: Path, monkeypatch: pytest.Monk
     def fails(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("memlog.delivery.postmortem.read_worst_step", fails)
+    monkeypatch.setattr("memlog.delivery.helper.postmortem.read_worst_step", fails)
     run = MadeRun(tmp_path).write(batch(0, GIB), FAILURE).closed()
     explain_afterwards(run)
     assert "What would help" in (run.artifacts / "postmortem.md").read_text()

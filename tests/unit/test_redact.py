@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memlog._internal import redact
 from memlog._internal.diagnostics import Health
 from memlog._internal.redact import bare_address, remember, without_credentials
-from memlog.delivery.helper import _WithoutCredentials
+from memlog.delivery.helper.process import _WithoutCredentials
 from memlog.outofmemory.errors import describe
 
 

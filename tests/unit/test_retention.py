@@ -14,7 +14,7 @@ from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
 from memlog.delivery.courier import Courier
-from memlog.delivery.retention import Retention
+from memlog.delivery.helper.retention import Retention
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, backpressure

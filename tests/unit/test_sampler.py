@@ -8,7 +8,7 @@ import pytest
 from support.journals import GIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.sampler import Sampler, StepFollower, _Pace
+from memlog.delivery.helper.sampler import Sampler, StepFollower, _Pace
 from memlog.events import Event, Sample
 
 

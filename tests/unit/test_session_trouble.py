@@ -18,7 +18,7 @@ from support.sinks import ListSink, ListTracker
 import memlog
 from memlog._internal.diagnostics import Health
 from memlog.delivery.binder import Binder
-from memlog.delivery.messages import Bind, Connect, Message
+from memlog.delivery.helper.protocol import Bind, Connect, Message
 from memlog.errors import ConfigurationError
 from memlog.events import Sample
 from memlog.journal import JournalFile, JournalWriter, RunDirectory, find_run, new_run
@@ -103,7 +103,7 @@ def test_a_helper_that_died_is_said_with_a_remedy_that_works(
     synced: bool,
 ) -> None:
     """Of a run that is recorded for no tracker nothing is left for `memlog sync`, which says so."""
-    monkeypatch.setattr("memlog.delivery.supervision.PAUSES", (60.0,))  # none before the end
+    monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (60.0,))  # none before the end
     session = memlog.init(backend, alerts=["host.tree > 9 TiB"])
     session.step()
     kill_helper_of(session)
@@ -120,7 +120,7 @@ def test_a_helper_that_died_is_said_with_a_remedy_that_works(
 def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("memlog.delivery.supervision.PAUSES", (0.0, 0.1, 0.1))
+    monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (0.0, 0.1, 0.1))
     monkeypatch.setattr("memlog.recording.LOOK_INTERVAL_NS", 0)
     session = memlog.init("local")
     assert session._live is not None

@@ -7,7 +7,7 @@ import pytest
 from support.sinks import ListTracker
 
 from memlog.arguments import split_backends
-from memlog.delivery.messages import Begin, encode
+from memlog.delivery.helper.protocol import Begin, encode
 from memlog.errors import ConfigurationError
 from memlog.settings import Settings, resolve, runs_directory
 from memlog.sink import Target

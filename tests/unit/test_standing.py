@@ -13,7 +13,7 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 from support.training import CASES, traced
 
 from memlog.cli.main import cli
-from memlog.delivery.postmortem import explain_afterwards
+from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import Batch, DeviceReading, OutOfMemory
 from memlog.journal import RunDirectory
 from memlog.reports.step_ranking import LargerStep, Standing, advise_on, not_the_largest

@@ -1,4 +1,4 @@
-"""``python -m memlog.delivery``: the helper process, started by memlog.init()."""
+"""``python -m memlog.delivery.helper``: the helper process, started by memlog.init()."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ with suppress(FileNotFoundError):
 
 from memlog._internal.diagnostics import Health
 from memlog.bus import EventBus
-from memlog.delivery.backchannel import teller
-from memlog.delivery.helper import main
-from memlog.delivery.messages import Begin
+from memlog.delivery.helper.alert_pipe import teller
+from memlog.delivery.helper.process import main
+from memlog.delivery.helper.protocol import Begin
 from memlog.events import Alert
 from memlog.journal import RunDirectory
 

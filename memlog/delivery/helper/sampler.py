@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.launcher import ARGUMENTS
+from memlog.delivery.helper.client import ARGUMENTS
 from memlog.events import Batch, End, Event, OutOfMemory, Sample, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, Position

@@ -17,10 +17,10 @@ from memlog._internal import launch_options
 from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Health
 from memlog._internal.safe_files import open_to_append
-from memlog.delivery import messages
-from memlog.delivery.backchannel import AlertListener
+from memlog.delivery.helper import protocol
+from memlog.delivery.helper.alert_pipe import AlertListener
 
-ARGUMENTS = ("-m", "memlog.delivery")
+ARGUMENTS = ("-m", "memlog.delivery.helper")
 """The interpreter's, which make it the helper."""
 _POLL = 0.02
 """Seconds between looks at whether the helper has ended."""
@@ -60,7 +60,7 @@ class HelperProcess:
 
     def start(
         self,
-        begin: messages.Begin,
+        begin: protocol.Begin,
         listener: AlertListener | None = None,
         on_hang_up: Callable[[], object] = lambda: None,
     ) -> None:
@@ -113,13 +113,13 @@ class HelperProcess:
         self._hang_up()
         return 0 if self._process is None else self._process.returncode
 
-    def tell(self, message: messages.Message) -> None:
+    def tell(self, message: protocol.Message) -> None:
         """Sends a message, or counts that the pipe is full or broken; never blocks."""
         if self._process is None or self._pipe is None:
             return
         if self._pipe.status() is None:  # this program has closed it, and the helper hears no more
             return
-        line = messages.encode(message) + b"\n"
+        line = protocol.encode(message) + b"\n"
         try:
             sent = os.write(self._pipe.number, line)
         except BrokenPipeError:  # it has ended, which whoever looks notices
@@ -130,7 +130,7 @@ class HelperProcess:
         if sent < len(line):
             self._health.fault("telling the helper process", BlockingIOError("its pipe is full"))
 
-    def brief(self, told: Sequence[messages.Message]) -> int:
+    def brief(self, told: Sequence[protocol.Message]) -> int:
         """Sends all of these, waiting where the pipe is full: not for the trainer's thread.
 
         Returns:
@@ -141,7 +141,7 @@ class HelperProcess:
         """
         if self._pipe is not None:
             os.set_blocking(self._pipe.number, True)
-            data = b"".join(messages.encode(message) + b"\n" for message in told)
+            data = b"".join(protocol.encode(message) + b"\n" for message in told)
             while data:
                 data = data[os.write(self._pipe.number, data) :]
             os.set_blocking(self._pipe.number, False)
@@ -149,7 +149,7 @@ class HelperProcess:
 
     def finish(
         self,
-        last_words: messages.Finish,
+        last_words: protocol.Finish,
         timeout: float,
         on_wait: Callable[[float], bool] | None = None,
     ) -> Outcome:
@@ -178,7 +178,7 @@ class HelperProcess:
     def _tell_and_wait(
         self,
         process: subprocess.Popen[bytes],
-        last_words: messages.Finish,
+        last_words: protocol.Finish,
         timeout: float,
         on_wait: Callable[[float], bool] | None,
     ) -> Outcome:
@@ -232,7 +232,7 @@ def _environment() -> dict[str, str]:
     works, and nothing in it hides anybody else's module. What ``memlog run`` told the trainer is not the
     helper's business.
     """
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
     inherited = {
         name: value for name, value in os.environ.items() if name != launch_options.VARIABLE

@@ -25,10 +25,10 @@ import msgspec
 from memlog._internal.diagnostics import Health
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.bus import EventBus
-from memlog.delivery import messages
-from memlog.delivery.flamegraph import WorstStep
-from memlog.delivery.retention import Retention
-from memlog.delivery.sampler import Sampler, StepFollower
+from memlog.delivery.helper import protocol
+from memlog.delivery.helper.retention import Retention
+from memlog.delivery.helper.sampler import Sampler, StepFollower
+from memlog.delivery.helper.worst_step import WorstStep
 from memlog.events import End, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
@@ -53,7 +53,7 @@ ANOTHER_PROGRAM = "its process runs another program since (exec), without memlog
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 
-Judge: TypeAlias = Callable[[messages.Begin, EventBus, Health], Callable[[], dict[str, str]]]
+Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Health], Callable[[], dict[str, str]]]
 """Subscribes what judges the samples by the run's alert rules, and tells of those that never were."""
 
 
@@ -65,7 +65,7 @@ class Helper:
         judge: Subscribes the alert rules to the samples.
     """
 
-    def __init__(self, begin: messages.Begin, judge: Judge) -> None:
+    def __init__(self, begin: protocol.Begin, judge: Judge) -> None:
         self._begin = begin
         self._settings = begin.settings
         self._health = Health()
@@ -101,7 +101,7 @@ class Helper:
         self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._couriers: dict[str, CourierThread] = {}
-        self._last_words: messages.Finish | None = None
+        self._last_words: protocol.Finish | None = None
         self._unsaid_ms = 0.0
         self._stop_at: float | None = None
 
@@ -140,7 +140,7 @@ class Helper:
                 self._write_what_is_missing()
                 if self._follower.ended_badly:
                     # Imported here: few runs end badly, and the first sample would wait for it.
-                    from memlog.delivery.postmortem import explain  # noqa: PLC0415
+                    from memlog.delivery.helper.postmortem import explain  # noqa: PLC0415
                     from memlog.reports.oom_diagnosis import Witness  # noqa: PLC0415
 
                     witness = Witness("helper", self._oom_kills.count())
@@ -192,23 +192,23 @@ class Helper:
     def hear(self, line: bytes) -> None:
         """Acts on one message of the trainer's."""
         try:
-            message = messages.decode(line)
+            message = protocol.decode(line)
         except msgspec.MsgspecError as error:
             logger.warning("a message from the trainer can't be read: %s", error)
             return
-        if isinstance(message, messages.Connect):
+        if isinstance(message, protocol.Connect):
             courier = self._courier(message.backend)
             courier.connect(message.connection)
             if message.connection.uri is not None:
                 # For `memlog sync`, later and elsewhere, should the tracker not be reached before.
                 courier.state.address = bare_address(message.connection.uri)
-        elif isinstance(message, messages.Bind):
+        elif isinstance(message, protocol.Bind):
             self._courier(message.backend).know(message.run)
             uri = None if message.run.uri is None else bare_address(message.run.uri)
             self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
-        elif isinstance(message, messages.Ridden):
+        elif isinstance(message, protocol.Ridden):
             self._journal.bind(message.backend, Binding(message.run_id, message.uri, message.name))
-        elif isinstance(message, messages.Finish):
+        elif isinstance(message, protocol.Finish):
             self._last_words = message
 
     def _courier(self, name: str) -> Courier:
@@ -340,12 +340,12 @@ def main(judge: Judge) -> None:
     os._exit(0 if delivered else UNDELIVERED)
 
 
-def _first_message(lines: LineReader) -> tuple[messages.Begin, list[bytes]]:
+def _first_message(lines: LineReader) -> tuple[protocol.Begin, list[bytes]]:
     while lines.open:
         received = list(lines.read(TICK))
         if received:
-            begin = messages.decode(received[0])
-            if isinstance(begin, messages.Begin):
+            begin = protocol.decode(received[0])
+            if isinstance(begin, protocol.Begin):
                 return begin, received[1:]
             break
     raise SystemExit(

@@ -9,9 +9,9 @@ import time
 import msgspec
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery import messages
-from memlog.delivery.backchannel import AlertListener
-from memlog.delivery.launcher import HelperProcess
+from memlog.delivery.helper import protocol
+from memlog.delivery.helper.alert_pipe import AlertListener
+from memlog.delivery.helper.client import HelperProcess
 
 PAUSES = (1.0, 10.0, 60.0)
 """Seconds before it is started again: the first time, the second, the last."""
@@ -32,9 +32,9 @@ class SupervisedHelper:
     def __init__(self, health: Health) -> None:
         self._health = health
         self._helper = HelperProcess(health)
-        self._begin: messages.Begin
+        self._begin: protocol.Begin
         self._listener: AlertListener | None = None
-        self._told: list[messages.Message] = []
+        self._told: list[protocol.Message] = []
         # A signal handler may publish, and so tell, while its own thread is in here.
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -43,7 +43,7 @@ class SupervisedHelper:
         self.is_away = False
         """Whether it has ended, and is not there again."""
 
-    def start(self, begin: messages.Begin, listener: AlertListener | None = None) -> None:
+    def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
         """Starts it. Never raises, but for what a signal handler of the user's raised meanwhile.
 
         Args:
@@ -64,7 +64,7 @@ class SupervisedHelper:
         with self._lock:
             self._helper.abandon()
 
-    def tell(self, message: messages.Message) -> None:
+    def tell(self, message: protocol.Message) -> None:
         """Sends a message, to those that may follow, too; never blocks."""
         with self._lock:
             self._told.append(message)
