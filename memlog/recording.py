@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memlog.delivery.helper.client import Outcome
     from memlog.delivery.helper.protocol import Finish
     from memlog.delivery.helper.supervisor import SupervisedHelper
-    from memlog.delivery.loop import CourierThread
+    from memlog.delivery.uploader.worker import CourierThread
     from memlog.journal.artifacts import Names
     from memlog.judging import Judging
     from memlog.tracer.periodic import PeriodicTracer
@@ -175,7 +175,7 @@ class Recording:
         self._threads: list[CourierThread] = []
         if sinks:
             # Imported here: most trainers hold none.
-            from memlog.delivery.handed import deliver_to  # noqa: PLC0415
+            from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
 
             # Last: what they have begun to deliver can't be taken back.
             self._threads = deliver_to(sinks, self.run, settings.backends, health)

@@ -15,7 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from memlog.delivery.courier import Courier
+from memlog.delivery.uploader.uploader import Courier
 
 
 class Meter(Progress):

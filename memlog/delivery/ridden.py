@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.copies import file_of
 from memlog.delivery.row import UsersRows
+from memlog.delivery.uploader.artifact_files import file_of
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
 from memlog.journal import RunDirectory

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
-from memlog.delivery.courier import Courier
+from memlog.delivery.uploader.uploader import Courier
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Status
 from memlog.journal import RunDirectory

@@ -10,8 +10,8 @@ from unittest.mock import patch
 from click.testing import CliRunner
 
 from memlog.cli.main import cli
-from memlog.delivery.courier import Courier
 from memlog.delivery.helper.retention import Retention
+from memlog.delivery.uploader.uploader import Courier
 from memlog.errors import TrackerUnavailableError
 from memlog.journal import ProcessIdentity, RunDirectory
 from memlog.journal.delivery_state import CourierState

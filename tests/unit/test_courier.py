@@ -11,7 +11,7 @@ from support.journals import bury
 from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.courier import Courier
+from memlog.delivery.uploader.uploader import Courier
 from memlog.errors import DeliveryError, TrackerUnavailableError
 from memlog.events import Batch, End, Parameters
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run

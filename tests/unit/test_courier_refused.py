@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.journals import GIB, MadeRun, batch
 from support.sinks import ListTracker
 
-from memlog.delivery.courier import Courier
 from memlog.delivery.helper.retention import Retention
-from memlog.delivery.loop import CourierThread
-from memlog.delivery.refusals import FIRST_REST
+from memlog.delivery.uploader.refused_runs import FIRST_REST
+from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.worker import CourierThread
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch, End, Parameters
 from memlog.journal import JournalFile, RunDirectory
@@ -170,7 +170,7 @@ def test_a_refused_run_is_asked_for_now_and_then_and_at_the_end(
     sweep: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("memlog.delivery.refusals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("memlog.delivery.uploader.refused_runs.time.monotonic", lambda: now[0])
     tracker = ListTracker(deleted={"r0"})
     carrier = courier(sweep, tracker)
     for _ in range(5):

@@ -12,7 +12,7 @@ from support.thirdparty import ListBackend
 
 from memlog._internal.diagnostics import Health
 from memlog.cli.main import cli
-from memlog.delivery.courier import Courier
+from memlog.delivery.uploader.uploader import Courier
 from memlog.events import Artifact, Batch, End, Run
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.artifacts import keep

@@ -6,8 +6,8 @@ import pytest
 from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.courier import Courier
-from memlog.delivery.outbox import take_over
+from memlog.delivery.uploader.outbox import take_over
+from memlog.delivery.uploader.uploader import Courier
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run

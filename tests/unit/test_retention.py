@@ -13,8 +13,8 @@ from support.journals import GIB, MIB, MadeRun, batch, cuda
 from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.courier import Courier
 from memlog.delivery.helper.retention import Retention
+from memlog.delivery.uploader.uploader import Courier
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, backpressure

@@ -37,8 +37,8 @@ from memlog.probes.cgroup import OomKills
 from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
 
 if TYPE_CHECKING:
-    from memlog.delivery.courier import Courier
-    from memlog.delivery.loop import CourierThread
+    from memlog.delivery.uploader.uploader import Courier
+    from memlog.delivery.uploader.worker import CourierThread
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -218,9 +218,9 @@ class Helper:
 
     def _start_courier(self, name: str, backend: Backend, *, named: bool) -> None:
         # Imported here: the first sample would wait for it.
-        from memlog.delivery.courier import Courier  # noqa: PLC0415
-        from memlog.delivery.loop import CourierThread  # noqa: PLC0415
         from memlog.delivery.rides import claims_while_riding  # noqa: PLC0415
+        from memlog.delivery.uploader.uploader import Courier  # noqa: PLC0415
+        from memlog.delivery.uploader.worker import CourierThread  # noqa: PLC0415
 
         courier = Courier(
             self._run,

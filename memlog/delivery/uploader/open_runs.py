@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from memlog._internal.redact import bare_address
-from memlog.delivery.refusals import Refusals
 from memlog.delivery.rides import Claim, ClaimOf
+from memlog.delivery.uploader.refused_runs import Refusals
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import End
 from memlog.journal import Binding

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from memlog._internal.diagnostics import warn
-from memlog.delivery.courier import Courier
+from memlog.delivery.uploader.uploader import Courier
 from memlog.errors import DeliveryError
 from memlog.journal.delivery_state import CourierLock, is_wanted
 

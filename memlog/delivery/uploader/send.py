@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from memlog.delivery.reading import Reading
+from memlog.delivery.uploader.cursor import Reading
 from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.sink import Point, Sink
 

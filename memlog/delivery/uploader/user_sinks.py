@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.courier import Courier
-from memlog.delivery.loop import CourierThread
+from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.worker import CourierThread
 from memlog.journal import RunDirectory
 from memlog.sink import Sink, Target
 

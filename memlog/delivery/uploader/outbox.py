@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from memlog.delivery.copies import Copies
+from memlog.delivery.uploader.artifact_files import Copies
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact
 from memlog.journal.delivery_state import MAX_ALERTS, AlertsTold, Outbox, Outgoing

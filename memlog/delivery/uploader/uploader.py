@@ -7,12 +7,12 @@ from collections import Counter
 import msgspec
 
 from memlog._internal.redact import remember, without_credentials
-from memlog.delivery import outbox
-from memlog.delivery.copies import Copies
-from memlog.delivery.reading import Reading
 from memlog.delivery.rides import ClaimOf
-from memlog.delivery.sending import DELIVERED, send_pending
-from memlog.delivery.targets import OpenSink, Targets
+from memlog.delivery.uploader import outbox
+from memlog.delivery.uploader.artifact_files import Copies
+from memlog.delivery.uploader.cursor import Reading
+from memlog.delivery.uploader.open_runs import OpenSink, Targets
+from memlog.delivery.uploader.send import DELIVERED, send_pending
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
