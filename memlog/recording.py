@@ -19,7 +19,7 @@ from memlog.batches import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.binder import Binder
-from memlog.delivery.rider import Rider
+from memlog.delivery.in_process.writer import Rider
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
 from memlog.farewell import Waiting, say_what_is_left, say_what_was_lost

@@ -17,7 +17,7 @@ from memlog.cli.addresses import Guard, connection_of, known_address, trust_opti
 from memlog.cli.meter import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line, page, plain, table
-from memlog.delivery.rides import all_states
+from memlog.delivery.in_process.saved_state import all_states
 from memlog.errors import (
     ArtifactError,
     ConfigurationError,

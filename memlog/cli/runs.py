@@ -23,7 +23,7 @@ from memlog.cli.output import (
     sign,
     table,
 )
-from memlog.delivery.rides import all_states
+from memlog.delivery.in_process.saved_state import all_states
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
 from memlog.reports import Summary, summarize

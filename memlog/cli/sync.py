@@ -17,7 +17,7 @@ from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.delivery.rides import ClaimOf, RideState, all_states, claims_of
+from memlog.delivery.in_process.saved_state import ClaimOf, RideState, all_states, claims_of
 from memlog.delivery.uploader.uploader import Courier
 from memlog.errors import (
     ConfigurationError,

@@ -9,7 +9,7 @@ import msgspec
 from memlog._internal.diagnostics import Health
 from memlog._internal.redact import bare_address, remember, without_credentials
 from memlog.delivery.helper.protocol import Bind, Connect, Message, Ridden
-from memlog.delivery.rider import Rider
+from memlog.delivery.in_process.writer import Rider
 from memlog.journal import Binding, JournalWriter
 from memlog.settings import LONGEST_NAME
 from memlog.sink import DISABLED, Backend, Connection, RidingBackend, TrackerRun

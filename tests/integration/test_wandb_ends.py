@@ -7,7 +7,7 @@ from support import child
 from support.riding import PREAMBLE, assert_every_step_is_there, full_plan, recorded, sync_offline
 from support.wandb_file import WandbFile, find_runs, read_run
 
-from memlog.delivery.rides import all_states
+from memlog.delivery.in_process.saved_state import all_states
 from memlog.reports import summarize
 from memlog.reports.schema import Delivery
 

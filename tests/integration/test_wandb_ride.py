@@ -13,7 +13,7 @@ from support.riding import (
 )
 from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
-from memlog.delivery.rides import RideState, all_states
+from memlog.delivery.in_process.saved_state import RideState, all_states
 from memlog.journal import RunDirectory
 from memlog.reports import summarize
 

@@ -9,8 +9,8 @@ from support.journals import batch
 
 from memlog._internal.diagnostics import Health
 from memlog.bus import EventBus
-from memlog.delivery.pace import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
-from memlog.delivery.rider import Rider
+from memlog.delivery.in_process.throttle import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
+from memlog.delivery.in_process.writer import Rider
 from memlog.events import Alert, Artifact
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point, Rows

@@ -6,7 +6,7 @@ from pathlib import Path
 from support.journals import MadeRun, at, batch
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.rider import Rider
+from memlog.delivery.in_process.writer import Rider
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Rows
 

@@ -6,8 +6,8 @@ import pytest
 from support.journals import at, batch, finished_run
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.row import UsersRows
-from memlog.delivery.series import write_series
+from memlog.delivery.in_process.row_buffer import UsersRows
+from memlog.delivery.in_process.series_csv import write_series
 from memlog.events import Loss, Sample
 from memlog.journal import RunDirectory
 

@@ -218,7 +218,7 @@ class Helper:
 
     def _start_courier(self, name: str, backend: Backend, *, named: bool) -> None:
         # Imported here: the first sample would wait for it.
-        from memlog.delivery.rides import claims_while_riding  # noqa: PLC0415
+        from memlog.delivery.in_process.saved_state import claims_while_riding  # noqa: PLC0415
         from memlog.delivery.uploader.uploader import Courier  # noqa: PLC0415
         from memlog.delivery.uploader.worker import CourierThread  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from memlog._internal.redact import bare_address
-from memlog.delivery.rides import Claim, ClaimOf
+from memlog.delivery.in_process.saved_state import Claim, ClaimOf
 from memlog.delivery.uploader.refused_runs import Refusals
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import End

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 from memlog._internal.redact import remember, without_credentials
-from memlog.delivery.rides import ClaimOf
+from memlog.delivery.in_process.saved_state import ClaimOf
 from memlog.delivery.uploader import outbox
 from memlog.delivery.uploader.artifact_files import Copies
 from memlog.delivery.uploader.cursor import Reading

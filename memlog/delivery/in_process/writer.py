@@ -1,10 +1,10 @@
 """Riding: writing to a run beside the user, in the trainer's own process, what the journal gets.
 
 The values of this process's own events are added to what the user logs, on the user's thread, as they log it
-(`memlog.delivery.row`): at any other moment another thread can't know which of the user's rows is open.
-Everything else (what the helper process samples, alerts, files) takes the road that a courier takes,
-through the journal, in one thread for all the runs that a user opens one after another. It keeps itself
-small (`memlog.delivery.pace`).
+(`memlog.delivery.in_process.row_buffer`): at any other moment another thread can't know which of the user's
+rows is open. Everything else (what the helper process samples, alerts, files) takes the road that a courier
+takes, through the journal, in one thread for all the runs that a user opens one after another. It keeps
+itself small (`memlog.delivery.in_process.throttle`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterable
 
 from memlog._internal.diagnostics import Health
 from memlog._internal.terminal import say
-from memlog.delivery.notices import ended_early, kept_nowhere, shared_rows
-from memlog.delivery.pace import SHORTEST_PAUSE, Pace
-from memlog.delivery.ridden import Ridden
-from memlog.delivery.rides import RideState
-from memlog.delivery.series import write_series
+from memlog.delivery.in_process.messages import ended_early, kept_nowhere, shared_rows
+from memlog.delivery.in_process.run_state import Ridden
+from memlog.delivery.in_process.saved_state import RideState
+from memlog.delivery.in_process.series_csv import write_series
+from memlog.delivery.in_process.throttle import SHORTEST_PAUSE, Pace
 from memlog.events import Event
 from memlog.journal import Header, RunDirectory
 from memlog.journal.delivery_state import CourierState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.row import UsersRows
+from memlog.delivery.in_process.row_buffer import UsersRows
 from memlog.delivery.uploader.artifact_files import file_of
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
