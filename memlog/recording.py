@@ -24,8 +24,8 @@ from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope,
 from memlog.events import Health as HealthEvent
 from memlog.farewell import Waiting, say_what_is_left, say_what_was_lost
 from memlog.journal import JournalWriter, new_run
-from memlog.outofmemory.errors import describe, failed_allocation
-from memlog.outofmemory.observer import AllocatorWatch
+from memlog.oom.errors import describe, failed_allocation
+from memlog.oom.observer import AllocatorWatch
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, is_ridden
 

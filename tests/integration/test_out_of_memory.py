@@ -22,7 +22,7 @@ from memlog.artifacts.snapshots import read_snapshot
 from memlog.cli.sync import sync
 from memlog.events import Alert, Artifact, End, Event, OutOfMemory
 from memlog.journal import RunDirectory, list_runs, new_run
-from memlog.outofmemory.allocators import keep_snapshot
+from memlog.oom.allocator_snapshot import keep_snapshot
 from memlog.trace.exporters import snapshot_graph
 
 pytestmark = pytest.mark.integration

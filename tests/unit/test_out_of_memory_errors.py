@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from memlog.outofmemory import limits
-from memlog.outofmemory.errors import describe, failed_allocation
-from memlog.outofmemory.frames import where
+from memlog.oom import limits
+from memlog.oom.errors import describe, failed_allocation
+from memlog.oom.frames import where
 
 TIB = 1024**4
 

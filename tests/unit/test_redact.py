@@ -13,7 +13,7 @@ from memlog._internal import redact
 from memlog._internal.diagnostics import Health
 from memlog._internal.redact import bare_address, remember, without_credentials
 from memlog.delivery.helper.process import _WithoutCredentials
-from memlog.outofmemory.errors import describe
+from memlog.oom.errors import describe
 
 
 @pytest.mark.parametrize(

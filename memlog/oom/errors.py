@@ -10,14 +10,8 @@ from types import ModuleType
 
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
-from memlog.outofmemory.frames import where
-from memlog.outofmemory.limits import (
-    NO_ROOM,
-    highest_resident,
-    host_room,
-    idle_memory,
-    machine_memory,
-)
+from memlog.oom.frames import where
+from memlog.oom.limits import NO_ROOM, highest_resident, host_room, idle_memory, machine_memory
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000

@@ -15,8 +15,8 @@ from typing import Any
 from memlog._internal.diagnostics import Health
 from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.journal import RunDirectory
-from memlog.outofmemory.errors import is_of_a_device
-from memlog.outofmemory.frames import here
+from memlog.oom.errors import is_of_a_device
+from memlog.oom.frames import here
 
 _SNAPSHOTS = 3
 """That are kept in a run at most, the newest in place of the one before."""
@@ -99,7 +99,7 @@ class AllocatorWatch:
     def _keep_snapshot(self) -> None:
         """Whoever looks for the largest batch that fits fails again and again: some are enough."""
         # Imported here: for a run that fails.
-        from memlog.outofmemory.allocators import allocator_snapshot, keep_snapshot  # noqa: PLC0415
+        from memlog.oom.allocator_snapshot import allocator_snapshot, keep_snapshot  # noqa: PLC0415
 
         if self._snapshots < _SNAPSHOTS:
             self._snapshots += 1
