@@ -38,7 +38,7 @@ from memlog.monitors import (
     track_memory,
     watch_loss,
 )
-from memlog.session import Session, finish, init, snapshot
+from memlog.session.session import Session, finish, init, snapshot
 
 if TYPE_CHECKING:
     from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer

@@ -10,7 +10,7 @@ import click
 
 from memlog.cli.options import SETTINGS
 from memlog.errors import MissingExtraError
-from memlog.session import finish
+from memlog.session.session import finish
 from memlog.sink import LOCAL, is_installed, load_backend
 
 

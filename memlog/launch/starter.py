@@ -15,7 +15,7 @@ from typing import Any
 from memlog._internal import current_session, fork
 from memlog._internal.terminal import say
 from memlog.autolog import Autolog, wait_for_a_session
-from memlog.session import init
+from memlog.session.session import init
 
 
 class Starter:

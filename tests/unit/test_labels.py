@@ -13,9 +13,9 @@ from memlog.cli.main import cli
 from memlog.events import Alert, DeviceReading, Recorded, Scope
 from memlog.journal import find_run
 from memlog.metrics import safe_label
-from memlog.recording import MAX_LABELS as MAX_METRICS
 from memlog.reports.labels import MAX_LABELS
 from memlog.reports.summary import summarize
+from memlog.session.recording import MAX_LABELS as MAX_METRICS
 from memlog.sink import Target
 
 

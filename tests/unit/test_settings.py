@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from support.sinks import ListTracker
 
-from memlog.arguments import split_backends
 from memlog.delivery.helper.protocol import Begin, encode
 from memlog.errors import ConfigurationError
+from memlog.session.arguments import split_backends
 from memlog.settings import Settings, resolve, runs_directory
 from memlog.sink import Target
 

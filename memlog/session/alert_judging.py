@@ -11,7 +11,7 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.events import Alert
-from memlog.farewell import say_never_judged, say_no_longer_judged
+from memlog.session.exit_messages import say_never_judged, say_no_longer_judged
 
 
 class Judging:

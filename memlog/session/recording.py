@@ -22,10 +22,10 @@ from memlog.delivery.binder import Binder
 from memlog.delivery.in_process.writer import Rider
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
-from memlog.farewell import Waiting, say_what_is_left, say_what_was_lost
 from memlog.journal import JournalWriter, new_run
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
+from memlog.session.exit_messages import Waiting, say_what_is_left, say_what_was_lost
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, is_ridden
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memlog.delivery.helper.supervisor import SupervisedHelper
     from memlog.delivery.uploader.worker import CourierThread
     from memlog.journal.artifacts import Names
-    from memlog.judging import Judging
+    from memlog.session.alert_judging import Judging
     from memlog.tracer.periodic import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
@@ -127,7 +127,7 @@ class Recording:
         self._judging: Judging | None = None
         if settings.alerts and self._console is not None:
             # Imported here: for those who have rules.
-            from memlog.judging import Judging  # noqa: PLC0415
+            from memlog.session.alert_judging import Judging  # noqa: PLC0415
 
             self._judging = Judging(
                 settings.alerts,

@@ -17,7 +17,9 @@ import msgspec
 
 from memlog._internal import current_session, fork
 from memlog._internal.diagnostics import Health
-from memlog.arguments import (
+from memlog.errors import ConfigurationError, MemlogError
+from memlog.events import Batch, Event, Status
+from memlog.session.arguments import (
     BackendArgument,
     folder,
     passed,
@@ -25,14 +27,12 @@ from memlog.arguments import (
     require_wait,
     split_backends,
 )
-from memlog.endings import error_at_exit, finish_with_the_child, status_of
-from memlog.errors import ConfigurationError, MemlogError
-from memlog.events import Batch, Event, Status
+from memlog.session.exit_status import error_at_exit, finish_with_the_child, status_of
 from memlog.settings import Settings, resolve
 from memlog.sink import Sink
 
 if TYPE_CHECKING:
-    from memlog.recording import AlertCallback, Recording
+    from memlog.session.recording import AlertCallback, Recording
 
 _SETTLE_AT_MOST = 2.0
 """Seconds that losses on their way from a device get at the end of a run."""
@@ -77,7 +77,7 @@ class Session:
         """Begins the run; what can't be begun for another reason than the user's is said, and counted."""
         try:
             # Imported here: `import memlog` stays light for those who never begin a session.
-            from memlog.recording import Recording  # noqa: PLC0415
+            from memlog.session.recording import Recording  # noqa: PLC0415
 
             live = Recording(
                 self.settings, self.health, sinks, model, on_alert, _finish_first_at_exit

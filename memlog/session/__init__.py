@@ -1,0 +1,1 @@
+"""A session in the trainer's process: its arguments, its parts and how it ends."""
