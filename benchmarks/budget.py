@@ -21,7 +21,7 @@ import torch
 import memlog
 from benchmarks.layer_models import Training
 from benchmarks.statistics import Estimate, estimate, ratio_of_sums
-from memlog.autolog import listen
+from memlog.autolog.optimizer_steps import listen
 
 BLOCK = 5
 """Steps."""

@@ -14,11 +14,11 @@ import msgspec
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Health
-from memlog.autolog import listen
-from memlog.batches import BatchRecorder, run_event
+from memlog.autolog.optimizer_steps import listen
+from memlog.autolog.run_detector import Binder
+from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
-from memlog.delivery.binder import Binder
 from memlog.delivery.in_process.writer import Rider
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memlog.autolog import SILENCE, Autolog
+from memlog.autolog.optimizer_steps import SILENCE, Autolog
 
 
 class Counter:

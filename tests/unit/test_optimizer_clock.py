@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlog.autolog import SILENCE, OptimizerClock
+from memlog.autolog.optimizer_steps import SILENCE, OptimizerClock
 
 FEW = st.integers(1, SILENCE - 1)
 

@@ -17,7 +17,7 @@ from support.sinks import ListSink, ListTracker
 
 import memlog
 from memlog._internal.diagnostics import Health
-from memlog.delivery.binder import Binder
+from memlog.autolog.run_detector import Binder
 from memlog.delivery.helper.protocol import Bind, Connect, Message
 from memlog.errors import ConfigurationError
 from memlog.events import Sample

@@ -11,8 +11,8 @@ from memlog._internal import distributed, fork
 from memlog._internal.diagnostics import Health
 from memlog._internal.signals import raised_by_handler
 from memlog._internal.units import MIB
+from memlog.autolog.run_detector import Binder
 from memlog.bus import EventBus
-from memlog.delivery.binder import Binder
 from memlog.events import Batch, DeviceReading, Parameters, Run, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter

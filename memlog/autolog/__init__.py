@@ -1,0 +1,1 @@
+"""Notice optimizer steps, and make a batch event of each."""
