@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memlog.delivery.uploader.worker import CourierThread
     from memlog.journal.artifacts import Names
     from memlog.session.alert_judging import Judging
-    from memlog.tracer.periodic import PeriodicTracer
+    from memlog.tracer.schedule.step_scheduler import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
 
@@ -220,7 +220,7 @@ class Recording:
         return msgspec.structs.replace(event, step=self.batches.last_step)
 
     def _begin_tracing(self, budget: float, model: Any) -> PeriodicTracer:
-        from memlog.tracer.periodic import PeriodicTracer  # noqa: PLC0415 - for those who want layers
+        from memlog.tracer.schedule.step_scheduler import PeriodicTracer  # noqa: PLC0415 - for those who want layers
 
         tracer = PeriodicTracer(self.run.worst_step, self._bus.publish, self._health, model, budget)
         self.batches.after_step = tracer.after_step

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 from memlog.errors import ConfigurationError
 from memlog.trace.phases import PhaseName, phase_levels
 from memlog.trace.records import Trace
-from memlog.tracer.storages import tensors_in
+from memlog.tracer.tensor_storages import tensors_in
 from memlog.tracer.window import Window
 
 _MAX_EVENTS = 1_000_000

@@ -16,8 +16,8 @@ from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
 from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
-from memlog.tracer.scopes import scope
-from memlog.tracer.text import summary_text
+from memlog.tracer.attribution.user_scopes import scope
+from memlog.tracer.summary import summary_text
 
 if TYPE_CHECKING:
     from memlog.tracer.window import Window
@@ -78,7 +78,7 @@ class MemoryTracer:
         self._trace: Trace | None = None
         self._why_none = "nothing has been traced yet; use: with tracer.trace(model): ..."
         if device is not None and "torch" in sys.modules:
-            from memlog.tracer.choose import device_of  # noqa: PLC0415 - torch is there already
+            from memlog.tracer.engines.selection import device_of  # noqa: PLC0415 - torch is there already
 
             device_of(
                 (), self._device
@@ -109,7 +109,7 @@ class MemoryTracer:
                 self._end(window)
 
     def _end(self, window: Window) -> None:
-        from memlog.tracer.leaving import leave_later  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.deferred_removal import leave_later  # noqa: PLC0415 - torch is there already
 
         with self.health.contained("analysing a trace"):
             try:

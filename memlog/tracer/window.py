@@ -11,9 +11,10 @@ from memlog._internal.diagnostics import Health
 from memlog.trace.accounting import Accountant
 from memlog.trace.records import EngineChoice, Trace
 from memlog.trace.result import TraceFacts, build
-from memlog.tracer import choose, private
-from memlog.tracer.log import EventLog
-from memlog.tracer.names import ModuleNames
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.engines import selection
+from memlog.tracer.event_log import EventLog
 
 DEFAULT_MAX_EVENTS = 100_000
 
@@ -25,13 +26,13 @@ def may_open() -> bool:
     opens only where there is none; nor inside a graph that is being compiled, a backward pass or a
     transformation of ``torch.func``, below which tensors have no storage of their own.
     """
-    if torch.compiler.is_compiling() or private.backward_task() != private.NO_TASK:
+    if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
         return False
-    if private.transforming():
+    if torch_private.transforming():
         return False
-    if private.missing(private.DISPATCH_NEEDS):
+    if torch_private.missing(torch_private.DISPATCH_NEEDS):
         return True  # the sampler will run, which has no mode
-    return not private.mode_stack()
+    return not torch_private.mode_stack()
 
 
 class Window:
@@ -74,13 +75,13 @@ class Window:
     ) -> None:
         self.health = health if health is not None else Health()
         models = [module for module in (model, *others) if module is not None]
-        self.torch_device = choose.device_of(models, device)
-        self._compiled = choose.are_compiled(models)
-        self.choice = choose.choose(self.torch_device, engine, compiled=self._compiled)
+        self.torch_device = selection.device_of(models, device)
+        self._compiled = selection.are_compiled(models)
+        self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
         self._names = ModuleNames(model, others)
         self._books = Accountant(by_readings=self.choice.engine == "sampler")
         self._log = EventLog(max_events, self._books)
-        self._engine = choose.build(
+        self._engine = selection.build(
             self.choice,
             self.torch_device,
             self._log,

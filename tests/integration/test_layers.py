@@ -246,7 +246,7 @@ def test_what_loads_a_batch_is_part_of_a_traced_step_as_of_a_plain_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a traced step would seem cheaper than it is by what loading takes."""
-    from memlog.tracer.budget import Budget
+    from memlog.tracer.schedule.budget import Budget
 
     told: list[float] = []
     tell = Budget.traced_step

@@ -147,9 +147,9 @@ def test_a_window_whose_step_never_ends_is_abandoned() -> None:
 
 
 def test_operations_without_end_are_abandoned_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer import periodic
+    from memlog.tracer.schedule import step_scheduler
 
-    monkeypatch.setattr(periodic, "_MOST_EVENTS", 1000)
+    monkeypatch.setattr(step_scheduler, "_MOST_EVENTS", 1000)
     model = network()
     optimizer = sgd(model)
     session = memlog.init("local", model=model, layers=True)

@@ -23,7 +23,7 @@ from memlog.journal import RunDirectory
 from memlog.reports.summary import summarize
 from memlog.reports.worst_step import WorstStep, read_worst_step
 from memlog.trace.predict import advise
-from memlog.tracer import private
+from memlog.tracer import torch_private
 
 pytestmark = pytest.mark.integration
 
@@ -336,7 +336,7 @@ def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
     loop = InBackward()
     for _ in range(4):
         loop.iterate()
-    assert not private.mode_stack()
+    assert not torch_private.mode_stack()
     memlog.finish()
     assert session.directory is not None
     run = RunDirectory(session.directory)

@@ -16,7 +16,7 @@ from support.models import mlp
 from torch import nn
 
 from memlog import MemoryTracer
-from memlog.tracer import taps
+from memlog.tracer.engines.cpu import patches
 
 pytestmark = [
     pytest.mark.integration,
@@ -126,11 +126,11 @@ def test_compiled_code_that_does_not_run_leaves_a_trace_exact() -> None:
     other(BATCH).sum().backward()
     tracer = MemoryTracer()
     model = mlp()
-    calls = [vars(tap._holder)[tap._name] for tap in taps.compiled_code()]
+    calls = [vars(tap._holder)[tap._name] for tap in patches.compiled_code()]
     with tracer.trace(model):
         model(BATCH).sum().backward()
     assert calls
-    assert calls == [vars(tap._holder)[tap._name] for tap in taps.compiled_code()]
+    assert calls == [vars(tap._holder)[tap._name] for tap in patches.compiled_code()]
     assert (tracer.result.exactness, tracer.result.dropped) == ("exact", {})
 
 

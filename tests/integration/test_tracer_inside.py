@@ -13,7 +13,8 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import MemoryTracer
-from memlog.tracer import mode, private
+from memlog.tracer import torch_private
+from memlog.tracer.engines.cpu import dispatch_mode
 
 pytestmark = [
     pytest.mark.integration,
@@ -78,14 +79,14 @@ def test_operators_of_a_higher_order_do_what_they_do(work: Callable[[], Tensor])
 
 @OLD_COND
 def test_a_torch_that_knows_no_such_flag_is_told_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mode.ObservingMode, "supports_higher_order_operators", False)
+    monkeypatch.setattr(dispatch_mode.ObservingMode, "supports_higher_order_operators", False)
     with pytest.raises(NotImplementedError), MemoryTracer().trace(torch.nn.Identity()):
         cond()
     tables = [one.python_key_table for one in torch._ops._higher_order_ops.values()]
     try:
-        private.let_higher_order_pass(mode.ObservingMode)
+        torch_private.let_higher_order_pass(dispatch_mode.ObservingMode)
         with MemoryTracer().trace(torch.nn.Identity()):
             assert torch.equal(cond(), X.cos() if X.sum() > 0 else -X.sin())
     finally:
         for table in tables:
-            table.pop(mode.ObservingMode, None)
+            table.pop(dispatch_mode.ObservingMode, None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlog.tracer.budget import SPACING, Budget
+from memlog.tracer.schedule.budget import SPACING, Budget
 
 
 def settled(share: float = 0.01, *, step: float = 1.0) -> Budget:

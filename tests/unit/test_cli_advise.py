@@ -23,7 +23,7 @@ from memlog.reports.postmortem import report
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise
 from memlog.trace.records import Trace
-from memlog.tracer.event import trace_event
+from memlog.tracer.schedule.trace_event import trace_event
 
 
 @pytest.fixture(autouse=True)

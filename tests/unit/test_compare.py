@@ -22,7 +22,7 @@ from memlog.reports import figures
 from memlog.reports.compare import compare
 from memlog.reports.figures import run_figures
 from memlog.reports.gates import parse_gate
-from memlog.tracer.event import trace_event
+from memlog.tracer.schedule.trace_event import trace_event
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from memlog.reports.step_ranking import LargerStep, Standing, advise_on, not_the
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise
 from memlog.trace.records import Trace
-from memlog.tracer.event import trace_event
+from memlog.tracer.schedule.trace_event import trace_event
 
 
 @cache

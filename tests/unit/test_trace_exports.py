@@ -271,7 +271,7 @@ def test_the_event_of_a_trace_is_small_and_encodes(tracer: MemoryTracer) -> None
     import msgspec
 
     from memlog.events import Trace
-    from memlog.tracer.event import trace_event
+    from memlog.tracer.schedule.trace_event import trace_event
 
     encoded = msgspec.json.encode(trace_event(tracer.result, 3))
     assert len(encoded) < 1500

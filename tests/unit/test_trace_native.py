@@ -35,12 +35,12 @@ from memlog.trace.encoding import (
     decode,
 )
 from memlog.trace.fragmentation import of_segments, of_statistics
-from memlog.tracer import taps
-from memlog.tracer.dispatch import DispatchEngine
-from memlog.tracer.ledger import Ledger
-from memlog.tracer.log import EventLog
-from memlog.tracer.names import ModuleNames
-from memlog.tracer.native import NativeEngine
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.engines.cpu import patches
+from memlog.tracer.engines.cpu.engine import DispatchEngine
+from memlog.tracer.engines.cpu.live_storages import Ledger
+from memlog.tracer.engines.cuda.engine import NativeEngine
+from memlog.tracer.event_log import EventLog
 
 A, B, C, D = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
 
@@ -265,7 +265,7 @@ def test_hooks_and_notes_find_what_the_dispatch_engine_finds(
     # The simulation sees results alone, and neither what operations take inside themselves nor the states of
     # the CPU's generator, which no device's allocator has.
     monkeypatch.setattr(Ledger, "passing", lambda *_: None)
-    monkeypatch.setattr(taps.RANDOM_STATES, "subscribe", lambda _: None)
+    monkeypatch.setattr(patches.RANDOM_STATES, "subscribe", lambda _: None)
     run = Run(GPT(checkpointing=checkpointing))
     assert not run.health.faults
     truth, found = run.rows

@@ -15,7 +15,7 @@ from torch.nn import functional
 from memlog import MemoryTracer
 from memlog.trace.exporters.speedscope import flame_graph
 from memlog.trace.records import Share, Trace
-from memlog.tracer.event import TOP_LINES, trace_event
+from memlog.tracer.schedule.trace_event import TOP_LINES, trace_event
 from memlog.tracer.window import Window
 
 WORDS = 2000

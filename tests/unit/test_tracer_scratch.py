@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from memlog import MemoryTracer
-from memlog.tracer import scratch
+from memlog.tracer.engines.cpu import op_workspace
 
 X = torch.linspace(-1, 1, 256 * 256).reshape(256, 256)
 BATCH = torch.linspace(-1, 1, 4 * 32 * 64).reshape(4, 32, 64)
@@ -98,7 +98,7 @@ def test_an_operation_of_the_programs_own_makes_no_exact_peak() -> None:
 
 
 def test_what_could_not_be_measured_makes_no_exact_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_known", {})
+    monkeypatch.setattr(op_workspace, "_known", {})
     tracer = MemoryTracer()
     with torch.profiler.profile(), tracer.trace(nn.Identity()):
         X.logsumexp(1)

@@ -9,7 +9,7 @@ from support.untraced import EXACT, INEXACT, Case
 
 from memlog import MemoryTracer
 from memlog.trace.records import TraceResult
-from memlog.tracer.copies import references_of_unheld
+from memlog.tracer.engines.cpu.dispatch_copies import references_of_unheld
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's, about one model or another
 

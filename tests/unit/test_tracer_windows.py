@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import ConfigurationError, MemoryTracer
 from memlog.events import Trace
-from memlog.tracer import scratch
-from memlog.tracer.event import trace_event
+from memlog.tracer.engines.cpu import op_workspace
+from memlog.tracer.schedule.trace_event import trace_event
 from memlog.tracer.window import Window, may_open
 
 BATCH = torch.ones(4, 64)
@@ -162,7 +162,7 @@ def test_nested_tracers_agree_on_what_the_inner_one_measures(
     step()
     with AllocatorTruth() as allocator:
         step()
-    monkeypatch.setattr(scratch, "_known", {})
+    monkeypatch.setattr(op_workspace, "_known", {})
     tracers = [MemoryTracer() for _ in range(3)]
     with tracers[0].trace(model), tracers[1].trace(model), tracers[2].trace(model):
         step()
@@ -419,14 +419,15 @@ def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
 
 def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_current_autograd_node", raising=True)
-    from memlog.tracer import choose, private
+    from memlog.tracer import torch_private
+    from memlog.tracer.engines import selection
 
     monkeypatch.setitem(
-        private.DISPATCH_NEEDS,
+        torch_private.DISPATCH_NEEDS,
         "torch._C._current_autograd_node",
-        private._find("_C._current_autograd_node"),
+        torch_private._find("_C._current_autograd_node"),
     )
-    choice = choose.choose(torch.device("cpu"), "auto", compiled=False)
+    choice = selection.choose(torch.device("cpu"), "auto", compiled=False)
     assert choice.engine == "sampler"
     assert "lacks torch._C._current_autograd_node" in choice.why
 
@@ -434,14 +435,14 @@ def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_inside_the_tracer_never_reaches_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from memlog.tracer import dispatch, ledger
+    from memlog.tracer.engines.cpu import engine, live_storages
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")
 
     tracer, model = MemoryTracer(), mlp()
     with monkeypatch.context() as broken:
-        broken.setattr(ledger.Ledger, "see", fail)
+        broken.setattr(live_storages.Ledger, "see", fail)
         with tracer.trace(model):
             model(BATCH).sum().backward()
     assert tracer.health.faults["recording an operation: RuntimeError"] > 3
@@ -449,7 +450,7 @@ def test_an_error_inside_the_tracer_never_reaches_training(
     assert caplog.text.count("training goes on") == 1
 
     with monkeypatch.context() as broken:
-        broken.setattr(dispatch.DispatchEngine, "_seed", fail)
+        broken.setattr(engine.DispatchEngine, "_seed", fail)
         with tracer.trace(model):
             model(BATCH).sum().backward()
     assert tracer.health.faults["beginning a trace: RuntimeError"] == 1
@@ -465,7 +466,7 @@ def test_what_is_no_module_is_one_clear_error(model: Any) -> None:
 
 
 def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer import dispatch
+    from memlog.tracer.engines.cpu import engine
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")
@@ -473,7 +474,7 @@ def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.Mo
     tracer, model = MemoryTracer(), mlp()
     with tracer.trace(model):
         model(BATCH)
-    monkeypatch.setattr(dispatch.DispatchEngine, "_seed", fail)
+    monkeypatch.setattr(engine.DispatchEngine, "_seed", fail)
     with tracer.trace(model):
         model(BATCH)
     with pytest.raises(ConfigurationError, match="could not begin"):
@@ -535,11 +536,11 @@ def test_time_begins_as_the_window_opens(monkeypatch: pytest.MonkeyPatch) -> Non
     """Else its layers lie beside the operations that a profiler has recorded, and not around them."""
     from types import SimpleNamespace
 
-    from memlog.tracer import log
+    from memlog.tracer import event_log
 
     clock = SimpleNamespace(now=5_000_000)
     reads = SimpleNamespace(time_ns=lambda: clock.now, perf_counter_ns=lambda: clock.now)
-    monkeypatch.setattr(log, "time", reads)
+    monkeypatch.setattr(event_log, "time", reads)
     window = Window(mlp())
     clock.now += 1_000_000
     window.start()

@@ -1,7 +1,7 @@
 """When it is tried to trace a step."""
 
-from memlog.tracer.budget import SPACING, Budget
-from memlog.tracer.turns import Turns
+from memlog.tracer.schedule.budget import SPACING, Budget
+from memlog.tracer.schedule.retry import Turns
 
 
 def attempts(turns: Turns, steps: int) -> list[int]:

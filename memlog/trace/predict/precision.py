@@ -6,8 +6,9 @@ that such an operation uses is copied for as long as the backward pass needs it.
 four bytes.
 
 Which storages these are the trace tells, where it was recorded operation by operation
-(`memlog.tracer.precision`). Parameters were taken there for those of a product or a norm, so a prediction is
-made where all parameters and buffers belong to layers of torch's whose operations are known.
+(`memlog.tracer.engines.cpu.autocast_types`). Parameters were taken there for those of a product or a norm,
+so a prediction is made where all parameters and buffers belong to layers of torch's whose operations are
+known.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
-from memlog.tracer.scopes import Scope
+from memlog.tracer.attribution.user_scopes import Scope
 
 MAX_NAMES = 10_000
 """Layers at most; what belongs to others is counted with what surrounds it."""

@@ -6,11 +6,11 @@ from typing import Any
 
 from memlog._internal.diagnostics import Health
 from memlog.trace.encoding import BACKWARD
-from memlog.tracer.backward import BackwardMarks
-from memlog.tracer.hooks import Hooks
-from memlog.tracer.log import EventLog
-from memlog.tracer.names import ModuleNames
-from memlog.tracer.spans import Place, Spans
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.attribution.module_stack import Place, Spans
+from memlog.tracer.event_log import EventLog
+from memlog.tracer.hooks.autograd_hooks import BackwardMarks
+from memlog.tracer.hooks.module_hooks import Hooks
 
 
 class Followed:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal import fork
-from memlog.tracer.silence import Silence
+from memlog.tracer.hooks.warning_filter import Silence
 
 
 class Leaver(Protocol):

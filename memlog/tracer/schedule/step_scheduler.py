@@ -1,11 +1,12 @@
 """Tracing a step of a running session now and then, by itself.
 
 A window opens as the first module of a training step is called, and closes when the step is over: when every
-optimizer that takes part has stepped (`memlog.tracer.rhythm`). The first step of all is traced: a job that
-does not fit dies there. So is the next but one, in which the optimizer's state is there from the start; later
-ones are as often as the budget allows. Since a window opens in one hook and closes in another, it opens only
-where that is safe (`memlog.tracer.window.may_open`), and what was skipped is counted. It is bounded, too:
-where no step comes to an end, as in evaluation or while experience is gathered, it is abandoned.
+optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step of all is traced:
+a job that does not fit dies there. So is the next but one, in which the optimizer's state is there from the
+start; later ones are as often as the budget allows. Since a window opens in one hook and closes in another,
+it opens only where that is safe (`memlog.tracer.window.may_open`), and what was skipped is counted. It is
+bounded, too: where no step comes to an end, as in evaluation or while experience is gathered, it is
+abandoned.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from memlog._internal.diagnostics import Health
 from memlog.events import Event
-from memlog.tracer.budget import DEFAULT_SHARE, Budget
-from memlog.tracer.event import trace_event
-from memlog.tracer.findings import FORERUNNER_MISSED, Findings, Found
-from memlog.tracer.forerunner import Forerunner
-from memlog.tracer.rhythm import Rhythm
-from memlog.tracer.tops import Tops
-from memlog.tracer.turns import Turns
+from memlog.tracer.schedule.budget import DEFAULT_SHARE, Budget
+from memlog.tracer.schedule.frozen_modules import Forerunner
+from memlog.tracer.schedule.iteration import Rhythm
+from memlog.tracer.schedule.kept_trace import FORERUNNER_MISSED, Findings, Found
+from memlog.tracer.schedule.retry import Turns
+from memlog.tracer.schedule.top_modules import Tops
+from memlog.tracer.schedule.trace_event import trace_event
 
 if TYPE_CHECKING:
     from memlog.trace.records import Trace
-    from memlog.tracer.calls import Calls
-    from memlog.tracer.hooks import OptimizersHeard
+    from memlog.tracer.hooks.first_call import Calls
+    from memlog.tracer.hooks.module_hooks import OptimizersHeard
     from memlog.tracer.window import Window
 
 _STEADY = 3
@@ -170,7 +171,7 @@ class PeriodicTracer:
             self._findings.finish(lacking=self._rhythm.lacks(self._findings.members))
         if self._held is not None:
             self._held.remove()
-        leaving = sys.modules.get("memlog.tracer.leaving")
+        leaving = sys.modules.get("memlog.tracer.hooks.deferred_removal")
         if leaving is not None:
             leaving.try_to_leave()
 
@@ -181,7 +182,7 @@ class PeriodicTracer:
         torch = sys.modules.get("torch")
         if torch is None or self._finished or not self._may_wait():
             return
-        from memlog.tracer.calls import Calls  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.first_call import Calls  # noqa: PLC0415 - torch is there already
 
         with self._lock:
             if self._calls is None and self._window is None and not self._opening:
@@ -195,7 +196,7 @@ class PeriodicTracer:
         """
         if not _compiler_in_use():
             return True
-        from memlog.tracer.choose import are_compiled, device_of  # noqa: PLC0415 - they load parts of torch
+        from memlog.tracer.engines.selection import are_compiled, device_of  # noqa: PLC0415 - they load parts of torch
 
         known = self._tops.known()
         if not are_compiled(known) or device_of(known, None).type == "cpu":
@@ -259,7 +260,7 @@ class PeriodicTracer:
         begun = time.perf_counter()
         try:
             # Imported here: they load parts of torch that most of its users never need.
-            from memlog.tracer.hooks import OptimizersHeard  # noqa: PLC0415
+            from memlog.tracer.hooks.module_hooks import OptimizersHeard  # noqa: PLC0415
             from memlog.tracer.window import Window, may_open  # noqa: PLC0415
 
             if not may_open():
@@ -362,7 +363,7 @@ class PeriodicTracer:
         self._begin_budget(now).charge(spent, setting_up=not self._traced)
 
     def _leave(self, window: Window) -> None:
-        from memlog.tracer.leaving import leave_later  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.deferred_removal import leave_later  # noqa: PLC0415 - torch is there already
 
         leave_later(window)
 
@@ -404,6 +405,6 @@ class PeriodicTracer:
 def _compiler_in_use() -> bool:
     if "torch._dynamo" not in sys.modules:
         return False
-    from memlog.tracer.private import compiler_in_use  # noqa: PLC0415 - torch is there already
+    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is there already
 
     return compiler_in_use()

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from memlog.trace.encoding import BUFFER, GRADIENT, OUTSIDE, PARAMETER
-from memlog.tracer.names import ModuleNames, Top
-from memlog.tracer.storages import StateTensor
+from memlog.tracer.attribution.module_names import ModuleNames, Top
+from memlog.tracer.tensor_storages import StateTensor
 
 
 class Owners:

@@ -20,10 +20,10 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog.trace.encoding import BACKWARD
-from memlog.tracer import private
-from memlog.tracer.ledger import Known, Ledger
-from memlog.tracer.spans import Place
-from memlog.tracer.storages import plain_tensors
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.module_stack import Place
+from memlog.tracer.engines.cpu.live_storages import Known, Ledger
+from memlog.tracer.tensor_storages import plain_tensors
 
 _OTHER: Final = 0
 _ADDS: Final = 1
@@ -143,7 +143,7 @@ class Copies:
         return None
 
     def _node_begins(self, number: int | None) -> None:
-        node = private.current_node() if private.current_node is not None else None
+        node = torch_private.current_node() if torch_private.current_node is not None else None
         self._name = node.name() if node is not None else ""
         self._node, self._began = number, self._books.serial
         self._zeros.clear()
@@ -184,7 +184,7 @@ def _adds_up(*, made_here: bool) -> bool:
     """
     if not made_here:
         return True
-    node = private.current_node() if private.current_node is not None else None
+    node = torch_private.current_node() if torch_private.current_node is not None else None
     edges = getattr(node, "next_functions", ())
     return len(set(edges)) < len(edges)
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
 from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
-from memlog.tracer.storages import tensors_in
+from memlog.tracer.tensor_storages import tensors_in
 
 if TYPE_CHECKING:
-    from memlog.tracer.ledger import Known, Ledger
+    from memlog.tracer.engines.cpu.live_storages import Known, Ledger
 
 _PRODUCT: Final = 1
 _LOSS: Final = 2

@@ -14,7 +14,7 @@ from memlog.events import Event
 from memlog.events import Trace as TraceEvent
 from memlog.reports.traced_steps import WORSE
 from memlog.trace.records import Trace
-from memlog.tracer.rhythm import Members
+from memlog.tracer.schedule.iteration import Members
 
 _PART = (
     "The trace is not of a whole training iteration: an optimizer takes part that made no step in it, so "

@@ -9,8 +9,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal.diagnostics import Health
-from memlog.tracer.private import compilations
-from memlog.tracer.silence import Silence
+from memlog.tracer.hooks.warning_filter import Silence
+from memlog.tracer.torch_private import compilations
 
 
 class Calls:

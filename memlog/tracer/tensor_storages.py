@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from memlog.tracer import private
+from memlog.tracer import torch_private
 
 _MAX_NESTING = 4
 
@@ -48,9 +48,9 @@ def held_by(tensor: Tensor) -> Iterator[Tensor]:
     A parameter of a lazy module that was not called yet holds nothing; a level that a transformation of
     ``torch.func`` has put around a tensor has no storage of its own.
     """
-    if private.is_level is not None and private.below_level is not None:
-        while private.is_level(tensor):
-            tensor = private.below_level(tensor)
+    if torch_private.is_level is not None and torch_private.below_level is not None:
+        while torch_private.is_level(tensor):
+            tensor = torch_private.below_level(tensor)
     return iter(()) if is_lazy(tensor) else plain_tensors(tensor)
 
 

@@ -18,9 +18,9 @@ from memlog.trace.encoding import (
     RECOMPUTE,
     TURN,
 )
-from memlog.tracer import private
-from memlog.tracer.names import ModuleNames
-from memlog.tracer.sequence import SequenceMap
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.autograd_sequence import SequenceMap
+from memlog.tracer.attribution.module_names import ModuleNames
 
 _MAX_THREADS = 256
 """Their number is one byte of an event."""
@@ -62,7 +62,7 @@ class Place:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.stack: list[tuple[int, int, int]] = [(OUTSIDE, private.NO_TASK, 0)]
+        self.stack: list[tuple[int, int, int]] = [(OUTSIDE, torch_private.NO_TASK, 0)]
         self.optimizing: int | None = None
         self.turn = (OUTSIDE, FORWARD)
         self.last_backward = OUTSIDE
@@ -133,15 +133,15 @@ class Spans:
         place = self.place(join=self._everywhere and self._names.knows(module))
         if place is None:
             return None
-        task = private.backward_task()
-        if task == private.NO_TASK and place.turn[1] == BACKWARD:
+        task = torch_private.backward_task()
+        if task == torch_private.NO_TASK and place.turn[1] == BACKWARD:
             self._leave_graph(place, place.stack[-1][0])
             self.turn(place, OUTSIDE, FORWARD)
         layer = self._names.layer_of(module, place.stack[-1][0])
         place.stack.append((layer, task, id(module)))
         if place.number == 0:
             self._mark(layer)
-        self._say(ENTER, layer, FORWARD if task == private.NO_TASK else RECOMPUTE, place)
+        self._say(ENTER, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, place)
         return place
 
     def module_ends(self, module: Any) -> int | None:
@@ -157,7 +157,7 @@ class Spans:
             return None
         while ended != identity:
             layer, task, ended = place.stack.pop()
-            self._say(EXIT, layer, FORWARD if task == private.NO_TASK else RECOMPUTE, place)
+            self._say(EXIT, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, place)
         if place.number == 0:
             self._mark(place.stack[-1][0])
         return layer
@@ -188,8 +188,8 @@ class Spans:
     def owner(self, place: Place) -> tuple[int, int]:
         """Layer and phase of what this thread does now."""
         layer, began_in, _ = place.stack[-1]
-        task = private.backward_task()
-        if task == private.NO_TASK:
+        task = torch_private.backward_task()
+        if task == torch_private.NO_TASK:
             backward = place.turn[1] == BACKWARD
             if backward:
                 self._leave_graph(place, layer)
@@ -212,8 +212,8 @@ class Spans:
 
         Nodes that accumulate gradients have no number; they follow what made the gradient.
         """
-        node = private.current_node() if private.current_node is not None else None
-        number = private.sequence_number(node) if node is not None else None
+        node = torch_private.current_node() if torch_private.current_node is not None else None
+        number = torch_private.sequence_number(node) if node is not None else None
         place.node = number
         if number is not None:
             layer = self._sequence.layer_of(number)
@@ -229,8 +229,8 @@ class Spans:
         Its operations belong to the layer whose backward pass they are. They are heard of once they have
         their numbers, so the layer has all since the last that was heard of.
         """
-        if private.next_sequence_number is not None:
-            number = int(private.next_sequence_number())
+        if torch_private.next_sequence_number is not None:
+            number = int(torch_private.next_sequence_number())
             self._sequence.since(number - 1 if place.made is None else place.made, layer)
             place.made = number
 
@@ -241,15 +241,15 @@ class Spans:
             place.made = None
 
     def _mark(self, layer: int) -> None:
-        if private.next_sequence_number is not None:
-            self._heard = int(private.next_sequence_number())
+        if torch_private.next_sequence_number is not None:
+            self._heard = int(torch_private.next_sequence_number())
             self._sequence.mark(self._heard, layer)
             self._lines.mark(self._heard, 0)
 
     def made_by_line(self, line: int, place: Place) -> None:
         """The operations of the graph since the last that was heard of were made by a line of the program."""
-        if place.number == 0 and private.next_sequence_number is not None:
-            number = int(private.next_sequence_number())
+        if place.number == 0 and torch_private.next_sequence_number is not None:
+            number = int(torch_private.next_sequence_number())
             if number > self._heard:
                 self._lines.mark(self._heard, line)
                 self._heard = number
@@ -259,7 +259,7 @@ class Spans:
         if len(place.stack) == 1:
             return place.turn
         layer, began_in, _ = place.stack[-1]
-        return layer, FORWARD if began_in == private.NO_TASK else RECOMPUTE
+        return layer, FORWARD if began_in == torch_private.NO_TASK else RECOMPUTE
 
 
 def _is_at_work(identity: int, place: Place) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from memlog.tracer import private
+from memlog.tracer import torch_private
 
 NOTHING_INSIDE: Final = 0
 """It takes nothing but its results."""
@@ -79,7 +79,7 @@ def look_at_precisions() -> bool:
         Whether that is another than when this was called last.
     """
     global _precisions
-    before, _precisions = _precisions, private.precisions()
+    before, _precisions = _precisions, torch_private.precisions()
     return before != _precisions
 
 
@@ -170,9 +170,9 @@ def depends_on_values(func: Any) -> bool:
 
 
 def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
-    if any(getattr(mode, "measures", False) for mode in private.mode_stack()):
+    if any(getattr(mode, "measures", False) for mode in torch_private.mode_stack()):
         return _measured_below(func, args, kwargs)
-    start, end = private.allocation_profiler()
+    start, end = torch_private.allocation_profiler()
     if start is None or end is None or not _begun(start):
         return func(*args, **kwargs), None
     records: Any = ()

@@ -13,12 +13,12 @@ import torch
 
 from memlog._internal.diagnostics import Health
 from memlog.trace.encoding import READING, pack
-from memlog.tracer import statistics
-from memlog.tracer.engine import Finding
-from memlog.tracer.followed import Followed
-from memlog.tracer.log import EventLog
-from memlog.tracer.names import ModuleNames
-from memlog.tracer.spans import Place
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.attribution.module_stack import Place
+from memlog.tracer.engines import allocator_stats
+from memlog.tracer.engines.base import Finding
+from memlog.tracer.engines.hook_engine import Followed
+from memlog.tracer.event_log import EventLog
 
 
 class SamplerEngine(Followed):
@@ -36,7 +36,7 @@ class SamplerEngine(Followed):
     ) -> None:
         super().__init__(log, names, health)
         self._device = device
-        self._read = statistics.reader(device)
+        self._read = allocator_stats.reader(device)
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Begins; what is known already makes no difference to statistics."""
@@ -51,7 +51,7 @@ class SamplerEngine(Followed):
             self._stopped = True
             self._end()
             self._sample(0, 1, 0)
-        found, reason = statistics.fragmentation(self._device)
+        found, reason = allocator_stats.fragmentation(self._device)
         return Finding(self._unseen(), found, reason)
 
     def give_up(self) -> None:

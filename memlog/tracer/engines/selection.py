@@ -11,14 +11,15 @@ import torch
 from memlog._internal.diagnostics import Health
 from memlog.errors import ConfigurationError
 from memlog.trace.records import EngineChoice, EngineName, Exactness
-from memlog.tracer import mode, statistics
-from memlog.tracer.dispatch import DispatchEngine
-from memlog.tracer.engine import Engine
-from memlog.tracer.history import History
-from memlog.tracer.log import EventLog
-from memlog.tracer.names import ModuleNames
-from memlog.tracer.native import NativeEngine
-from memlog.tracer.sampler import SamplerEngine
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.engines import allocator_stats
+from memlog.tracer.engines.base import Engine
+from memlog.tracer.engines.cpu import dispatch_mode
+from memlog.tracer.engines.cpu.engine import DispatchEngine
+from memlog.tracer.engines.cuda.allocator_history import History
+from memlog.tracer.engines.cuda.engine import NativeEngine
+from memlog.tracer.engines.sampling import SamplerEngine
+from memlog.tracer.event_log import EventLog
 
 _COMPILED_ON_CPU = (
     "the model is compiled: there are no layers inside a compiled graph, and watching its operations would "
@@ -71,7 +72,7 @@ def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Cho
     if device.type in ("cuda", "xpu"):
         best, refusal = "native", History(device).refusal()
     elif device.type == "cpu":
-        best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else mode.refusal()
+        best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else dispatch_mode.refusal()
     else:
         best, refusal = "sampler", None
     if wanted in ("native", "dispatch"):
@@ -87,7 +88,7 @@ def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Cho
         return Choice(
             "native" if best == "native" else "dispatch", f"the best for {device.type}", "exact"
         )
-    readable = statistics.reader(device) is not None
+    readable = allocator_stats.reader(device) is not None
     why = (
         "it was asked for" if wanted == "sampler" else refusal or f"the only one for {device.type}"
     )

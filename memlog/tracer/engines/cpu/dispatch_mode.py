@@ -14,9 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Health
-from memlog.tracer import private, scratch
-from memlog.tracer.scratch import Scratch
-from memlog.tracer.storages import Storages, changed, is_sparse, is_wrapper, storages_in, tensors_in
+from memlog.tracer import torch_private
+from memlog.tracer.engines.cpu import op_workspace
+from memlog.tracer.engines.cpu.op_workspace import Scratch
+from memlog.tracer.tensor_storages import (
+    Storages,
+    changed,
+    is_sparse,
+    is_wrapper,
+    storages_in,
+    tensors_in,
+)
 
 NOTHING: Final = 0
 NEW: Final = 1
@@ -93,7 +101,7 @@ class ObservingMode(TorchDispatchMode):
     def begin(self) -> None:
         """Puts the mode on top of this thread's stack."""
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
-            private.let_higher_order_pass(type(self))
+            torch_private.let_higher_order_pass(type(self))
         _leave_those_on_top()
         _flags.acquire()
         self.__enter__()
@@ -121,11 +129,11 @@ class ObservingMode(TorchDispatchMode):
         """
         self.rest()
         thread = self._thread
-        if private.backward_task() != private.NO_TASK:
+        if torch_private.backward_task() != torch_private.NO_TASK:
             return not self._inside
         if thread is threading.current_thread():
             _leave_those_on_top()
-            gone = not any(mode is self for mode in private.mode_stack())
+            gone = not any(mode is self for mode in torch_private.mode_stack())
         else:
             gone = thread is not None and not thread.is_alive()  # its stack went with it
         if gone:
@@ -165,7 +173,7 @@ class ObservingMode(TorchDispatchMode):
             kind, before = self._before_change(kind, args, kwargs)
         inside = None
         if kind & MEASURED:
-            out, inside = scratch.run(func, args, kwargs or {})
+            out, inside = op_workspace.run(func, args, kwargs or {})
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
         if kind:
@@ -180,7 +188,7 @@ class ObservingMode(TorchDispatchMode):
     def _by_types(self, kind: int, args: Any) -> int:
         mixed = False
         with self._health.contained("looking at an operation's types"):
-            mixed = scratch.mixes_types(args)
+            mixed = op_workspace.mixes_types(args)
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
@@ -250,17 +258,17 @@ fork.renew(_flags, "_lock", threading.Lock)
 
 def _leave_those_on_top() -> None:
     """Takes out what is on top of this thread's stack and has nobody to show to any more."""
-    while stack := private.mode_stack():
+    while stack := torch_private.mode_stack():
         mode = stack[-1]
         if not isinstance(mode, ObservingMode) or not mode.leave_from_top():
             return
 
 
 _INSIDE = {
-    scratch.NOTHING_INSIDE: 0,
-    scratch.MEASURED: MEASURED,
-    scratch.UNKNOWN: UNKNOWN,
-    scratch.BY_TYPES: BY_TYPES,
+    op_workspace.NOTHING_INSIDE: 0,
+    op_workspace.MEASURED: MEASURED,
+    op_workspace.UNKNOWN: UNKNOWN,
+    op_workspace.BY_TYPES: BY_TYPES,
 }
 _UNMARKED_VIEWS = (
     "aten::_unsafe_view",
@@ -273,7 +281,7 @@ _kinds: dict[Any, int] = {}
 
 def kind_of(func: Any) -> int:
     """What an operation's result may be, by its schema, and what is known of its inside."""
-    return _result_of(func) | _INSIDE[scratch.need(func)]
+    return _result_of(func) | _INSIDE[op_workspace.need(func)]
 
 
 def _result_of(func: Any) -> int:
@@ -303,5 +311,5 @@ def _is_written_tensor(arguments: Any) -> bool:
 
 def refusal() -> str | None:
     """Why this torch can't serve; ``None`` where it can."""
-    lacking = private.missing(private.DISPATCH_NEEDS)
+    lacking = torch_private.missing(torch_private.DISPATCH_NEEDS)
     return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None

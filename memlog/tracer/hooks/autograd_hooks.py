@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from memlog._internal.diagnostics import Health
-from memlog.tracer import private
-from memlog.tracer.sequence import MAX_SPANS
-from memlog.tracer.storages import tensors_in
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.autograd_sequence import MAX_SPANS
+from memlog.tracer.tensor_storages import tensors_in
 
 
 class BackwardMarks:
@@ -46,7 +46,7 @@ class BackwardMarks:
             node = tensor.grad_fn
             if node is None:
                 continue
-            number = private.sequence_number(node)
+            number = torch_private.sequence_number(node)
             if number is None or number in self._marked or len(self._marked) >= MAX_SPANS:
                 continue
             self._marked.add(number)

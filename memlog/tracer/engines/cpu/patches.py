@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from memlog._internal import fork
-from memlog.tracer import private
+from memlog.tracer import torch_private
 
 _Listener = Callable[[Any, Any], None]
 
@@ -53,7 +53,7 @@ class Tap:
             if not self._on:
                 self._own = self._name in vars(self._holder)
                 self._before = getattr(self._holder, self._name)
-                private.leave_uncompiled(self._ours)
+                torch_private.leave_uncompiled(self._ours)
                 setattr(self._holder, self._name, self._ours)
                 self._on = True
 
@@ -73,7 +73,7 @@ class Tap:
             setattr(self._holder, self._name, self._before)
         else:
             delattr(self._holder, self._name)  # what it inherits shows again
-        private.keep_rules(self._ours, self._before)
+        torch_private.keep_rules(self._ours, self._before)
         self._on = False
 
 

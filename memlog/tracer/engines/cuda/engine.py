@@ -12,15 +12,15 @@ from torch import Tensor
 from memlog._internal.diagnostics import Health
 from memlog.trace.cuda_join import Join, Mark, Seed, label
 from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
-from memlog.tracer import statistics
-from memlog.tracer.engine import Finding
-from memlog.tracer.followed import Followed
-from memlog.tracer.history import History
-from memlog.tracer.log import EventLog
-from memlog.tracer.names import ModuleNames
-from memlog.tracer.owners import Owners
-from memlog.tracer.spans import NO_INPUTS, Place
-from memlog.tracer.storages import held_by, optimizer_tensors, parameters_of, tensors_in
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.attribution.module_stack import NO_INPUTS, Place
+from memlog.tracer.attribution.parameter_owners import Owners
+from memlog.tracer.engines import allocator_stats
+from memlog.tracer.engines.base import Finding
+from memlog.tracer.engines.cuda.allocator_history import History
+from memlog.tracer.engines.hook_engine import Followed
+from memlog.tracer.event_log import EventLog
+from memlog.tracer.tensor_storages import held_by, optimizer_tensors, parameters_of, tensors_in
 
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
@@ -56,7 +56,7 @@ class NativeEngine(Followed):
         self._history = history
         self._device = history.device
         self._owners = Owners(names)
-        self._read = statistics.reader(self._device)
+        self._read = allocator_stats.reader(self._device)
         self._read_always = readings
         self._marks: list[Mark] = []
         self._seeds: list[Seed] = []
@@ -204,7 +204,7 @@ class NativeEngine(Followed):
         ]
 
     def _found(self, snapshot: Any, entries: int, join: Join) -> Finding:
-        found, reason = statistics.fragmentation(self._device, snapshot)
+        found, reason = allocator_stats.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
         if self._history.may_have_dropped(entries):
             dropped["history ring was full: the window's first events are missing"] = 1

@@ -28,9 +28,9 @@ from memlog.trace.encoding import (
     pack,
 )
 from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
-from memlog.tracer.log import EventLog
-from memlog.tracer.precision import type_of
-from memlog.tracer.storages import held_by, is_wrapper, plain_tensors
+from memlog.tracer.engines.cpu.autocast_types import type_of
+from memlog.tracer.event_log import EventLog
+from memlog.tracer.tensor_storages import held_by, is_wrapper, plain_tensors
 
 MOST_LIVE = 12_500
 """Live storages that are all followed: about 700 bytes each, with what the analysis keeps of them."""

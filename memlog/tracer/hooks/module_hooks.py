@@ -27,8 +27,8 @@ from torch.optim.optimizer import (
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Health
-from memlog.tracer.scopes import LISTENERS, Scope
-from memlog.tracer.silence import Silence
+from memlog.tracer.attribution.user_scopes import LISTENERS, Scope
+from memlog.tracer.hooks.warning_filter import Silence
 
 
 class OptimizerListener(Protocol):

@@ -28,24 +28,21 @@ from memlog.trace.encoding import (
     pack,
 )
 from memlog.trace.storage_uses import UNKNOWN
-from memlog.tracer import mode, private, scratch, taps, unseen
-from memlog.tracer.callers import Callers
-from memlog.tracer.copies import Copies
-from memlog.tracer.engine import Finding
-from memlog.tracer.hooks import Hooks
-from memlog.tracer.ledger import MOST_LIVE, SMALL, Ledger
-from memlog.tracer.log import EventLog
-from memlog.tracer.names import ModuleNames
-from memlog.tracer.owners import Owners
-from memlog.tracer.precision import Precision
-from memlog.tracer.scratch import Scratch
-from memlog.tracer.spans import NO_INPUTS, Place, Spans
-from memlog.tracer.storages import (
-    optimizer_tensors,
-    parameters_of,
-    tensors_in,
-)
-from memlog.tracer.taps import Tap
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.calling_lines import Callers
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.attribution.module_stack import NO_INPUTS, Place, Spans
+from memlog.tracer.attribution.parameter_owners import Owners
+from memlog.tracer.engines.base import Finding
+from memlog.tracer.engines.cpu import dispatch_mode, limitations, op_workspace, patches
+from memlog.tracer.engines.cpu.autocast_types import Precision
+from memlog.tracer.engines.cpu.dispatch_copies import Copies
+from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL, Ledger
+from memlog.tracer.engines.cpu.op_workspace import Scratch
+from memlog.tracer.engines.cpu.patches import Tap
+from memlog.tracer.event_log import EventLog
+from memlog.tracer.hooks.module_hooks import Hooks
+from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of, tensors_in
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _NAMED = 8
@@ -68,8 +65,8 @@ class DispatchEngine:
         self._log = log
         self._health = health
         self._hooks = Hooks(self, health)
-        self._mode = mode.ObservingMode(self, health)
-        self._fakes = private.faking()
+        self._mode = dispatch_mode.ObservingMode(self, health)
+        self._fakes = torch_private.faking()
         self._ledger = Ledger(log, fakes=self._fakes, types=types)
         self._copies = Copies(self._ledger)
         self._callers = Callers()
@@ -89,9 +86,9 @@ class DispatchEngine:
         self._seed()
         for optimizer in optimizers:
             self._look_at_optimizer(optimizer)
-        scratch.look_at_precisions()
+        op_workspace.look_at_precisions()
         self._hooks.install()
-        self._code = taps.compiled_code()
+        self._code = patches.compiled_code()
         for tap, listener in self._taps():
             tap.subscribe(listener)
         self._mode.begin()
@@ -105,7 +102,7 @@ class DispatchEngine:
                 tap.unsubscribe(listener)
             with self._health.contained("ending a trace"):
                 self._look_at_parameters()
-                self._precision_changed = scratch.look_at_precisions()
+                self._precision_changed = op_workspace.look_at_precisions()
             self._spans.close()
             self._ledger.close()
         self.leave()
@@ -127,8 +124,8 @@ class DispatchEngine:
         missed = self._missed()
         return Finding(
             unseen=(
-                *unseen.ALWAYS,
-                *((unseen.TRANSFORMED,) if self._transformed else ()),
+                *limitations.ALWAYS,
+                *((limitations.TRANSFORMED,) if self._transformed else ()),
                 *missed,
                 *((unlike,) if unlike else ()),
             ),
@@ -143,16 +140,17 @@ class DispatchEngine:
         """Why peaks are lower bounds, in whole sentences."""
         ledger = self._ledger
         found = {
-            unseen.SPARSE: ledger.sparse,
-            unseen.COMPLEX: ledger.complex,
-            unseen.NESTED: ledger.nested,
-            unseen.LATE_GRADIENTS: self._late_gradients,
-            unseen.FAILED: self._mode.failures,
-            unseen.PRECISION: self._precision_changed,
-            unseen.COMPILED: self._compiled_calls or len(taps.compiled_code()) > len(self._code),
+            limitations.SPARSE: ledger.sparse,
+            limitations.COMPLEX: ledger.complex,
+            limitations.NESTED: ledger.nested,
+            limitations.LATE_GRADIENTS: self._late_gradients,
+            limitations.FAILED: self._mode.failures,
+            limitations.PRECISION: self._precision_changed,
+            limitations.COMPILED: self._compiled_calls
+            or len(patches.compiled_code()) > len(self._code),
         }
         missed = [sentence for sentence, applies in found.items() if applies]
-        if unknown := private.foreign_compilers():
+        if unknown := torch_private.foreign_compilers():
             missed.append(
                 "Nobody knows whether code of these compilers ran, nor what it allocates, so that peaks and "
                 f"what is live at the end are lower bounds: {', '.join(unknown[:_NAMED])}."
@@ -184,13 +182,13 @@ class DispatchEngine:
         if before is not None:
             before.inputs = self._ledger.largest(tensors) if tensors else NO_INPUTS
         place = self._spans.module_begins(module)
-        self._transformed = self._transformed or private.transforming()
+        self._transformed = self._transformed or torch_private.transforming()
         if self._owners.unknown:
             self._seed()
         if place is None:
             return
         _outside, *modules = place.stack
-        if len(modules) == 1 and modules[0][1] == private.NO_TASK:
+        if len(modules) == 1 and modules[0][1] == torch_private.NO_TASK:
             for tensor in tensors:
                 if tensor.grad_fn is None:
                     self._ledger.classify(tensor, OUTSIDE, INPUT)
@@ -228,21 +226,21 @@ class DispatchEngine:
         place = self._spans.place(join=True)
         if place is None:
             return
-        result = kind & mode.RESULT
-        if result == mode.DETACHED:
+        result = kind & dispatch_mode.RESULT
+        if result == dispatch_mode.DETACHED:
             self._look_at_detached(out)
             return
         layer, phase = self._owner(place)
         made = UNKNOWN
-        if result == mode.NEW:
+        if result == dispatch_mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
                 made = self._look_at_new(func, args, out, layer, phase, place)
         elif result:
-            self._ledger.sparse = self._ledger.sparse or bool(result & mode.WRITTEN)
+            self._ledger.sparse = self._ledger.sparse or bool(result & dispatch_mode.WRITTEN)
             self._look_at_resized(out, layer, phase, place)
         if inside is not None:
             self._ledger.passing(inside.peak - inside.kept, layer, phase, place.number, made)
-        elif kind > mode.RESULT:
+        elif kind > dispatch_mode.RESULT:
             self._count_unmeasured(func)
         self._fold()
 
@@ -285,17 +283,20 @@ class DispatchEngine:
 
     def _look_at_detached(self, out: Any) -> None:
         """A gradient that is taken over uncopied is detached, in the node that belongs to its parameter."""
-        if private.backward_task() == private.NO_TASK or private.current_node is None:
+        if (
+            torch_private.backward_task() == torch_private.NO_TASK
+            or torch_private.current_node is None
+        ):
             return
-        parameter = getattr(private.current_node(), "variable", None)
+        parameter = getattr(torch_private.current_node(), "variable", None)
         if parameter is not None and isinstance(out, Tensor):
             self._look_at_gradient(parameter, out)
 
     # What the taps tell.
 
     def _taps(self) -> Iterator[tuple[Tap, Callable[[Any, Any], None]]]:
-        yield taps.RESIZES, self._storage_resized
-        yield taps.RANDOM_STATES, self._random_state_copied
+        yield patches.RESIZES, self._storage_resized
+        yield patches.RANDOM_STATES, self._random_state_copied
         for tap in self._code:
             yield tap, self._compiled_code_ran
 

@@ -1,0 +1,1 @@
+"""To which module, parameter, line or scope a tensor belongs."""

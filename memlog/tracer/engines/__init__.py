@@ -1,0 +1,1 @@
+"""How a window records: by dispatch mode, by the allocator's history, or by hooks and samples."""

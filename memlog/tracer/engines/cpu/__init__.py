@@ -1,0 +1,1 @@
+"""The engine for the CPU: a dispatch mode sees every operation."""

@@ -1,0 +1,1 @@
+"""The engine for CUDA: the allocator's own history."""

@@ -1,0 +1,1 @@
+"""Hooks in modules, optimizers and autograd."""

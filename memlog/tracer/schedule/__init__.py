@@ -1,0 +1,1 @@
+"""Which steps of a session are traced, and which trace is kept."""
