@@ -7,11 +7,11 @@ from typing import Any
 from memlog._internal.current_session import Publisher
 from memlog.console import Announcement, BatchNotice, OptimizationNotice
 from memlog.events import Batch, Epoch, Loss, now_us
-from memlog.monitors import _outlet
-from memlog.monitors._axes import AXES
-from memlog.monitors._late import LATE
+from memlog.monitors import _publishing
+from memlog.monitors._deferred_losses import LATE
+from memlog.monitors._epoch_owner import AXES
 from memlog.monitors._losses import Value, read
-from memlog.monitors._meter import Meter
+from memlog.monitors._readings import Meter
 
 
 class EpochMemoryMonitor:
@@ -36,13 +36,13 @@ class EpochMemoryMonitor:
             self._printed = 0
             self._step: int | None = None
             self._claimed: Publisher | None = None
-            with _outlet.HEALTH.contained("beginning to monitor"):
+            with _publishing.HEALTH.contained("beginning to monitor"):
                 self._announce()
 
     def on_epoch_start(self) -> None:
         """An epoch begins, or a black-box optimisation."""
         if self.enabled:
-            with _outlet.HEALTH.contained("beginning an epoch"):
+            with _publishing.HEALTH.contained("beginning an epoch"):
                 self._claim()
                 self._printed = 0
                 self._meter.epoch(0, None)  # ends the windows of what was before
@@ -58,33 +58,33 @@ class EpochMemoryMonitor:
             loss: A number, a tensor or whatever else `watch_loss` understands. One that is on a device
                 is not waited for: it follows when it is known.
         """
-        if not self.enabled or _outlet.silenced():
+        if not self.enabled or _publishing.silenced():
             return
-        with _outlet.HEALTH.contained("ending a batch"):
+        with _publishing.HEALTH.contained("ending a batch"):
             self._batch(batch_idx, loss)
 
     def on_epoch_end(self) -> None:
         """An epoch is over: publishes and prints its peaks."""
-        if self.enabled and not _outlet.silenced():
-            with _outlet.HEALTH.contained("ending an epoch"):
+        if self.enabled and not _publishing.silenced():
+            with _publishing.HEALTH.contained("ending an epoch"):
                 event = self._end()
-                LATE.deliver(None, lambda _: _outlet.tell(event))
+                LATE.deliver(None, lambda _: _publishing.tell(event))
 
     def on_optimization_end(self) -> None:
         """A black-box optimisation is over: like `on_epoch_end`, in that line's words."""
-        if self.enabled and not _outlet.silenced():
-            with _outlet.HEALTH.contained("ending an optimisation"):
+        if self.enabled and not _publishing.silenced():
+            with _publishing.HEALTH.contained("ending an optimisation"):
                 event = self._end()
-                LATE.deliver(None, lambda _: _outlet.tell(OptimizationNotice(event)))
+                LATE.deliver(None, lambda _: _publishing.tell(OptimizationNotice(event)))
 
     def _announce(self) -> None:
         session = self._claim()
         if session is None or not session.announced:
-            _outlet.tell(Announcement(self.verbose_batches))
+            _publishing.tell(Announcement(self.verbose_batches))
 
     def _claim(self) -> Publisher | None:
         """Claims the steps of the running session, once."""
-        session = _outlet.session()
+        session = _publishing.session()
         if session is not None and session is not self._claimed:
             session.claim_steps()
             self._claimed = session
@@ -107,7 +107,7 @@ class EpochMemoryMonitor:
             if value is not None and step is not None and session is not None:
                 session.publish(Loss(now_us(), step, value.value))
             if line is not None:
-                _outlet.tell(BatchNotice(index, line, None if value is None else value.text))
+                _publishing.tell(BatchNotice(index, line, None if value is None else value.text))
 
         LATE.deliver(reading, when_known)
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar, overload
 
 from memlog.console import EvaluationNotice
 from memlog.events import Evaluation, now_us
-from memlog.monitors import _outlet, iterations
+from memlog.monitors import _publishing, iterations
+from memlog.monitors._deferred_losses import LATE
 from memlog.monitors._functions import body_of, require_function
-from memlog.monitors._late import LATE
 from memlog.monitors._losses import Reading, Value, read
-from memlog.monitors._meter import Meter
+from memlog.monitors._readings import Meter
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -148,23 +148,23 @@ class _Watch:
         Ctrl-C, or what a signal handler raises, while memlog or an ``on_alert`` is at work is not let
         through either: some optimisers hang for ever on an exception in their loss.
         """
-        if _outlet.silenced():
+        if _publishing.silenced():
             return
         try:
-            with _outlet.HEALTH.contained("watching a loss"):
+            with _publishing.HEALTH.contained("watching a loss"):
                 self._evaluated(returned, error)
         except (KeyboardInterrupt, Exception) as interruption:  # noqa: BLE001 - a handler's: others are contained
             what, remedy = "Ctrl-C", ": press it again"
             if not isinstance(interruption, KeyboardInterrupt):
                 what, remedy = f"a signal handler's {type(interruption).__name__}", ""
-            _outlet.HEALTH.drop(
+            _publishing.HEALTH.drop(
                 "interrupts",
                 f"{what} came while memlog looked at a loss, where it could leave the optimiser "
                 f"hanging{remedy}",
             )
 
     def _evaluated(self, returned: Any, error: str | None) -> None:
-        session = _outlet.session()
+        session = _publishing.session()
         if session is not self._session:
             self._session = session
             self._numbers = itertools.count()  # another run begins at 0
@@ -184,7 +184,7 @@ class _Watch:
             if session is not None:
                 session.publish(event)
             if shown:
-                _outlet.tell(EvaluationNotice(index, event, text))
+                _publishing.tell(EvaluationNotice(index, event, text))
 
         LATE.deliver(_read(returned) if error is None else None, when_known)
 
@@ -194,7 +194,7 @@ def _read(returned: Any) -> Reading:
     try:
         return read(returned)
     except Exception as error:  # noqa: BLE001 - the optimiser would hang or end on it
-        _outlet.HEALTH.fault("reading a loss", error)
+        _publishing.HEALTH.fault("reading a loss", error)
         return None
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from memlog.console import ProgressLine
-from memlog.monitors import _outlet
+from memlog.monitors import _publishing
 
 _entered: list[track_iterations] = []
 
@@ -59,8 +59,8 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
     def __enter__(self) -> track_iterations:  # noqa: PYI034 - typing.Self came with Python 3.11
         """The optimiser is about to run."""
-        with _outlet.HEALTH.contained("beginning to count iterations"):
-            if not _outlet.silenced():
+        with _publishing.HEALTH.contained("beginning to count iterations"):
+            if not _publishing.silenced():
                 _entered.append(self)
                 self._line = ProgressLine(self._label) if self._print else None
                 self._hooks.enter_context(_listening(self))
@@ -73,7 +73,7 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
         trace: TracebackType | None,
     ) -> None:
         """The optimiser is done, in whatever way."""
-        with _outlet.HEALTH.contained("ending to count iterations"):
+        with _publishing.HEALTH.contained("ending to count iterations"):
             self._hooks.close()
             if self in _entered:
                 _entered.remove(self)

@@ -12,8 +12,8 @@ from typing import Any
 from memlog._internal.units import mib
 from memlog.console import SummaryNotice, usage
 from memlog.events import DeviceReading, Recorded
-from memlog.monitors import _outlet
-from memlog.monitors._meter import Meter, device_index
+from memlog.monitors import _publishing
+from memlog.monitors._readings import Meter, device_index
 
 MAX_POINTS = 10_000
 """Points that a tracker keeps; the journal keeps all."""
@@ -54,7 +54,7 @@ class MemoryMonitor:
             "gpu_memory_allocated_mb": MemoryMonitor.get_gpu_memory_mb(device),
             "gpu_memory_reserved_mb": MemoryMonitor.get_gpu_memory_reserved_mb(device),
         }
-        with _outlet.HEALTH.contained("asking for a device's free memory"):
+        with _publishing.HEALTH.contained("asking for a device's free memory"):
             reading = _reading(device)
             if reading is not None and reading.name.startswith("cuda"):
                 free, _ = sys.modules["torch"].cuda.mem_get_info(device_index(device))
@@ -70,13 +70,13 @@ class MemoryMonitor:
                 end in either.
             device: Whose figures.
         """
-        if _outlet.silenced():
+        if _publishing.silenced():
             return
-        with _outlet.HEALTH.contained("printing memory"):
+        with _publishing.HEALTH.contained("printing memory"):
             point = _meter(device_index(device)).point(_as_prefix(str(prefix)))
             label = point.label.strip().rstrip(":") or "memory"
             event = Recorded(point.time_us, label, point.rss, point.devices)
-            _outlet.publish(event, notice=point)
+            _publishing.publish(event, notice=point)
 
     @staticmethod
     def log_memory_usage(
@@ -93,12 +93,12 @@ class MemoryMonitor:
             logger: ``None``: ``memlog.memory``.
             level: Its level.
         """
-        if _outlet.silenced():
+        if _publishing.silenced():
             return
-        with _outlet.HEALTH.contained("logging memory"):
+        with _publishing.HEALTH.contained("logging memory"):
             text = _as_prefix(str(prefix))
             point = _meter(device_index(device)).point(text.strip().rstrip(":") or "memory")
-            _outlet.publish(point)
+            _publishing.publish(point)
             (logger or _logger).log(level, "%s%s", text, usage(point))
 
 
@@ -116,18 +116,18 @@ class MemoryTracker:
 
     def record(self, label: str) -> None:
         """Records what is held now."""
-        if _outlet.silenced():
+        if _publishing.silenced():
             return
-        with _outlet.HEALTH.contained("recording a point"):
+        with _publishing.HEALTH.contained("recording a point"):
             point = self._meter.point(label)
             self._points.append(point)
             self._recorded += 1
-            _outlet.publish(point)
+            _publishing.publish(point)
 
     def print_summary(self) -> None:
         """Prints a line for each point, in order."""
         points = tuple(self._points)
-        _outlet.tell(SummaryNotice(points, self._recorded - len(points)))
+        _publishing.tell(SummaryNotice(points, self._recorded - len(points)))
 
     def get_peak_memory(self) -> dict[str, float]:
         """The largest figures among the recorded points, in MB of 1024² bytes.

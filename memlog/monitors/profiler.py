@@ -7,8 +7,8 @@ from typing import Any
 
 from memlog.console import ProfileNotice
 from memlog.events import Recorded
-from memlog.monitors import _outlet
-from memlog.monitors._meter import Meter
+from memlog.monitors import _publishing
+from memlog.monitors._readings import Meter
 
 MAX_CHECKPOINTS = 10_000
 """Checkpoints that are kept until `BatchMemoryProfiler.reset`: the newest."""
@@ -29,17 +29,17 @@ class BatchMemoryProfiler:
 
     def checkpoint(self, label: str) -> None:
         """Records what is held now."""
-        if not self._enabled or _outlet.silenced():
+        if not self._enabled or _publishing.silenced():
             return
-        with _outlet.HEALTH.contained("recording a checkpoint"):
+        with _publishing.HEALTH.contained("recording a checkpoint"):
             point = self._meter.point(label)
             self._points.append(point)
-            _outlet.publish(point)
+            _publishing.publish(point)
 
     def print_summary(self) -> None:
         """Prints the change from each checkpoint to the next; nothing with fewer than two."""
         if self._enabled:
-            _outlet.tell(ProfileNotice(tuple(self._points)))
+            _publishing.tell(ProfileNotice(tuple(self._points)))
 
     def reset(self) -> None:
         """Forgets the checkpoints; the journal keeps them."""

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from memlog.events import DeviceReading, Recorded, Scope, now_us
-from memlog.monitors import _outlet
+from memlog.monitors import _publishing
 from memlog.monitors._functions import require_function, within
-from memlog.monitors._meter import Meter
+from memlog.monitors._readings import Meter
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -37,8 +37,8 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
 
     def __enter__(self) -> track_memory:  # noqa: PYI034 - typing.Self came with Python 3.11
         """The block begins."""
-        with _outlet.HEALTH.contained("entering a block"):
-            if not _outlet.silenced():
+        with _publishing.HEALTH.contained("entering a block"):
+            if not _publishing.silenced():
                 meter = Meter(self._device)
                 self._entered.append((meter, meter.point(self._label), time.perf_counter_ns()))
         return self
@@ -51,14 +51,14 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
     ) -> None:
         """The block is over, in whatever way."""
         ended = time.perf_counter_ns()
-        with _outlet.HEALTH.contained("leaving a block"):
+        with _publishing.HEALTH.contained("leaving a block"):
             if self._entered:
                 meter, before, begun = self._entered.pop()
                 after = meter.point(self._label)
                 # Who closes a generator early has had enough of it: that is no error.
                 name = None if kind in {None, GeneratorExit} else kind.__name__
                 event = _scope(before, after, (ended - begun) // 1000, name)
-                _outlet.publish(event, notice=event if self._print else None)
+                _publishing.publish(event, notice=event if self._print else None)
 
 
 @overload

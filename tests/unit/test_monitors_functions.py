@@ -10,7 +10,7 @@ import pytest
 import memlog
 from memlog.errors import ConfigurationError
 from memlog.events import Evaluation, Scope
-from memlog.monitors import _outlet
+from memlog.monitors import _publishing
 
 
 @pytest.fixture
@@ -19,16 +19,16 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     class Session:
         enabled = announced = True
-        health = _outlet.HEALTH
+        health = _publishing.HEALTH
         publish = events.append
 
         def next_evaluation(self) -> int:
             return len(events)
 
     monkeypatch.setattr("memlog._internal.current_session._publisher", Session())
-    before = dict(_outlet.HEALTH.faults)
+    before = dict(_publishing.HEALTH.faults)
     yield events
-    assert dict(_outlet.HEALTH.faults) == before
+    assert dict(_publishing.HEALTH.faults) == before
 
 
 def test_a_generator_is_watched_until_it_is_exhausted(published: list[Any]) -> None:

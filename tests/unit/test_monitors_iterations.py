@@ -15,14 +15,14 @@ import memlog
 from memlog.console import ProgressLine
 from memlog.events import Evaluation
 from memlog.journal import RunDirectory
-from memlog.monitors import _outlet
+from memlog.monitors import _publishing
 
 
 @pytest.fixture(autouse=True)
 def nothing_goes_wrong_inside() -> Iterator[None]:
-    before = dict(_outlet.HEALTH.faults)
+    before = dict(_publishing.HEALTH.faults)
     yield
-    assert dict(_outlet.HEALTH.faults) == before
+    assert dict(_publishing.HEALTH.faults) == before
 
 
 def rosenbrock(x: Any) -> tuple[Any, Any]:

@@ -18,15 +18,15 @@ import pytest
 import torch
 
 import memlog
-from memlog.monitors import _late, _outlet
+from memlog.monitors import _deferred_losses, _publishing
 from memlog.monitors._losses import Pending, Value, known, read
 
 
 @pytest.fixture(autouse=True)
 def nothing_goes_wrong_inside() -> typing.Iterator[None]:
-    before = dict(_outlet.HEALTH.faults)
+    before = dict(_publishing.HEALTH.faults)
     yield
-    assert dict(_outlet.HEALTH.faults) == before
+    assert dict(_publishing.HEALTH.faults) == before
 
 
 class Output:
@@ -167,7 +167,7 @@ def test_a_loss_that_cannot_be_read_is_an_evaluation_all_the_same(
     odd = Odd()
     assert memlog.watch_loss(lambda: odd)() is odd
     assert "Loss evaluation 0" in capsys.readouterr().out
-    assert _outlet.HEALTH.faults.pop("reading a loss: RuntimeError") == 1
+    assert _publishing.HEALTH.faults.pop("reading a loss: RuntimeError") == 1
 
 
 def test_scipy_minimises_a_watched_loss() -> None:
@@ -258,7 +258,7 @@ class SlowDevice:
 
 @pytest.mark.seed(14)
 def test_a_loss_on_its_way_is_not_waited_for_and_order_is_kept() -> None:
-    late, device, got = _late.LateLosses(), SlowDevice(), []
+    late, device, got = _deferred_losses.LateLosses(), SlowDevice(), []
     threads = []
 
     def then(value: Value | None) -> None:

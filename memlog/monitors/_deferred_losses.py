@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from memlog._internal import current_session, fork
 from memlog.monitors._losses import Pending, Reading, Value
-from memlog.monitors._outlet import HEALTH
+from memlog.monitors._publishing import HEALTH
 
 MAX_WAITING = 10_000
 _LOOK_S = 0.002

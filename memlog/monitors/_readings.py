@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from memlog.events import DeviceReading, Epoch, Recorded, now_us
-from memlog.monitors._outlet import HEALTH
+from memlog.monitors._publishing import HEALTH
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
 from memlog.probes.peaks import PeakWindow
