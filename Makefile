@@ -15,8 +15,7 @@ SETTINGS := pyproject.toml constraints.txt
 OLDEST := .venv-oldest-torch
 # Of the line `torch = ["torch>=2.6"]`.
 OLDEST_TORCH = $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\]/\1/p' pyproject.toml)
-TRACER_TESTS := tests/unit/test_trace*.py tests/unit/test_budget.py tests/integration/test_tracer_*.py \
-	tests/integration/test_layers*.py
+TRACER_TESTS := tests/unit/tracer tests/unit/trace tests/integration/tracer
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help

@@ -97,7 +97,7 @@ def test_the_commands_are_those_that_hycos_tests_run() -> None:
     commands = [
         line for block in BLOCKS if block.language == "bash" for line in block.code.splitlines()
     ]
-    run = (Path(__file__).parents[1] / "slow" / "test_hyco.py").read_text(encoding="utf-8")
+    run = (Path(__file__).parents[2] / "slow" / "test_hyco.py").read_text(encoding="utf-8")
     constants = {
         node.value
         for node in ast.walk(ast.parse(run))

@@ -9,7 +9,7 @@ from support import child
 from support.wandb_file import read_only_run
 
 PATHS = os.pathsep.join(
-    [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 pytestmark = pytest.mark.integration

@@ -24,7 +24,7 @@ from memlog.errors import MissingExtraError, UnknownBackendError
 pytest.importorskip("torch")
 pytestmark = pytest.mark.integration
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "train_gpt.py"
 DEMO = ("-c", "from memlog.cli.demo import demo; demo()")
 LOSSES = re.compile(r"^(before|after): training loss ([\d.]+), validation loss ([\d.]+)$")
 STEPS = 12

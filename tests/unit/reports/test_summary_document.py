@@ -11,7 +11,7 @@ import msgspec
 from memlog.cli.runs import RunList
 from memlog.reports import Summary
 
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "show-json.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "show-json.md"
 
 
 def fields(kind: object, prefix: str = "") -> Iterator[str]:

@@ -12,7 +12,7 @@ from support import speedscope
 
 pytestmark = pytest.mark.integration
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "memory_tracer_demo.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "memory_tracer_demo.py"
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

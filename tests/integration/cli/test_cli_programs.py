@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 COMMAND = [sys.executable, "-m", "memlog"]
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 STEPS = 60
 
 

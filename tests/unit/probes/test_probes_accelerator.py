@@ -388,7 +388,7 @@ def test_the_accelerator_interface_is_not_asked_on_builds_that_have_their_own_cl
 @pytest.mark.seed(30)
 def test_nothing_of_memlogs_resets_a_statistic() -> None:
     """The user's peak stays the user's: no code of memlog's even names what resets one."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     names = set()
     for folder in ("memlog", "integrations"):
         for file in (root / folder).rglob("*.py"):

@@ -1,6 +1,6 @@
 """Native history joined with layers: on histories made up by hand, and on one that a CPU really made.
 
-No device is needed here; `tests/integration/test_tracer_cuda.py` holds the same against a real one.
+No device is needed here; `tests/integration/tracer/test_tracer_cuda.py` holds the same against a real one.
 """
 
 from __future__ import annotations

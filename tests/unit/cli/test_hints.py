@@ -12,7 +12,7 @@ import pytest
 
 from memlog.cli.main import cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CODE = [
     path
     for folder in ("memlog", "integrations", "examples")
