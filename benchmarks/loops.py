@@ -67,7 +67,7 @@ class Memlog(Bare):
 
     def _settle(self, backend: str) -> None:
         from memlog.journal import RunDirectory
-        from memlog.journal.delivery_state import CourierState
+        from memlog.journal.delivery_state import UploadState
 
         assert self.session.directory is not None
         run = RunDirectory(self.session.directory)
@@ -75,7 +75,7 @@ class Memlog(Bare):
         deadline = time.monotonic() + SETTLE_TIMEOUT
         handed_over, since = 0, time.monotonic()
         while time.monotonic() < deadline:
-            state = CourierState.load(run, backend)
+            state = UploadState.load(run, backend)
             if state.provisional != handed_over:  # W&B's: no position is certain before the end
                 handed_over, since = state.provisional, time.monotonic()
             if handed_over and time.monotonic() - since >= QUIET:
@@ -126,7 +126,7 @@ class WandbInTheLoop(Bare):
         self.run.log({"rss_mib": peak, "rss_peak_mib": peak}, step=step)
 
 
-class WandbRidden(WandbInTheLoop):
+class WandbInProcess(WandbInTheLoop):
     """The same, and memlog rides on it."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ LOOPS: dict[str, Callable[[], Bare]] = {
     "mlflow.log_metrics": lambda: MlflowInTheLoop(synchronous=True),
     "mlflow.log_metrics, async": lambda: MlflowInTheLoop(synchronous=False),
     "wandb.log": WandbInTheLoop,
-    "wandb.log, memlog riding": WandbRidden,
+    "wandb.log, memlog riding": WandbInProcess,
 }
 
 

@@ -238,7 +238,7 @@ class Rows(Protocol):
         """Counts an error of the integration's own: what the user logs is passed on without points."""
 
 
-class Ride(Protocol):
+class InProcessRun(Protocol):
     """Writes to a run of the user's from the trainer's process, beside the user, whose rows stay as they are.
 
     Made on the user's thread. What is passed on raises as the tracker's client does.
@@ -289,14 +289,14 @@ class Ride(Protocol):
 
 
 @runtime_checkable
-class RidingBackend(Backend, Protocol):
+class InProcessBackend(Backend, Protocol):
     """A backend whose users' runs are ridden."""
 
-    def open_ride(self, run: TrackerRun) -> Ride:
+    def open_in_process(self, run: TrackerRun) -> InProcessRun:
         """Begins to write to a run that `active_run` has just found. Takes microseconds, loads nothing."""
 
 
-def is_ridden(backend: Backend) -> bool:
+def writes_in_process(backend: Backend) -> bool:
     """Whether a run of the user's is written from the trainer's process; one that does not say is not."""
     return bool(getattr(backend, "rides", False))
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from memlog._internal.credential_scope import Home
-from memlog.sink import ArtifactStore, Connection, Ride, Sink, Target, TrackerRun
+from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of
 from memlog_wandb.ride import WandbRide
@@ -62,7 +62,7 @@ class WandbBackend:
             )
         return None
 
-    def open_ride(self, run: TrackerRun) -> Ride:
+    def open_in_process(self, run: TrackerRun) -> InProcessRun:
         """Begins to write to the user's run, which `active_run` has just found."""
         return WandbRide(self._run, run.run_id)
 

@@ -18,7 +18,7 @@ from memlog_wandb.rows import RowWatch, watch, watches_no_more
 
 
 class WandbRide:
-    """A `memlog.sink.Ride` on a W&B run. Importing this module loads no wandb.
+    """A `memlog.sink.InProcessRun` on a W&B run. Importing this module loads no wandb.
 
     Args:
         run: The user's ``wandb.run``.

@@ -8,14 +8,14 @@ import msgspec
 
 from memlog._internal.diagnostics import Health
 from memlog._internal.redact import bare_address, remember, without_credentials
-from memlog.delivery.helper.protocol import Bind, Connect, Message, Ridden
-from memlog.delivery.in_process.writer import Rider
+from memlog.delivery.helper.protocol import Bind, Connect, Message, WrittenInProcess
+from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.journal import Binding, JournalWriter
 from memlog.settings import LONGEST_NAME
-from memlog.sink import DISABLED, Backend, Connection, RidingBackend, TrackerRun
+from memlog.sink import DISABLED, Backend, Connection, InProcessBackend, TrackerRun
 
 
-class Binder:
+class RunDetector:
     """Looks for active runs on the thread that publishes, since MLflow's active run is the thread's own.
 
     Args:
@@ -23,8 +23,8 @@ class Binder:
         journal: Gets a new segment for each run that is found.
         tell: Tells the helper process how to reach it.
         health: Counts what a backend gets wrong.
-        riders: Ride, in this process, on the runs of those backends that can't be told a helper, by name.
-        on_ride: Called, on the publishing thread, whenever a ride begins.
+        writers: Ride, in this process, on the runs of those backends that can't be told a helper, by name.
+        on_in_process: Called, on the publishing thread, whenever a ride begins.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class Binder:
         journal: JournalWriter,
         tell: Callable[[Message], None],
         health: Health,
-        riders: Mapping[str, Rider] = {},
-        on_ride: Callable[[], object] = lambda: None,
+        writers: Mapping[str, InProcessWriter] = {},
+        on_in_process: Callable[[], object] = lambda: None,
     ) -> None:
         self._backends = backends
         self._journal = journal
         self._tell = tell
         self._health = health
-        self._riders = riders
-        self._on_ride = on_ride
+        self._writers = writers
+        self._on_in_process = on_in_process
         self._bound: dict[str, str] = {}
         self._connections: dict[str, Connection] = {}
 
@@ -84,8 +84,8 @@ class Binder:
     def _is_new(self, name: str, run: TrackerRun) -> bool:
         if run.run_id != self._bound.get(name):
             return True
-        rider = self._riders.get(name)
-        return rider is not None and rider.is_over(run.run_id)
+        writer = self._writers.get(name)
+        return writer is not None and writer.is_over(run.run_id)
 
     def _bind(self, name: str, run: TrackerRun) -> None:
         self._bound[name] = run.run_id
@@ -93,11 +93,11 @@ class Binder:
         remember(run.uri)
         uri = None if run.uri is None else bare_address(run.uri)
         called = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
-        rider, backend = self._riders.get(name), self._backends[name]
-        if rider is not None and isinstance(backend, RidingBackend):
-            rider.begin(backend.open_ride(run), kept=uri != DISABLED)
-            self._on_ride()
-            self._tell(Ridden(name, run.run_id, uri, called))
+        writer, backend = self._writers.get(name), self._backends[name]
+        if writer is not None and isinstance(backend, InProcessBackend):
+            writer.begin(backend.open_in_process(run), kept=uri != DISABLED)
+            self._on_in_process()
+            self._tell(WrittenInProcess(name, run.run_id, uri, called))
         else:
             self._tell(Bind(name, msgspec.structs.replace(run, name=called)))
         self._journal.bind(name, Binding(run.run_id, uri, called))

@@ -11,7 +11,7 @@ from memlog._internal import distributed, fork
 from memlog._internal.diagnostics import Health
 from memlog._internal.signals import raised_by_handler
 from memlog._internal.units import MIB
-from memlog.autolog.run_detector import Binder
+from memlog.autolog.run_detector import RunDetector
 from memlog.bus import EventBus
 from memlog.events import Batch, DeviceReading, Parameters, Run, now_us
 from memlog.events import Health as HealthEvent
@@ -39,7 +39,7 @@ class BatchRecorder:
         settings: Which steps, from which number on.
         bus: Where events go.
         journal: Asked whether it is queued.
-        binder: Looks for the user's runs before each event.
+        run_detector: Looks for the user's runs before each event.
         health: Counts errors: none leaves this class.
         model: Its size is recorded once.
     """
@@ -49,14 +49,14 @@ class BatchRecorder:
         settings: Settings,
         bus: EventBus,
         journal: JournalWriter,
-        binder: Binder,
+        run_detector: RunDetector,
         health: Health,
         model: Any = None,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._journal = journal
-        self._binder = binder
+        self._run_detector = run_detector
         self._health = health
         self._model = model
         self._model_size: dict[str, str] = {}
@@ -193,7 +193,7 @@ class BatchRecorder:
             )
 
     def _publish(self, step: int) -> None:
-        bound = self._binder.look()
+        bound = self._run_detector.look()
         devices = self._accelerators.read()
         if bound:
             self._begun = False  # its parameters are for every run of the user's
@@ -217,7 +217,7 @@ class BatchRecorder:
             self._bus.publish(device)
 
     def _introduce(self, devices: tuple[DeviceReading, ...]) -> None:
-        self._binder.connect()
+        self._run_detector.connect()
         with self._health.contained("gathering the run's parameters"):
             self._bus.publish(Parameters(now_us(), self._parameters(devices)))
 

@@ -15,7 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.uploader import Uploader
 
 
 class Meter(Progress):
@@ -24,12 +24,12 @@ class Meter(Progress):
     It looks at what the courier remembers whenever it draws, which it does in a thread of its own.
 
     Args:
-        courier: What delivers.
+        uploader: What delivers.
     """
 
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier  # first: the parent's constructor draws already
-        self._before = courier.state.delivered
+    def __init__(self, uploader: Uploader) -> None:
+        self._uploader = uploader  # first: the parent's constructor draws already
+        self._before = uploader.state.delivered
         console = Console(stderr=True)
         super().__init__(
             TextColumn("{task.description}"),
@@ -41,22 +41,22 @@ class Meter(Progress):
             transient=True,
             disable=not console.is_terminal,
         )
-        total = sum(file.size for file in courier.run.files())
-        self.add_task(f"to {courier.backend}", total=total, points=0)
+        total = sum(file.size for file in uploader.run.files())
+        self.add_task(f"to {uploader.backend}", total=total, points=0)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """What is drawn now."""
-        points = self._courier.state.delivered - self._before
+        points = self._uploader.state.delivered - self._before
         for task in self.task_ids:
             self.update(task, completed=self._read(), points=points)
         return super().get_renderables()
 
     def _read(self) -> int:
         """Bytes of the journal whose points are delivered."""
-        progress = dict(self._courier.state.files)
+        progress = dict(self._uploader.state.files)
         return sum(
             file.bytes_before(progress[file.process].sent)
-            for file in self._courier.run.files()
+            for file in self._uploader.run.files()
             if file.process in progress
         )
 

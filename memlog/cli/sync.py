@@ -17,8 +17,8 @@ from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.delivery.in_process.saved_state import ClaimOf, RideState, all_states, claims_of
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.in_process.saved_state import ClaimOf, InProcessState, all_states, claims_of
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import (
     ConfigurationError,
     MemlogError,
@@ -26,7 +26,7 @@ from memlog.errors import (
     TrackerUnavailableError,
 )
 from memlog.journal import RunDirectory, find_run
-from memlog.journal.delivery_state import CourierState, Progress, TakenOver, read_states
+from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory
@@ -35,8 +35,8 @@ from memlog.sink import (
     Backend,
     TrackerRun,
     find_backends,
-    is_ridden,
     load_backend,
+    writes_in_process,
 )
 
 _RETRY = 1.0
@@ -162,21 +162,21 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
         return f"{name}: {told}{_where(state, delivery.known)}", None
     backend = load_backend(name)
     with TakenOver(run, name, timeout, is_over=complete):
-        courier = _courier(delivery, backend, Guard(backend, delivery.trusted))
-        before = copy.deepcopy(courier.state)
-        with Meter(courier):
-            _deliver(courier, timeout, complete=complete)
-        ride = RideState.load(run, name)
-        if ride is not None and complete and courier.refused is None:
+        uploader = _uploader(delivery, backend, Guard(backend, delivery.trusted))
+        before = copy.deepcopy(uploader.state)
+        with Meter(uploader):
+            _deliver(uploader, timeout, complete=complete)
+        ride = InProcessState.load(run, name)
+        if ride is not None and complete and uploader.refused is None:
             ride.made_good(run)
-    told = f"{name}: {_told(before, courier.state)}{_where(courier.state, delivery.known)}"
-    return told, courier.refused
+    told = f"{name}: {_told(before, uploader.state)}{_where(uploader.state, delivery.known)}"
+    return told, uploader.refused
 
 
-def _courier(delivery: _Delivery, backend: Backend, guard: Guard) -> Courier:
+def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
     run, summary = delivery.run, delivery.summary
     header, name = run.trainer(), backend.name
-    courier = Courier(
+    uploader = Uploader(
         run,
         name,
         guard.open_sink,
@@ -188,27 +188,27 @@ def _courier(delivery: _Delivery, backend: Backend, guard: Guard) -> Courier:
         claim=_claims(run, summary, backend, name),
     )
     connection = connection_of(backend)
-    if courier.state.address is not None and not delivery.elsewhere:
+    if uploader.state.address is not None and not delivery.elsewhere:
         # It may never have been reached: a run is opened where the trainer would have opened it.
-        uri = known_address(courier.state.address, connection)
+        uri = known_address(uploader.state.address, connection)
         connection = msgspec.structs.replace(connection, uri=uri)
     for known in delivery.known.runs if delivery.known else ():
         uri = known_address(known.uri, connection)
-        courier.know(TrackerRun(known.id, uri))
+        uploader.know(TrackerRun(known.id, uri))
         if known.own:
             connection = msgspec.structs.replace(connection, uri=uri)
-    courier.connect(connection)
-    return courier
+    uploader.connect(connection)
+    return uploader
 
 
 def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
     """What runs of the user's have that the trainer wrote to itself."""
-    if not is_ridden(backend):
+    if not writes_in_process(backend):
         return None
     return claims_of(run, name, complete=summary.status != "running")
 
 
-def _is_done(run: RunDirectory, state: CourierState) -> bool:
+def _is_done(run: RunDirectory, state: UploadState) -> bool:
     """Whether a courier has delivered the whole journal; answered without asking the tracker."""
     if state.stage != "done":
         return False
@@ -216,48 +216,48 @@ def _is_done(run: RunDirectory, state: CourierState) -> bool:
     return all(next(file.read(position), None) is None for file, position in sent.items())
 
 
-def _deliver(courier: Courier, timeout: float, *, complete: bool) -> None:
+def _deliver(uploader: Uploader, timeout: float, *, complete: bool) -> None:
     """Delivers everything, patiently: only time without any progress counts.
 
     Raises:
         TrackerUnavailableError: there was none for ``timeout`` seconds.
     """
-    since, delivered = time.monotonic(), courier.state.delivered
+    since, delivered = time.monotonic(), uploader.state.delivered
     while True:
         left = since + timeout - time.monotonic()
         try:
             with waiting_at_most(max(left, _LEAST)):
-                return _attempt(courier, complete=complete)
+                return _attempt(uploader, complete=complete)
         except TrackerUnavailableError as error:
-            if courier.state.delivered > delivered:
-                since, delivered = time.monotonic(), courier.state.delivered
+            if uploader.state.delivered > delivered:
+                since, delivered = time.monotonic(), uploader.state.delivered
             left = since + timeout - time.monotonic()
             if left <= 0:
-                raise TrackerUnavailableError(_gave_up(courier, timeout, error)) from error
+                raise TrackerUnavailableError(_gave_up(uploader, timeout, error)) from error
             time.sleep(min(_RETRY, left))
 
 
-def _attempt(courier: Courier, *, complete: bool) -> None:
-    courier.deliver(complete=complete)
+def _attempt(uploader: Uploader, *, complete: bool) -> None:
+    uploader.deliver(complete=complete)
     if not complete:
         return
     try:
-        courier.close()
+        uploader.close()
     except MemlogError:
         raise
     except Exception as error:  # whatever a tracker's client raises, it may pass
         raise TrackerUnavailableError(f"{type(error).__name__}: {error}") from error
 
 
-def _gave_up(courier: Courier, timeout: float, error: Exception) -> str:
-    problem = str(error).removeprefix(f"{courier.backend}: ")
+def _gave_up(uploader: Uploader, timeout: float, error: Exception) -> str:
+    problem = str(error).removeprefix(f"{uploader.backend}: ")
     return (
-        f"{courier.backend}: {problem}; gave up after {timeout:g} s: nothing is lost, call `memlog sync "
-        f"{courier.run.id}` again when it can be reached"
+        f"{uploader.backend}: {problem}; gave up after {timeout:g} s: nothing is lost, call `memlog sync "
+        f"{uploader.run.id}` again when it can be reached"
     )
 
 
-def _told(before: CourierState, after: CourierState) -> str:
+def _told(before: UploadState, after: UploadState) -> str:
     """What was delivered."""
     points = after.delivered - before.delivered
     left = "nothing more was delivered" if after.refused else "nothing was left to deliver"
@@ -268,7 +268,7 @@ def _told(before: CourierState, after: CourierState) -> str:
     return told
 
 
-def _where(state: CourierState, delivery: Delivery | None) -> str:
+def _where(state: UploadState, delivery: Delivery | None) -> str:
     uris = {run.id: run.uri for run in delivery.runs} if delivery else {}
     if state.own_run:
         uris[state.own_run.run_id] = state.own_run.uri

@@ -46,7 +46,7 @@ class Progress(msgspec.Struct, frozen=True):
     """
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class DeferredRange(msgspec.Struct, frozen=True):
     """Segments of one process that were passed over, since the tracker refuses the run that they go to."""
 
     process: str
@@ -82,7 +82,7 @@ class Outbox(msgspec.Struct):
     artifacts: list[Outgoing] = []
 
 
-class CourierState(msgspec.Struct, kw_only=True):
+class UploadState(msgspec.Struct, kw_only=True):
     """What a courier remembers of its run and backend."""
 
     backend: str
@@ -105,7 +105,7 @@ class CourierState(msgspec.Struct, kw_only=True):
     """Points lost, by reason."""
     files: dict[str, Progress] = {}
     """By process."""
-    held: dict[str, Stretch] = {}
+    held: dict[str, DeferredRange] = {}
     """What was passed over, by `held_name`, in the order in which it is to be delivered."""
     refused: dict[str, str] = {}
     """Why the tracker refuses a run, by the user's run id; ``""``: the sink's own run."""
@@ -132,13 +132,13 @@ class CourierState(msgspec.Struct, kw_only=True):
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     @staticmethod
-    def load(run: RunDirectory, backend: str) -> CourierState:
+    def load(run: RunDirectory, backend: str) -> UploadState:
         """What was kept; a fresh state where there is nothing that can be read."""
         try:
             kept = read_plain(run.path, _state_name(run, backend), MAX_STATE)
-            return msgspec.json.decode(kept, type=CourierState)
+            return msgspec.json.decode(kept, type=UploadState)
         except (OSError, ValueError, *UNDECODABLE):
-            return CourierState(backend=backend)
+            return UploadState(backend=backend)
 
 
 def held_name(process: str, segment: int) -> str:
@@ -146,10 +146,10 @@ def held_name(process: str, segment: int) -> str:
     return f"{process}@{segment}"
 
 
-def read_states(run: RunDirectory) -> list[CourierState]:
+def read_states(run: RunDirectory) -> list[UploadState]:
     """What every courier of a run remembers."""
     backends = sorted(path.stem for path in run.delivery.glob("*.json"))
-    return [CourierState.load(run, backend) for backend in backends]
+    return [UploadState.load(run, backend) for backend in backends]
 
 
 def _state_name(run: RunDirectory, backend: str) -> str:
@@ -184,7 +184,7 @@ class _Lock:
             self._file.close()
 
 
-class CourierLock(_Lock):
+class UploadLock(_Lock):
     """Keeps a second courier away from the same run and backend.
 
     Raises:
@@ -208,7 +208,7 @@ class CourierLock(_Lock):
         self.free()
 
 
-class TakenOver(CourierLock):
+class TakenOver(UploadLock):
     """A courier's lock, for which the helper process of a run that is over makes way.
 
     Args:

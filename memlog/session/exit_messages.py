@@ -12,7 +12,7 @@ from memlog.journal import RunDirectory
 
 if TYPE_CHECKING:
     from memlog.delivery.helper.client import Outcome
-    from memlog.journal.delivery_state import CourierState
+    from memlog.journal.delivery_state import UploadState
 
 _SHOWN = 5
 """Rules that a line names."""
@@ -56,7 +56,7 @@ class Waiting:
         unfinished = [s for s in _states(self._run, self._health) if s.stage != "done"]
         return bool(unfinished) and all(map(self._failed_again, unfinished))
 
-    def _failed_again(self, state: CourierState) -> bool:
+    def _failed_again(self, state: UploadState) -> bool:
         """Whether an attempt has failed since the waiting began: an older failure says nothing of now."""
         failed_before = self._failed.get(state.backend, 0)
         return state.stage == "unreachable" and state.failed_attempts > failed_before
@@ -151,11 +151,11 @@ def _problems(run: RunDirectory, health: Health) -> str:
     return f" ({'; '.join(problems)})" if problems else ""
 
 
-def _states(run: RunDirectory, health: Health) -> list[CourierState]:
+def _states(run: RunDirectory, health: Health) -> list[UploadState]:
     """How far delivery to each tracker is, as the helper has written it down."""
     from memlog.journal.delivery_state import read_states  # noqa: PLC0415 - at the end of a run alone
 
-    states: list[CourierState] = []
+    states: list[UploadState] = []
     with health.contained("reading how far delivery is"):
         states += read_states(run)
     return states

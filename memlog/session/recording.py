@@ -15,11 +15,11 @@ import msgspec
 from memlog._internal import fork
 from memlog._internal.diagnostics import Health
 from memlog.autolog.optimizer_steps import listen
-from memlog.autolog.run_detector import Binder
+from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
-from memlog.delivery.in_process.writer import Rider
+from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
@@ -27,14 +27,14 @@ from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import Waiting, say_what_is_left, say_what_was_lost
 from memlog.settings import Settings
-from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, is_ridden
+from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, writes_in_process
 
 if TYPE_CHECKING:
     from memlog.delivery.helper.alert_pipe import AlertListener
     from memlog.delivery.helper.client import Outcome
     from memlog.delivery.helper.protocol import Finish
     from memlog.delivery.helper.supervisor import SupervisedHelper
-    from memlog.delivery.uploader.worker import CourierThread
+    from memlog.delivery.uploader.worker import UploadWorker
     from memlog.journal.artifacts import Names
     from memlog.session.alert_judging import Judging
     from memlog.tracer.schedule.step_scheduler import PeriodicTracer
@@ -59,7 +59,7 @@ class Recording:
         sinks: Sinks that were handed over as objects.
         model: Its size is recorded once.
         on_alert: Gets every alert.
-        on_ride: Called when memlog begins to write to a run of the user's in this process.
+        on_in_process: Called when memlog begins to write to a run of the user's in this process.
 
     Attributes:
         run: The run's folder.
@@ -76,7 +76,7 @@ class Recording:
         sinks: Sequence[Sink],
         model: Any,
         on_alert: AlertCallback | None = None,
-        on_ride: Callable[[], object] = lambda: None,
+        on_in_process: Callable[[], object] = lambda: None,
     ) -> None:
         self._generation = fork.generation
         self._health = health
@@ -89,7 +89,7 @@ class Recording:
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = backends_to_look_in(settings.backends)
         with ExitStack() as undo:
-            self._begin(backends, sinks, model, on_ride, undo)
+            self._begin(backends, sinks, model, on_in_process, undo)
             self._undo = undo.pop_all()
 
     def _begin(
@@ -97,7 +97,7 @@ class Recording:
         backends: Mapping[str, Backend],
         sinks: Sequence[Sink],
         model: Any,
-        on_ride: Callable[[], object],
+        on_in_process: Callable[[], object],
         undo: ExitStack,
     ) -> None:
         """Puts the parts together; ``undo`` gets what takes each apart again, should a later one fail."""
@@ -140,19 +140,19 @@ class Recording:
             undo.callback(self._judging.close)
         listener = None if self._judging is None else self._judging.listener
         self._helper = self._start_helper(settings, begun_us, listener, undo)
-        self._riders = {
-            name: Rider(self.run, name, health)
+        self._writers = {
+            name: InProcessWriter(self.run, name, health)
             for name, found in backends.items()
-            if is_ridden(found)
+            if writes_in_process(found)
         }
-        for rider in self._riders.values():
-            self._bus.subscribe(rider.hear)
-        self._binder = Binder(
-            backends, self._journal, self._helper.tell, health, self._riders, on_ride
+        for writer in self._writers.values():
+            self._bus.subscribe(writer.hear)
+        self._run_detector = RunDetector(
+            backends, self._journal, self._helper.tell, health, self._writers, on_in_process
         )
         self._bus.publish(run_event(settings, begun_us))
         self.batches = BatchRecorder(
-            settings, self._bus, self._journal, self._binder, health, model
+            settings, self._bus, self._journal, self._run_detector, health, model
         )
         self.batches.look_around = self._look_around_if_due
         undo.callback(self.batches.close)
@@ -171,8 +171,8 @@ class Recording:
             undo.callback(self._tracer.finish)
         self._autolog = listen(self.batches.optimizer_stepped)
         undo.callback(self._autolog.remove)
-        self._binder.glance()
-        self._threads: list[CourierThread] = []
+        self._run_detector.glance()
+        self._threads: list[UploadWorker] = []
         if sinks:
             # Imported here: most trainers hold none.
             from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
@@ -189,7 +189,7 @@ class Recording:
     def publish(self, event: Event) -> None:
         """Puts an event on the bus, in the process that began the session."""
         if fork.generation == self._generation:
-            self._binder.look()
+            self._run_detector.look()
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.begin()
             elif isinstance(event, (Scope, Recorded)):
@@ -306,7 +306,7 @@ class Recording:
         self._explain(error)
         health, end = self._sum_up(status), End(now_us(), status)
         self._bus.publish(end)
-        self._binder.connect()
+        self._run_detector.connect()
         with contained("closing the journal"):
             self._journal.close()
         with contained("closing the host's memory figures"):
@@ -359,7 +359,7 @@ class Recording:
     def _deliver(self, last_words: Finish, timeout: float) -> Outcome:
         """Waits until trackers have everything, for so long at most; says what has become of it."""
         deadline = time.monotonic() + timeout
-        threads: list[CourierThread | Rider] = [*self._threads, *self._riders.values()]
+        threads: list[UploadWorker | InProcessWriter] = [*self._threads, *self._writers.values()]
         try:
             waiting = Waiting(self.run, timeout, self._health)
             outcome = self._helper.the_last().finish(last_words, timeout, waiting)

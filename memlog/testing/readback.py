@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from memlog.events import Alert, Status
-from memlog.sink import Point, Ride, Sink, Target, TrackerRun
+from memlog.sink import InProcessRun, Point, Sink, Target, TrackerRun
 from memlog.testing.made import BEGUN_US
 
 Row: TypeAlias = tuple[str, int, float]
@@ -44,7 +44,7 @@ class TrackerReading:
         """Opens a run as a user would, and leaves it open."""
         raise NotImplementedError
 
-    def open_ride(self, run: TrackerRun) -> Ride:
+    def open_in_process(self, run: TrackerRun) -> InProcessRun:
         """A ride on a run of `user_run`, as the backend's ``open_ride`` makes it; where it `rides`."""
         raise NotImplementedError
 

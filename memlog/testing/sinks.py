@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Status
 from memlog.journal import RunDirectory
@@ -291,7 +291,7 @@ class SinkContract(TrackerReading):
 
     def _is_ridden(self, run: TrackerRun, folder: Path) -> None:
         """Values go into the rows that the user commits, in the same call, and what is left into one more."""
-        ride, rows = self.open_ride(run), _OneEach()
+        ride, rows = self.open_in_process(run), _OneEach()
         assert ride.run_id == run.run_id
         assert ride.watch_rows(rows) is None  # the user has not logged yet
         made = [point for point in points_everywhere() if point.index <= 1_000]
@@ -354,14 +354,14 @@ class SinkContract(TrackerReading):
         def open_sink(target: Target) -> Sink:
             return InterruptedSink(self.open_sink(target), fault)
 
-        courier = Courier(run, "conformance", open_sink, begun_us=BEGUN_US, may_open_own=True)
-        courier.deliver(complete=True)
-        courier.close()
-        if courier.refused is not None:
-            raise TrackerRejectedError(courier.refused)
-        assert courier.state.own_run is not None
-        assert courier.state.dropped == (_lost_to(fault) if lost is None else lost)
-        return TrackerRun(courier.state.own_run.run_id)
+        uploader = Uploader(run, "conformance", open_sink, begun_us=BEGUN_US, may_open_own=True)
+        uploader.deliver(complete=True)
+        uploader.close()
+        if uploader.refused is not None:
+            raise TrackerRejectedError(uploader.refused)
+        assert uploader.state.own_run is not None
+        assert uploader.state.dropped == (_lost_to(fault) if lost is None else lost)
+        return TrackerRun(uploader.state.own_run.run_id)
 
 
 class _OneEach:

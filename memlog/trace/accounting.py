@@ -32,7 +32,7 @@ PIECE = 8192
 """Events that are worked on at a time."""
 
 
-class Held:
+class LiveStorage:
     """A storage that is, or was, live."""
 
     __slots__ = ("alive", "category", "layer", "line", "phase", "size")
@@ -101,9 +101,9 @@ class _Frame:
         self.began_ns = began_ns
         self.opening = live
         self.peak = live
-        self.held: list[Held] = []
+        self.held: list[LiveStorage] = []
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: LiveStorage) -> None:
         """Remembers what was allocated here, without what is gone again."""
         self.held.append(held)
         if len(self.held) >= PIECE:
@@ -134,16 +134,16 @@ class Accountant:
         self.before_bytes = 0
         self.peak_bytes = 0
         self.peak_ns = 0
-        self.at_peak: list[Held] = []
+        self.at_peak: list[LiveStorage] = []
         self.rows: dict[tuple[int, int], Row] = {}
         self.lines: Counter[int] = Counter()
         self.last_ns = 0
         self.unmatched_frees = 0
         self._by_readings = by_readings
         self._opening_reading: int | None = None
-        self._live: dict[int, Held] = {}
+        self._live: dict[int, LiveStorage] = {}
         self._frames: dict[int, list[_Frame]] = {}
-        self._created: list[Held] = []
+        self._created: list[LiveStorage] = []
         self._index = 0
         self._peak_index = -1
         self._handlers = (
@@ -171,7 +171,7 @@ class Accountant:
                 self._close(thread, frames.pop(), self.last_ns)
             _settle(frames[0])
 
-    def remaining(self) -> list[Held]:
+    def remaining(self) -> list[LiveStorage]:
         """What is live now."""
         return list(self._live.values())
 
@@ -190,7 +190,7 @@ class Accountant:
         # These were there at the peak, too: they are only heard of later.
         self.at_peak += [held for held in self._created[seen:] if held.phase == BEFORE]
 
-    def _replay(self, live: dict[int, Held], piece: bytes) -> tuple[list[Held], int]:
+    def _replay(self, live: dict[int, LiveStorage], piece: bytes) -> tuple[list[LiveStorage], int]:
         """What is live after ``piece``, and how many allocations it has."""
         count = 0
         for event in encoding.decode(piece):
@@ -208,7 +208,7 @@ class Accountant:
         return row
 
     def _alloc(self, event: TraceEvent) -> None:
-        held = Held(event.size, event.layer, event.phase, event.category)
+        held = LiveStorage(event.size, event.layer, event.phase, event.category)
         self._live[event.key] = held
         self._created.append(held)
         if event.phase == BEFORE:

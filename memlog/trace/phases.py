@@ -63,7 +63,7 @@ class _Fold:
             self._live -= self._sizes.pop(event.key, 0)
         elif event.kind == encoding.ENTER and event.phase == encoding.FORWARD:
             self.turn("forward")
-        elif event.kind == encoding.TURN:
+        elif event.kind == encoding.PHASE_CHANGE:
             self._turned(event.phase)
 
     def _turned(self, phase: int) -> None:

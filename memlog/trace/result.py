@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from memlog.trace.accounting import Accountant, Held, Row
+from memlog.trace.accounting import Accountant, LiveStorage, Row
 from memlog.trace.encoding import BACKWARD, CATEGORIES, FORWARD, OUTSIDE, OUTSIDE_PATH, PHASES
 from memlog.trace.records import (
     EngineName,
@@ -97,14 +97,16 @@ def with_parents(path: str, root: str) -> list[str]:
     return chain if not root or parts[0].startswith("(") else [root, *chain]
 
 
-def _categories(held: Iterable[Held]) -> dict[str, int]:
+def _categories(held: Iterable[LiveStorage]) -> dict[str, int]:
     sizes: Counter[int] = Counter()
     for one in held:
         sizes[one.final_category] += one.size
     return {CATEGORIES[number]: size for number, size in sizes.most_common() if size}
 
 
-def _shares(held: Iterable[Held], paths: Sequence[str], lines: Sequence[str]) -> tuple[Share, ...]:
+def _shares(
+    held: Iterable[LiveStorage], paths: Sequence[str], lines: Sequence[str]
+) -> tuple[Share, ...]:
     sizes: Counter[tuple[int, int, int, int]] = Counter()
     for one in held:
         line = one.line if one.layer == OUTSIDE else 0  # a gradient turns out to be a layer's

@@ -1,6 +1,6 @@
 """The layer tracer: whose memory is it?
 
-`MemoryTracer` is what a trainer holds; `memlog.tracer.window.Window` is one traced window for whoever
+`MemoryTracer` is what a trainer holds; `memlog.tracer.window.TraceWindow` is one traced window for whoever
 schedules them. Importing this package loads no torch: tracing does.
 """
 

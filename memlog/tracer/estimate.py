@@ -26,7 +26,7 @@ from memlog.errors import ConfigurationError
 from memlog.trace.phases import PhaseName, phase_levels
 from memlog.trace.records import Trace
 from memlog.tracer.tensor_storages import tensors_in
-from memlog.tracer.window import Window
+from memlog.tracer.window import TraceWindow
 
 _MAX_EVENTS = 1_000_000
 
@@ -91,7 +91,7 @@ def estimate_memory(
         with mode:
             steps = optimizer(twin.parameters())
             _step(twin, loss, steps, accumulate)  # makes the optimizer's state
-            window = Window(twin, device="cpu", engine="dispatch", max_events=_MAX_EVENTS)
+            window = TraceWindow(twin, device="cpu", engine="dispatch", max_events=_MAX_EVENTS)
             window.start()
             try:
                 gradients = _step(twin, loss, steps, accumulate)

@@ -20,7 +20,7 @@ from memlog.tracer.attribution.user_scopes import scope
 from memlog.tracer.summary import summary_text
 
 if TYPE_CHECKING:
-    from memlog.tracer.window import Window
+    from memlog.tracer.window import TraceWindow
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
@@ -108,7 +108,7 @@ class MemoryTracer:
             if begun:
                 self._end(window)
 
-    def _end(self, window: Window) -> None:
+    def _end(self, window: TraceWindow) -> None:
         from memlog.tracer.hooks.deferred_removal import leave_later  # noqa: PLC0415 - torch is there already
 
         with self.health.contained("analysing a trace"):
@@ -238,9 +238,9 @@ class MemoryTracer:
         with self.health.contained("printing"):
             terminal.out(summary_text(result))
 
-    def _window(self, model: Any) -> Window:
+    def _window(self, model: Any) -> TraceWindow:
         try:
-            from memlog.tracer.window import Window  # noqa: PLC0415 - loads torch, which `import memlog` must not
+            from memlog.tracer.window import TraceWindow  # noqa: PLC0415 - loads torch, which `import memlog` must not
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
@@ -251,7 +251,7 @@ class MemoryTracer:
             raise ConfigurationError(
                 f"trace({model!r:.100}): give a torch.nn.Module, or nothing to find it by itself"
             )
-        return Window(
+        return TraceWindow(
             model,
             device=self._device,
             engine=self._engine,

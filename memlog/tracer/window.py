@@ -35,7 +35,7 @@ def may_open() -> bool:
     return not torch_private.mode_stack()
 
 
-class Window:
+class TraceWindow:
     """Traces from `start` to `stop`, which may stand in hooks.
 
     Args:

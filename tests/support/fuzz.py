@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from memlog.cli.main import cli
 from memlog.delivery.helper.retention import Retention
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.journal import ProcessIdentity, RunDirectory
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
 from support.journals import full_run
 from support.sinks import ListTracker
@@ -51,15 +51,15 @@ def meet(root: Path, seed: int) -> None:
     run = fuzzed_run(root, seed)
     json.loads(encode(summarize(run)))
     tracker = ListTracker()
-    courier = Courier(run, "list", tracker.open_sink, may_open_own=True)
+    uploader = Uploader(run, "list", tracker.open_sink, may_open_own=True)
     try:
-        courier.deliver(complete=True)
-        courier.close()
+        uploader.deliver(complete=True)
+        uploader.close()
     except TrackerUnavailableError as error:
         raise AssertionError(
             f"seed {seed}: a damaged journal holds delivery up: {error}"
         ) from error
-    assert CourierState.load(run, "list").backend == "list"
+    assert UploadState.load(run, "list").backend == "list"
     retention = Retention(run, 4096, ("list",))
     for _ in range(200):
         if not retention.enforce():

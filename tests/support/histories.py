@@ -83,14 +83,14 @@ class SimulatedHistory(TorchDispatchMode):
         address, size = storage.data_ptr(), storage.nbytes()
         if size and address not in self._live:
             self._live.add(address)
-            self._say("alloc", address, size)
+            self._emit("alloc", address, size)
             weakref.finalize(storage, self._gone, address, size)
 
     def _gone(self, address: int, size: int) -> None:
         self._live.discard(address)
-        self._say("free_requested", address, size)
+        self._emit("free_requested", address, size)
 
-    def _say(self, action: str, address: int, size: int) -> None:
+    def _emit(self, action: str, address: int, size: int) -> None:
         entry = {"action": action, "addr": address, "size": size, "time_us": time.time_ns() // 1000}
         if self.takes_notes:
             entry["user_metadata"] = getattr(self._notes, "text", "")

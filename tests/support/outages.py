@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memlog.journal import RunDirectory, find_run
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from support import child
 from support.truth import plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
@@ -94,33 +94,33 @@ def stop(process: "subprocess.Popen[str]", directory: Path) -> Told:
 
 
 def wait_for_state(
-    directory: Path, backend: str, holds: Callable[[CourierState], bool], seconds: float = 60
-) -> CourierState:
+    directory: Path, backend: str, holds: Callable[[UploadState], bool], seconds: float = 60
+) -> UploadState:
     """What the newest run's courier remembers, once ``holds`` is true of it."""
     run = newest_run(directory)
     deadline = time.monotonic() + seconds
-    while not holds(state := CourierState.load(run, backend)):
+    while not holds(state := UploadState.load(run, backend)):
         assert time.monotonic() < deadline, state
         time.sleep(0.05)
     return state
 
 
-def wait_until_unreachable(directory: Path, backend: str, because: str) -> CourierState:
+def wait_until_unreachable(directory: Path, backend: str, because: str) -> UploadState:
     """Until the courier has met a trouble with ``because`` in its words."""
 
-    def has_met(state: CourierState) -> bool:
+    def has_met(state: UploadState) -> bool:
         return state.stage == "unreachable" and because in (state.problem or "")
 
     return wait_for_state(directory, backend, has_met)
 
 
-def wait_until_it_goes_on(directory: Path, backend: str) -> CourierState:
+def wait_until_it_goes_on(directory: Path, backend: str) -> UploadState:
     """Until more has been handed over than now."""
-    before = _handed_over(CourierState.load(newest_run(directory), backend))
+    before = _handed_over(UploadState.load(newest_run(directory), backend))
     return wait_for_state(directory, backend, lambda state: _handed_over(state) > before)
 
 
-def _handed_over(state: CourierState) -> int:
+def _handed_over(state: UploadState) -> int:
     return state.delivered + state.provisional
 
 

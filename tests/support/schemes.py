@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from memlog.trace.records import Trace
-from memlog.tracer.window import Window
+from memlog.tracer.window import TraceWindow
 from support.allocator import AllocatorTruth
 from support.training import MakeOptimizer, checkpoint_module
 
@@ -96,7 +96,7 @@ def _trace(scheme: Scheme, change: Change) -> Trace:
     training = Training(scheme, change)
     training.step()
     first, *others = training.models.values()
-    window = Window(first, others=others, types=True)
+    window = TraceWindow(first, others=others, types=True)
     window.start()
     training.step()
     trace = window.stop()

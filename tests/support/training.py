@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from memlog.trace.records import Trace
-from memlog.tracer.window import Window
+from memlog.tracer.window import TraceWindow
 from support.allocator import AllocatorTruth
 from support.models import GPT, UNet, mlp, text
 
@@ -125,7 +125,7 @@ def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam)
     optimizer = make(model.parameters())
     for _ in range(step):
         _train(case, model, optimizer, inputs)
-    window = Window(model, types=True)
+    window = TraceWindow(model, types=True)
     window.start()
     _train(case, model, optimizer, inputs)
     trace = window.stop()

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from memlog.journal import RunDirectory, find_run
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.metrics import Plan
 from memlog.sink import Point
 
@@ -44,14 +44,14 @@ def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
 
 def wait_until_delivered(
     runs: Path, backend: str = "mlflow", seconds: float = 150, run_id: str = "latest"
-) -> CourierState:
+) -> UploadState:
     """What a run's courier remembers once it is done: it outlives a trainer that is killed.
 
     Only then may a test open the tracker's database: while MLflow makes one, nobody else can.
     """
     run = find_run(runs, run_id)
     deadline = time.monotonic() + seconds
-    while (state := CourierState.load(run, backend)).stage != "done":
+    while (state := UploadState.load(run, backend)).stage != "done":
         assert time.monotonic() < deadline, state
         time.sleep(0.2)
     return state

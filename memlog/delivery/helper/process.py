@@ -34,11 +34,11 @@ from memlog.events import Health as HealthEvent
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
-from memlog.sink import LOCAL, Backend, find_backends, is_ridden, load_backend
+from memlog.sink import LOCAL, Backend, find_backends, load_backend, writes_in_process
 
 if TYPE_CHECKING:
-    from memlog.delivery.uploader.uploader import Courier
-    from memlog.delivery.uploader.worker import CourierThread
+    from memlog.delivery.uploader.uploader import Uploader
+    from memlog.delivery.uploader.worker import UploadWorker
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -100,7 +100,7 @@ class Helper:
             self._never_judged = judge(begin, self._bus, self._health)
         self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
         self._oom_kills = OomKills(begin.trainer_pid)
-        self._couriers: dict[str, CourierThread] = {}
+        self._uploaders: dict[str, UploadWorker] = {}
         self._last_words: protocol.Finish | None = None
         self._unsaid_ms = 0.0
         self._stop_at: float | None = None
@@ -112,7 +112,7 @@ class Helper:
             os.nice(_NICENESS)  # of threads that are there already it would change nothing
         for name in self._settings.backends:
             if name != LOCAL:
-                self._start_courier(name, load_backend(name), named=True)
+                self._start_uploader(name, load_backend(name), named=True)
 
     def run(self, lines: LineReader) -> bool:
         """Works until the trainer is over and all is delivered, or can't be for now; says which."""
@@ -164,8 +164,8 @@ class Helper:
 
     def _say_the_end(self, end: End) -> None:
         self._follower.end = end
-        for thread in self._couriers.values():
-            thread.courier.end = end
+        for thread in self._uploaders.values():
+            thread.uploader.end = end
         self._bus.publish(end)
 
     def _trainer_is_gone(self) -> bool:
@@ -197,46 +197,46 @@ class Helper:
             logger.warning("a message from the trainer can't be read: %s", error)
             return
         if isinstance(message, protocol.Connect):
-            courier = self._courier(message.backend)
-            courier.connect(message.connection)
+            uploader = self._uploader(message.backend)
+            uploader.connect(message.connection)
             if message.connection.uri is not None:
                 # For `memlog sync`, later and elsewhere, should the tracker not be reached before.
-                courier.state.address = bare_address(message.connection.uri)
+                uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
-            self._courier(message.backend).know(message.run)
+            self._uploader(message.backend).know(message.run)
             uri = None if message.run.uri is None else bare_address(message.run.uri)
             self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
-        elif isinstance(message, protocol.Ridden):
+        elif isinstance(message, protocol.WrittenInProcess):
             self._journal.bind(message.backend, Binding(message.run_id, message.uri, message.name))
         elif isinstance(message, protocol.Finish):
             self._last_words = message
 
-    def _courier(self, name: str) -> Courier:
-        if name not in self._couriers:
-            self._start_courier(name, find_backends()[name], named=False)
-        return self._couriers[name].courier
+    def _uploader(self, name: str) -> Uploader:
+        if name not in self._uploaders:
+            self._start_uploader(name, find_backends()[name], named=False)
+        return self._uploaders[name].uploader
 
-    def _start_courier(self, name: str, backend: Backend, *, named: bool) -> None:
+    def _start_uploader(self, name: str, backend: Backend, *, named: bool) -> None:
         # Imported here: the first sample would wait for it.
-        from memlog.delivery.in_process.saved_state import claims_while_riding  # noqa: PLC0415
-        from memlog.delivery.uploader.uploader import Courier  # noqa: PLC0415
-        from memlog.delivery.uploader.worker import CourierThread  # noqa: PLC0415
+        from memlog.delivery.in_process.saved_state import claims_while_in_process  # noqa: PLC0415
+        from memlog.delivery.uploader.uploader import Uploader  # noqa: PLC0415
+        from memlog.delivery.uploader.worker import UploadWorker  # noqa: PLC0415
 
-        courier = Courier(
+        uploader = Uploader(
             self._run,
             name,
             backend.open_sink,
             project=self._settings.project,
             name=self._settings.name,
             begun_us=self._begin.begun_us,
-            claim=claims_while_riding if is_ridden(backend) else None,
+            claim=claims_while_in_process if writes_in_process(backend) else None,
         )
         # The client takes seconds to import: a named backend will need it, another perhaps never, nor one
         # whose users' runs are ridden.
-        thread = CourierThread(
-            courier, backend.prepare if named and not is_ridden(backend) else None
+        thread = UploadWorker(
+            uploader, backend.prepare if named and not writes_in_process(backend) else None
         )
-        self._couriers[name] = thread
+        self._uploaders[name] = thread
         thread.start()
 
     def _allow_own_runs(self, *, now: bool = False) -> None:
@@ -244,8 +244,8 @@ class Helper:
         waited = begun is not None and time.monotonic() - begun >= self._settings.bind_grace
         if now or waited:
             for name in self._settings.backends:
-                if name in self._couriers:
-                    self._couriers[name].courier.may_open_own = True
+                if name in self._uploaders:
+                    self._uploaders[name].uploader.may_open_own = True
 
     def _publish_health(self) -> None:
         """Its own drops, faults and unjudged rules, and what the trainer's journal had no room for."""
@@ -267,17 +267,17 @@ class Helper:
 
     def _deliver_rest(self) -> bool:
         self._allow_own_runs(now=True)
-        for courier in self._couriers.values():
-            courier.complete()
+        for uploader in self._uploaders.values():
+            uploader.complete()
         linger = self._settings.linger if self._run.path.exists() else 0  # nothing is left to bring
         deadline = time.monotonic() + linger
-        for courier in self._couriers.values():
-            while not courier.join(TICK):
-                for other in self._couriers.values():
+        for uploader in self._uploaders.values():
+            while not uploader.join(TICK):
+                for other in self._uploaders.values():
                     other.make_way_if_wanted()
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
-        return all(courier.delivered for courier in self._couriers.values())
+        return all(uploader.delivered for uploader in self._uploaders.values())
 
 
 def _add(counts: Counter[str], said: Mapping[str, int], told: Mapping[str, int]) -> None:

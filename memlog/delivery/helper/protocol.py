@@ -41,7 +41,7 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
     run: TrackerRun
 
 
-class Ridden(msgspec.Struct, frozen=True, tag="ridden"):
+class WrittenInProcess(msgspec.Struct, frozen=True, tag="ridden"):
     """The user has a run open that the trainer's own process writes to: events from here on belong to it."""
 
     backend: str
@@ -60,7 +60,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The trainer's last word on its own state, likewise."""
 
 
-Message: TypeAlias = Begin | Connect | Bind | Ridden | Finish
+Message: TypeAlias = Begin | Connect | Bind | WrittenInProcess | Finish
 
 encode = msgspec.json.Encoder().encode
 

@@ -19,7 +19,7 @@ from memlog._internal.units import format_bytes
 from memlog.events import Batch, Evaluation, Event, Health, Loss, Recorded, Sample, Scope
 from memlog.journal import JournalFile, RunDirectory
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
-from memlog.journal.delivery_state import CourierState, Progress
+from memlog.journal.delivery_state import Progress, UploadState
 from memlog.metrics import values
 from memlog.sink import LOCAL
 
@@ -110,12 +110,12 @@ class Retention:
             self._windows[path] = compacted_window(path)
         return self._windows[path]
 
-    def _states(self) -> list[CourierState]:
+    def _states(self) -> list[UploadState]:
         """What each sink's courier has kept: that, and no more, will not be asked for again."""
-        couriers = {
+        uploaders = {
             path.stem for path in self._run.delivery.iterdir() if path.suffix in (".json", ".lock")
         }
-        return [CourierState.load(self._run, name) for name in sorted(self._named | couriers)]
+        return [UploadState.load(self._run, name) for name in sorted(self._named | uploaders)]
 
     def _say(self, segment: _Segment, gone: int) -> None:
         logger.info("%s: %d events thinned", segment.path.name, gone)
@@ -128,12 +128,12 @@ class Retention:
             )
 
 
-def _is_delivered(states: Collection[CourierState], process: str, segment: int) -> bool:
+def _is_delivered(states: Collection[UploadState], process: str, segment: int) -> bool:
     """Whether every sink has had a whole segment; ``False`` where there is no sink."""
     return bool(states) and all(_has_had(state, process, segment) for state in states)
 
 
-def _has_had(state: CourierState, process: str, segment: int) -> bool:
+def _has_had(state: UploadState, process: str, segment: int) -> bool:
     held = [stretch for stretch in state.held.values() if stretch.process == process]
     return segment < _needed(state.files.get(process, Progress())) and not any(
         _needed(stretch.progress) <= segment < stretch.until.segment for stretch in held

@@ -8,13 +8,13 @@ from memlog.delivery.uploader.artifact_files import file_of
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
 from memlog.journal import RunDirectory
-from memlog.sink import Ride
+from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
 """Alerts and files that wait for a run at most; a run that lacks more than these lacks them all the same."""
 
 
-class Ridden:
+class RunState:
     """One run, by its id: the user may end it and open it anew, and what it lacked then is not forgotten.
 
     Args:
@@ -27,7 +27,7 @@ class Ridden:
         rows: What its rows get.
     """
 
-    def __init__(self, ride: Ride, health: Health) -> None:
+    def __init__(self, ride: InProcessRun, health: Health) -> None:
         self.ride = ride
         self.ended = False
         self.rows = UsersRows(health)
@@ -65,7 +65,7 @@ class Ridden:
         """Whether the tracker has everything of it so far."""
         return not self.is_waiting and not self.needs_series
 
-    def resume(self, ride: Ride) -> None:
+    def resume(self, ride: InProcessRun) -> None:
         """The user has opened it anew."""
         self.ride, self.ended = ride, False
         self._begin()

@@ -15,7 +15,7 @@ import msgspec
 
 from memlog._internal.safe_files import read_plain, replacing
 from memlog.journal import RunDirectory
-from memlog.journal.delivery_state import MAX_STATE, CourierState, Stage, read_states
+from memlog.journal.delivery_state import MAX_STATE, Stage, UploadState, read_states
 from memlog.journal.format import UNDECODABLE
 
 Claim: TypeAlias = Literal["riding", "whole", "missing"]
@@ -25,7 +25,7 @@ ClaimOf: TypeAlias = Callable[[str], Claim]
 _SUFFIX = ".ride"
 
 
-class RideState(msgspec.Struct, kw_only=True):
+class InProcessState(msgspec.Struct, kw_only=True):
     """What the rides of one session on one backend have come to."""
 
     backend: str
@@ -51,14 +51,14 @@ class RideState(msgspec.Struct, kw_only=True):
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     @staticmethod
-    def load(run: RunDirectory, backend: str) -> RideState | None:
+    def load(run: RunDirectory, backend: str) -> InProcessState | None:
         """What was kept; ``None`` where there was no ride.
 
         Of a trainer that is gone before the ride came to its end, that what the tracker has is not certain.
         """
         try:
             kept = read_plain(run.path, f"{run.delivery.name}/{backend}{_SUFFIX}", MAX_STATE)
-            state = msgspec.json.decode(kept, type=RideState)
+            state = msgspec.json.decode(kept, type=InProcessState)
         except (OSError, ValueError, *UNDECODABLE):
             return None
         if state.stage == "delivering" and not run.is_alive():
@@ -76,18 +76,18 @@ class RideState(msgspec.Struct, kw_only=True):
         self.save(run)
 
 
-def read_rides(run: RunDirectory) -> list[RideState]:
+def read_in_process_states(run: RunDirectory) -> list[InProcessState]:
     """What is kept of every backend's rides."""
     backends = sorted(path.stem for path in run.delivery.glob(f"*{_SUFFIX}"))
-    return [state for name in backends if (state := RideState.load(run, name)) is not None]
+    return [state for name in backends if (state := InProcessState.load(run, name)) is not None]
 
 
-def all_states(run: RunDirectory) -> list[CourierState | RideState]:
+def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
     """What every courier and every ride of a run remembers."""
-    return [*read_rides(run), *read_states(run)]
+    return [*read_in_process_states(run), *read_states(run)]
 
 
-def claims_while_riding(_run_id: str) -> Claim:
+def claims_while_in_process(_run_id: str) -> Claim:
     """For the helper process, beside which the trainer rides."""
     return "riding"
 
@@ -100,7 +100,7 @@ def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
         backend: The backend that is ridden.
         complete: Whether the trainer is gone.
     """
-    state = RideState.load(run, backend)
+    state = InProcessState.load(run, backend)
     whole = frozenset(state.whole if state else ())
 
     def claim(run_id: str) -> Claim:

@@ -19,15 +19,15 @@ from collections.abc import Iterable
 from memlog._internal.diagnostics import Health
 from memlog._internal.terminal import say
 from memlog.delivery.in_process.messages import ended_early, kept_nowhere, shared_rows
-from memlog.delivery.in_process.run_state import Ridden
-from memlog.delivery.in_process.saved_state import RideState
+from memlog.delivery.in_process.run_state import RunState
+from memlog.delivery.in_process.saved_state import InProcessState
 from memlog.delivery.in_process.series_csv import write_series
 from memlog.delivery.in_process.throttle import SHORTEST_PAUSE, Pace
 from memlog.events import Event
 from memlog.journal import Header, RunDirectory
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.journal.follower import Follower
-from memlog.sink import Ride
+from memlog.sink import InProcessRun
 
 END_TIMEOUT = 10.0
 """Seconds that a user who ends a run waits for memlog's last words to it, at most."""
@@ -36,7 +36,7 @@ _POLL = 0.1
 _SAVE_INTERVAL = 1.0
 
 
-class Rider:
+class InProcessWriter:
     """Rides on a user's runs of one backend. `begin` is called on the thread that publishes.
 
     Args:
@@ -48,28 +48,28 @@ class Rider:
     def __init__(self, run: RunDirectory, backend: str, health: Health) -> None:
         self._run = run
         self._health = health
-        self._ridden: dict[str, Ridden] = {}
-        self._newest: Ridden | None = None
+        self._run_states: dict[str, RunState] = {}
+        self._newest: RunState | None = None
         self._disabled: set[str] = set()
         self._follower = Follower(run, self._target)
-        self._ending: deque[tuple[Ride, threading.Event]] = deque()
+        self._ending: deque[tuple[InProcessRun, threading.Event]] = deque()
         self._complete = threading.Event()
         self._wake = threading.Event()
         self._saved = 0.0
         self._thread: threading.Thread | None = None
-        self.state = RideState(backend=backend)
+        self.state = InProcessState(backend=backend)
 
     def is_over(self, run_id: str) -> bool:
         """Whether the user has ended a run that was ridden: one opened anew has the same id."""
-        ridden = self._ridden.get(run_id)
-        return ridden is not None and not ridden.ride.is_open
+        run_state = self._run_states.get(run_id)
+        return run_state is not None and not run_state.ride.is_open
 
     def hear(self, event: Event) -> None:
         """Takes each event as this process publishes it, on the publisher's thread."""
         if self._newest is not None:
             self._newest.hear(event)
 
-    def begin(self, ride: Ride, *, kept: bool = True) -> None:
+    def begin(self, ride: InProcessRun, *, kept: bool = True) -> None:
         """The user has a run open; to be called before events are bound to it.
 
         Args:
@@ -89,17 +89,17 @@ class Rider:
         with self._health.contained("asking to be told of a run's end"):
             ride.watch_end(lambda: self._before_end(ride), lambda: self._after_end(ride))
 
-    def _join(self, ride: Ride) -> Ridden:
-        ridden = self._ridden.get(ride.run_id)
-        if ridden is None:
-            ridden = self._ridden[ride.run_id] = Ridden(ride, self._health)
+    def _join(self, ride: InProcessRun) -> RunState:
+        run_state = self._run_states.get(ride.run_id)
+        if run_state is None:
+            run_state = self._run_states[ride.run_id] = RunState(ride, self._health)
         else:
-            ridden.resume(ride)
+            run_state.resume(ride)
         # wandb ends what is open at exit without telling. Handlers run in the opposite order of their
         # registration: this one after the session's, which is registered anew, and before wandb's.
-        atexit.unregister(ridden.put_rest)
-        atexit.register(ridden.put_rest)
-        return ridden
+        atexit.unregister(run_state.put_rest)
+        atexit.register(run_state.put_rest)
+        return run_state
 
     def complete(self) -> None:
         """The journal is complete: hand over the rest, and end."""
@@ -113,22 +113,22 @@ class Rider:
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
-        for ridden in self._ridden.values():
-            ridden.put_rest(final=False)
-            if not ridden.rows.is_waited_for:
-                atexit.unregister(ridden.put_rest)
+        for run_state in self._run_states.values():
+            run_state.put_rest(final=False)
+            if not run_state.rows.is_waited_for:
+                atexit.unregister(run_state.put_rest)
         with self._health.contained("keeping how far a ride is"):
             self._keep(over=True)
         return True
 
-    def _before_end(self, ride: Ride) -> None:
+    def _before_end(self, ride: InProcessRun) -> None:
         """On the user's thread, which ends the run: waits until it has what it can get."""
         self._wait_for_what_it_can_get(ride)
-        ridden = self._ridden.get(ride.run_id)
-        if ridden is not None and ridden.ride is ride:
-            ridden.put_rest()
+        run_state = self._run_states.get(ride.run_id)
+        if run_state is not None and run_state.ride is ride:
+            run_state.put_rest()
 
-    def _wait_for_what_it_can_get(self, ride: Ride) -> None:
+    def _wait_for_what_it_can_get(self, ride: InProcessRun) -> None:
         if self._complete.is_set() or self._thread is None or not self._thread.is_alive():
             return
         done = threading.Event()
@@ -138,12 +138,12 @@ class Rider:
         while not done.wait(_POLL) and self._thread.is_alive() and time.monotonic() < deadline:
             pass
 
-    def _after_end(self, ride: Ride) -> None:
+    def _after_end(self, ride: InProcessRun) -> None:
         """Likewise: the run has come to its end in order."""
-        ridden = self._ridden.get(ride.run_id)
-        if ridden is not None and ridden.ride is ride:
-            ridden.ended = True
-            atexit.unregister(ridden.put_rest)
+        run_state = self._run_states.get(ride.run_id)
+        if run_state is not None and run_state.ride is ride:
+            run_state.ended = True
+            atexit.unregister(run_state.put_rest)
 
     def _work(self) -> None:
         pace, pause = Pace(), SHORTEST_PAUSE
@@ -154,22 +154,22 @@ class Rider:
             begun = time.thread_time()
             # Before the journal is read: what was published until then is what they wait for.
             ending = self._take_ending()
-            self._ride_once()
+            self._write_once()
             self._bring_what_ends(ending)
             self._keep_now_and_then()
             pause = pace.pause(time.thread_time() - begun)
         with self._health.contained("ending a ride"):
             self._follower.look_again()
-            self._ride_once()  # what came between the last ride and the end
+            self._write_once()  # what came between the last ride and the end
             self._end()
 
-    def _ride_once(self) -> None:
+    def _write_once(self) -> None:
         with self._health.contained("riding"):
             for run_id, header, event in self._follower.news():
-                if (ridden := self._ridden.get(run_id)) is not None:
-                    ridden.take(event, heard=self._is_heard(header))
-            for ridden in list(self._ridden.values()):
-                self._hand_over(ridden)
+                if (run_state := self._run_states.get(run_id)) is not None:
+                    run_state.take(event, heard=self._is_heard(header))
+            for run_state in list(self._run_states.values()):
+                self._hand_over(run_state)
 
     def _is_heard(self, header: Header) -> bool:
         """Whether a segment's events were heard as they were published: since a run was joined."""
@@ -183,26 +183,26 @@ class Rider:
         binding = header.bindings.get(self.state.backend)
         if binding is not None:
             return binding.run_id
-        own = CourierState.load(self._run, self.state.backend).own_run
+        own = UploadState.load(self._run, self.state.backend).own_run
         return next(iter(self.state.joined), None) if own is None else None
 
-    def _hand_over(self, ridden: Ridden) -> None:
+    def _hand_over(self, run_state: RunState) -> None:
         try:
-            ridden.bring_others(self._run)
+            run_state.bring_others(self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
-            if ridden.ride.is_open:
+            if run_state.ride.is_open:
                 self._health.fault(f"riding on a run in {self.state.backend}", error)
 
-    def _take_ending(self) -> list[tuple[Ride, threading.Event]]:
+    def _take_ending(self) -> list[tuple[InProcessRun, threading.Event]]:
         """The runs whose users wait in their end."""
         return [self._ending.popleft() for _ in range(len(self._ending))]
 
-    def _bring_what_ends(self, ending: Iterable[tuple[Ride, threading.Event]]) -> None:
+    def _bring_what_ends(self, ending: Iterable[tuple[InProcessRun, threading.Event]]) -> None:
         """A user waits in the end of a run, for what it can only be told now."""
         for ride, done in ending:
-            ridden = self._ridden.get(ride.run_id)
-            if ridden is not None and ridden.ride is ride:
-                self._bring_series(ridden)
+            run_state = self._run_states.get(ride.run_id)
+            if run_state is not None and run_state.ride is ride:
+                self._bring_series(run_state)
                 self._saved = 0.0
             done.set()
 
@@ -216,19 +216,19 @@ class Rider:
 
     def _keep(self, *, over: bool) -> None:
         """Saves how far the rides are; one that may still go on is not called whole."""
-        every = list(self._ridden.values())
-        self.state.delivered = sum(ridden.delivered for ridden in every)
-        self.state.folded = sum(ridden.folded for ridden in every)
+        every = list(self._run_states.values())
+        self.state.delivered = sum(run_state.delivered for run_state in every)
+        self.state.folded = sum(run_state.folded for run_state in every)
         self.state.whole = [
             run_id
-            for run_id, ridden in self._ridden.items()
-            if ridden.is_whole and (over or ridden.ended)
+            for run_id, run_state in self._run_states.items()
+            if run_state.is_whole and (over or run_state.ended)
         ] + sorted(self._disabled)
         self.state.save(self._run)
 
     def _end(self) -> None:
-        for ridden in self._ridden.values():
-            self._bring_series(ridden)
+        for run_state in self._run_states.values():
+            self._bring_series(run_state)
         self.state.stage = "done"
         missing = [run_id for run_id in self.state.joined if not self._is_whole(run_id)]
         if missing:
@@ -241,19 +241,19 @@ class Rider:
         self._keep(over=True)
 
     def _is_whole(self, run_id: str) -> bool:
-        ridden = self._ridden.get(run_id)
-        return run_id in self._disabled or (ridden is not None and ridden.is_whole)
+        run_state = self._run_states.get(run_id)
+        return run_id in self._disabled or (run_state is not None and run_state.is_whole)
 
-    def _bring_series(self, ridden: Ridden) -> None:
+    def _bring_series(self, run_state: RunState) -> None:
         """Brings the whole series, where rows were too sparse for it and the run can still take it."""
-        if ridden.is_waiting or not ridden.needs_series or not ridden.ride.is_open:
+        if run_state.is_waiting or not run_state.needs_series or not run_state.ride.is_open:
             return
-        run_id = ridden.ride.run_id
+        run_id = run_state.ride.run_id
         name = f"series-{run_id}.csv"
         try:
             artifact = write_series(self._run, name, lambda header: self._target(header) == run_id)
-            ridden.bring_series(artifact, self._run)
+            run_state.bring_series(artifact, self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._health.fault(f"bringing the whole series to {self.state.backend}", error)
         else:
-            say(shared_rows(ridden.folded, run_id, name))
+            say(shared_rows(run_state.folded, run_id, name))

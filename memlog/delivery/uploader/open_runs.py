@@ -13,7 +13,7 @@ from memlog.delivery.uploader.refused_runs import Refusals
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import End
 from memlog.journal import Binding
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 OpenSink = Callable[[Target], Sink]
@@ -39,7 +39,7 @@ class Targets:
     def __init__(
         self,
         open_sink: OpenSink,
-        state: CourierState,
+        state: UploadState,
         begins: Target,
         claim: ClaimOf | None,
         *,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from memlog._internal.redact import without_credentials
 from memlog.errors import RunRefusedError
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 
 FIRST_REST = 5.0
 """Seconds until a run that was refused is asked for again, while its session goes on; doubled each time."""
@@ -28,7 +28,7 @@ class Refusals:
 
     def __init__(
         self,
-        state: CourierState,
+        state: UploadState,
         memlog_run: str,
         is_replaceable: Callable[[str | None], bool] = lambda _: False,
     ) -> None:

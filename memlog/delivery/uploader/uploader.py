@@ -16,7 +16,7 @@ from memlog.delivery.uploader.send import DELIVERED, send_pending
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
-from memlog.journal.delivery_state import CourierState, Progress, Stretch, held_name
+from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, held_name
 from memlog.metrics import Plan
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
@@ -24,7 +24,7 @@ _STUBBORN_FAILURES = 5
 """So many failures of a tracker that answers its probe mean that the content is at fault."""
 
 
-class Courier:
+class Uploader:
     """Delivers one run to one backend, from where the last courier stopped.
 
     What it hands over is decided by the journal alone. Its place in the journal is saved after each
@@ -68,7 +68,7 @@ class Courier:
         self.backend = backend
         self.may_open_own = may_open_own
         self.end: End | None = None
-        self.state = CourierState.load(run, backend)
+        self.state = UploadState.load(run, backend)
         begins = Target(run.id, None, project=project, name=name, begun_us=begun_us)
         self._targets = Targets(open_sink, self.state, begins, claim, may_replace=may_replace)
         self._readings: dict[str, Reading] = {}
@@ -171,9 +171,9 @@ class Courier:
         self.state.problem = without_credentials(str(error) or type(error).__name__)
         self._save()
 
-    def _kept(self) -> CourierState:
+    def _kept(self) -> UploadState:
         """A copy of what is remembered."""
-        return msgspec.convert(msgspec.to_builtins(self.state), CourierState)
+        return msgspec.convert(msgspec.to_builtins(self.state), UploadState)
 
     def _save(self) -> None:
         """Keeps what is remembered; of what a sink has not made safe yet, that it is not."""
@@ -203,7 +203,7 @@ class Courier:
             return self.end
         return End(int(self.run.last_write() * 1e6), "killed")
 
-    def _deliver_held(self, place: str, stretch: Stretch, file: JournalFile | None) -> None:
+    def _deliver_held(self, place: str, stretch: DeferredRange, file: JournalFile | None) -> None:
         """Delivers what was passed over, where the tracker takes it now."""
         reading = Reading(stretch.progress)
         reading.target = stretch.target
@@ -244,7 +244,7 @@ class Courier:
         known, begin = self.state.progress(file.process), Position(reading.since, 0)
         kept = Progress(max(known.sent, begin), max(known.resume, begin), known.open)
         until = Position(other, 0)
-        self.state.held[held_name(file.process, reading.since)] = Stretch(
+        self.state.held[held_name(file.process, reading.since)] = DeferredRange(
             file.process, reading.target, until, kept
         )
         self.state.advance(file.process, Progress(until, until, {}))

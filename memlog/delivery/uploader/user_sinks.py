@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.uploader.uploader import Courier
-from memlog.delivery.uploader.worker import CourierThread
+from memlog.delivery.uploader.uploader import Uploader
+from memlog.delivery.uploader.worker import UploadWorker
 from memlog.journal import RunDirectory
 from memlog.sink import Sink, Target
 
 
 def deliver_to(
     sinks: Sequence[Sink], run: RunDirectory, taken: Sequence[str], health: Health
-) -> list[CourierThread]:
+) -> list[UploadWorker]:
     """Starts a thread for each of the sinks.
 
     Args:
@@ -22,10 +22,10 @@ def deliver_to(
         taken: Names of other backends.
         health: Counts threads that can't be started; they are left out.
     """
-    threads: list[CourierThread] = []
+    threads: list[UploadWorker] = []
     for name, sink in zip(_names(sinks, taken), sinks, strict=True):
         with health.contained(f"starting to deliver to {name}"):
-            thread = CourierThread(Courier(run, name, _opener(sink), may_open_own=True))
+            thread = UploadWorker(Uploader(run, name, _opener(sink), may_open_own=True))
             thread.start()
             threads.append(thread)
     return threads

@@ -91,7 +91,7 @@ def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
     threads: dict[int, tuple[ThreadStacks, list[str]]] = {}
     last = 0.0
     for event in encoding.decode(trace.events):
-        if event.kind not in (encoding.ENTER, encoding.EXIT, encoding.TURN):
+        if event.kind not in (encoding.ENTER, encoding.EXIT, encoding.PHASE_CHANGE):
             continue
         if event.thread not in threads:
             threads[event.thread] = ThreadStacks(trace.paths), []

@@ -56,7 +56,7 @@ def _evented(trace: Trace, frames: Frames) -> Iterator[dict[str, Any]]:
     threads: dict[int, _Thread] = {0: _Thread(trace, frames)}
     room = _EVENTED_AT_MOST
     for event in encoding.decode(trace.events):
-        if event.kind in (encoding.ENTER, encoding.EXIT, encoding.TURN):
+        if event.kind in (encoding.ENTER, encoding.EXIT, encoding.PHASE_CHANGE):
             if event.thread not in threads and len(threads) < _THREADS_AT_MOST:
                 threads[event.thread] = _Thread(trace, frames)
             if event.thread in threads and room > 0:
@@ -107,10 +107,10 @@ class _Thread:
                 break
             common += 1
         for frame in reversed(self._open[common:]):
-            self._say("C", frame)
+            self._emit("C", frame)
         for frame in stack[common:]:
-            self._say("O", frame)
+            self._emit("O", frame)
         self._open = stack
 
-    def _say(self, kind: str, frame: str) -> None:
+    def _emit(self, kind: str, frame: str) -> None:
         self._events.append({"type": kind, "frame": self._frames.number(frame), "at": self._at})

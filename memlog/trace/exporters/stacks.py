@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memlog.trace.encoding import ENTER, EXIT, FORWARD, OUTSIDE, PHASES, RECOMPUTE, TURN, TraceEvent
+from memlog.trace.encoding import (
+    ENTER,
+    EXIT,
+    FORWARD,
+    OUTSIDE,
+    PHASE_CHANGE,
+    PHASES,
+    RECOMPUTE,
+    TraceEvent,
+)
 from memlog.trace.result import with_parents
 
 Stack = tuple[str, ...]
@@ -40,7 +49,7 @@ class ThreadStacks:
             if event.layer in (layer for layer, _ in self._modules):
                 while self._modules.pop()[0] != event.layer:
                     pass
-        elif event.kind == TURN:
+        elif event.kind == PHASE_CHANGE:
             self._turn = ()
             if event.phase != FORWARD:
                 outside = event.layer == OUTSIDE

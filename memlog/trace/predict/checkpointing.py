@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memlog.trace.encoding import BACKWARD, FORWARD
-from memlog.trace.predict.lifetimes import START, Call, Course, Life, Span, highest, steady_begin
+from memlog.trace.predict.lifetimes import (
+    START,
+    Call,
+    Course,
+    Span,
+    StorageLifetime,
+    highest,
+    steady_begin,
+)
 
 _WORTH = 0.02
 """A group of modules is looked at where what they drop is such a part of the peak."""
@@ -28,7 +36,7 @@ _SAME = 1.005
 class Replay(NamedTuple):
     """One call of a checkpointed module."""
 
-    dropped: dict[Life, int]
+    dropped: dict[StorageLifetime, int]
     """What is gone, and when: at the end of the call, or a result once it has been passed on."""
     again: int
     """When the forward runs again."""
@@ -36,7 +44,7 @@ class Replay(NamedTuple):
     """Bytes that this needs at most."""
     done: int
     """When the last of it is freed in the backward pass."""
-    inputs: tuple[Life, ...]
+    inputs: tuple[StorageLifetime, ...]
     """What is kept until then."""
     begins: int
     """When the forward ran first."""
@@ -135,12 +143,12 @@ def _replays(course: Course) -> dict[int, list[Replay]]:
     return found
 
 
-def _left_behind(course: Course) -> dict[Life, int]:
+def _left_behind(course: Course) -> dict[StorageLifetime, int]:
     """When what autograd keeps alone would be gone without it, as far as its place tells.
 
     What a module makes and does not return is gone as its forward ends, however deep in another it is.
     """
-    found: dict[Life, int] = {}
+    found: dict[StorageLifetime, int] = {}
     for call in course.calls:  # the inner ones first
         if call.phase == FORWARD:
             left = [life for life in _made(course, call) if life.end > call.end]
@@ -151,12 +159,12 @@ def _left_behind(course: Course) -> dict[Life, int]:
     return found
 
 
-def _made(course: Course, call: Call) -> list[Life]:
+def _made(course: Course, call: Call) -> list[StorageLifetime]:
     return [life for life in course.made_during(call) if life.passing]
 
 
 def _replay(
-    course: Course, behind: dict[Life, int], call: Call, before: Replay | None
+    course: Course, behind: dict[StorageLifetime, int], call: Call, before: Replay | None
 ) -> Replay | None:
     inner = _made(course, call)
     left = [life for life in inner if life.end > call.end]
@@ -183,7 +191,7 @@ def _replay(
     return Replay(dropped, again, spike, done, call.inputs or (), call.begin)
 
 
-def _passed_on(course: Course, call: Call, result: Life) -> int:
+def _passed_on(course: Course, call: Call, result: StorageLifetime) -> int:
     """When the modules that get a call's result have run their forward."""
     got = (
         later.end
@@ -193,7 +201,7 @@ def _passed_on(course: Course, call: Call, result: Life) -> int:
     return max(got, default=call.end)
 
 
-def _result(left: Sequence[Life]) -> Life | None:
+def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
     largest = max((life.size for life in left), default=0)
     return next((life for life in reversed(left) if life.size * _RESULT >= largest), None)
 
@@ -225,18 +233,18 @@ def _reached_again(course: Course, before: Replay) -> int:
 
 def _peak(course: Course, replays: dict[int, list[Replay]], group: Sequence[int]) -> int:
     calls = [replay for layer in group for replay in replays[layer]]
-    kept: dict[Life, int] = {}
+    kept: dict[StorageLifetime, int] = {}
     for replay in calls:
         for life in replay.inputs:
             kept[life] = max(replay.done, kept.get(life, START))
     ends = {life: end for replay in calls for life, end in replay.dropped.items()}
-    spans = [
+    module_stack = [
         Span(steady_begin(life), max(ends.get(life, life.end), kept.get(life, START)), life.size)
         for life in course.lives
     ]
-    spans += [
+    module_stack += [
         Span(replay.again, life.end, life.size) for replay in calls for life in replay.dropped
     ]
     if course.trace.result.device == "cpu":
-        spans += [Span(replay.begins, replay.done, _RANDOM_STATE) for replay in calls]
-    return highest(spans, course.length, [(replay.again, replay.spike) for replay in calls])
+        module_stack += [Span(replay.begins, replay.done, _RANDOM_STATE) for replay in calls]
+    return highest(module_stack, course.length, [(replay.again, replay.spike) for replay in calls])

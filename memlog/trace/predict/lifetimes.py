@@ -28,7 +28,7 @@ from memlog.trace.storage_uses import NOTHING_KNOWN, uses_of
 START = -1
 
 
-class Life:
+class StorageLifetime:
     """A storage, from when it is made to when it is gone."""
 
     __slots__ = ("begin", "category", "end", "heard", "layer", "phase", "size", "thread", "uses")
@@ -59,7 +59,7 @@ class Call(NamedTuple):
     begin: int
     end: int
     thread: int
-    inputs: tuple[Life, ...] | None
+    inputs: tuple[StorageLifetime, ...] | None
     """The storages of its positional arguments that are followed, the largest two; ``None``: it got none of
     them so, or the trace does not tell."""
 
@@ -72,7 +72,7 @@ class Turn(NamedTuple):
     phase: int
 
 
-class Stretch(NamedTuple):
+class StepInterval(NamedTuple):
     """From one moment to another."""
 
     begin: int
@@ -106,12 +106,12 @@ class Course:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.lives: list[Life] = []
+        self.lives: list[StorageLifetime] = []
         self.calls: list[Call] = []
         self.turns: list[Turn] = []
-        self.steps: list[Stretch] = []
+        self.steps: list[StepInterval] = []
         self.length = len(trace.events) // encoding.EVENT_BYTES
-        self._live: dict[int, Life] = {}
+        self._live: dict[int, StorageLifetime] = {}
         self._serials: list[int] = []
         self._made: list[int] = []
         self.tells_inputs = False
@@ -134,7 +134,7 @@ class Course:
         following = bisect_right(self._serials, serial)
         return self._made[following] if following < len(self._made) else self.length
 
-    def made_during(self, call: Call) -> list[Life]:
+    def made_during(self, call: Call) -> list[StorageLifetime]:
         """The storages that a call's thread makes in it, in order."""
         first, last = (bisect_left(self._begins, at) for at in (call.begin, call.end))
         return [life for life in self._in_order[first:last] if life.thread == call.thread]
@@ -154,11 +154,13 @@ class Course:
         """The number of the optimizer's step to which a moment leads, or in which it lies."""
         return bisect_right(self.steps, at, key=lambda step: step.end)
 
-    def between_steps(self, at: int) -> Stretch:
+    def between_steps(self, at: int) -> StepInterval:
         """From the optimizer's step before a moment to the one after: the passes whose gradients it takes."""
         number = self.step_of(at)
         begin = self.steps[number - 1].end if number else START
-        return Stretch(begin, self.steps[number].begin if number < len(self.steps) else self.length)
+        return StepInterval(
+            begin, self.steps[number].begin if number < len(self.steps) else self.length
+        )
 
     def turns_before(self, at: int) -> int:
         """How many turns were before a moment."""
@@ -205,7 +207,7 @@ class Course:
         """Layers that run their forward again in the backward pass: they are checkpointed."""
         return {call.layer for call in self.calls if call.phase == RECOMPUTE}
 
-    def spans(self, sizes: Mapping[Life, float] | None = None) -> list[Span]:
+    def module_stack(self, sizes: Mapping[StorageLifetime, float] | None = None) -> list[Span]:
         """When how much lived.
 
         Args:
@@ -218,14 +220,14 @@ class Course:
 
     def _take(self, at: int, event: TraceEvent) -> None:
         if event.kind == encoding.ALLOC:
-            life = self._live[event.key] = Life(event, at, self.length)
+            life = self._live[event.key] = StorageLifetime(event, at, self.length)
             self._number(at, event.key)
             self.lives.append(life)
         elif event.kind in (encoding.FREE, encoding.USES):
             self._last_word(at, event)
         elif event.kind == encoding.CLASSIFY:
             self._classify(at, event)
-        elif event.kind == encoding.TURN:
+        elif event.kind == encoding.PHASE_CHANGE:
             self._turn(Turn(at, event.layer, event.phase))
         elif event.kind == encoding.ENTER:
             self._enter(at, event)
@@ -263,7 +265,7 @@ class Course:
         if self.turns and self.turns[-1].phase == OPTIMIZER:
             self.steps[-1] = self.steps[-1]._replace(end=turn.at)
         if turn.phase == OPTIMIZER:
-            self.steps.append(Stretch(turn.at, self.length))
+            self.steps.append(StepInterval(turn.at, self.length))
         self.turns.append(turn)
 
     def _enter(self, at: int, event: TraceEvent) -> None:
@@ -294,16 +296,18 @@ class Course:
                 return
 
 
-def steady_begin(life: Life) -> int:
+def steady_begin(life: StorageLifetime) -> int:
     """When it begins in a step that is not the first: the optimizer's state is there from then on."""
     return START if life.category == OPTIMIZER_STATE else life.begin
 
 
-def highest(spans: Iterable[Span], length: int, spikes: Iterable[tuple[int, float]] = ()) -> int:
+def highest(
+    module_stack: Iterable[Span], length: int, spikes: Iterable[tuple[int, float]] = ()
+) -> int:
     """The highest level of all spans together.
 
     Args:
-        spans: They last to the moment before their end.
+        module_stack: They last to the moment before their end.
         length: Of the course.
         spikes: At a moment, so much more for an instant than there was just before it.
 
@@ -311,7 +315,7 @@ def highest(spans: Iterable[Span], length: int, spikes: Iterable[tuple[int, floa
         Bytes.
     """
     changes = [0.0] * (length + 2)  # the first is START
-    for begin, end, size in spans:
+    for begin, end, size in module_stack:
         changes[begin + 1] += size
         # A use after the last allocation would end one moment after the course.
         changes[min(end, length) + 1] -= size

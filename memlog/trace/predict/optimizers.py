@@ -9,7 +9,14 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from memlog.trace.encoding import BEFORE, GRADIENT, OPTIMIZER, OPTIMIZER_STATE, OUTSIDE, PARAMETER
-from memlog.trace.predict.lifetimes import START, Course, Life, Span, highest, steady_begin
+from memlog.trace.predict.lifetimes import (
+    START,
+    Course,
+    Span,
+    StorageLifetime,
+    highest,
+    steady_begin,
+)
 from memlog.trace.storage_uses import HALF_NOW
 
 _COUNTERS = 8
@@ -49,7 +56,8 @@ def idle_bytes(course: Course) -> int:
 def without_idle(course: Course) -> int:
     """The peak without the state of optimizers that did not step."""
     return highest(
-        course.spans({life: 0.0 for life in course.lives if _is_idle(course, life)}), course.length
+        course.module_stack({life: 0.0 for life in course.lives if _is_idle(course, life)}),
+        course.length,
     )
 
 
@@ -94,18 +102,18 @@ def with_states(course: Course, sizes: Mapping[int, float]) -> int:
         course: Of the traced step.
         sizes: Bytes of the new state, by the `State.step` of the one in whose place it comes.
     """
-    spans = [Span(START, course.length, size) for size in sizes.values()]
+    module_stack = [Span(START, course.length, size) for size in sizes.values()]
     known = sorted(_by_step(course))
-    spans += [
+    module_stack += [
         Span(steady_begin(life), life.end, life.size)
         for life in course.lives
         if _is_idle(course, life)
         or not (_of_an_optimizer(life) and _step_of(course, life, known) in sizes)
     ]
-    return highest(spans, course.length)
+    return highest(module_stack, course.length)
 
 
-def _step_of(course: Course, life: Life, known: Sequence[int]) -> int:
+def _step_of(course: Course, life: StorageLifetime, known: Sequence[int]) -> int:
     """As which of the steps whose optimizers are known that of a storage counts: the latest until then.
 
     An optimizer that steps again, as a critic may, is known from its first step.
@@ -210,20 +218,20 @@ def _bytes(counts: Counter[_Key]) -> int:
     return sum(key.size * count for key, count in counts.items())
 
 
-def _of_an_optimizer(life: Life) -> bool:
+def _of_an_optimizer(life: StorageLifetime) -> bool:
     """Its state, and what its step makes and drops."""
     return (life.phase == OPTIMIZER and life.passing) or _is_state(life)
 
 
-def _is_in_use(course: Course, life: Life) -> bool:
+def _is_in_use(course: Course, life: StorageLifetime) -> bool:
     return _is_state(life) and not _is_idle(course, life)
 
 
-def _is_idle(course: Course, life: Life) -> bool:
+def _is_idle(course: Course, life: StorageLifetime) -> bool:
     """Whether it is of an optimizer that was known as the trace began, and has not stepped in it."""
     known_before = life.begin == START and life.heard < course.opened
     return bool(course.steps) and _is_state(life) and known_before
 
 
-def _is_state(life: Life) -> bool:
+def _is_state(life: StorageLifetime) -> bool:
     return life.category == OPTIMIZER_STATE and life.phase in (BEFORE, OPTIMIZER)

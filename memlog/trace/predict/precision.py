@@ -16,7 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memlog.trace.encoding import BACKWARD, BUFFER, FORWARD, INPUT, OUTSIDE, PARAMETER
-from memlog.trace.predict.lifetimes import START, Course, Life, Span, Stretch, highest, steady_begin
+from memlog.trace.predict.lifetimes import (
+    START,
+    Course,
+    Span,
+    StepInterval,
+    StorageLifetime,
+    highest,
+    steady_begin,
+)
 from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN, WIDE
 
 _HALF = 0.5
@@ -60,8 +68,8 @@ def with_autocast(course: Course) -> int | None:
         or not any(life.uses.cast_first for life in course.lives)
     ):
         return None
-    spans = [span for life in course.lives for span in _cast(course, life)]
-    return highest([*spans, *_copied_results(course)], course.length)
+    module_stack = [span for life in course.lives for span in _cast(course, life)]
+    return highest([*module_stack, *_copied_results(course)], course.length)
 
 
 def why_not(course: Course) -> str | None:
@@ -87,7 +95,7 @@ def unknown_to_autocast(course: Course) -> list[str]:
     return sorted(kinds - PRODUCTS - _OTHERS)
 
 
-def _cast(course: Course, life: Life) -> Iterator[Span]:
+def _cast(course: Course, life: StorageLifetime) -> Iterator[Span]:
     """A storage as it would be, and its copies for products."""
     begin, end, uses = steady_begin(life), life.end, life.uses
     if uses.type == HALF and _varies(life) and not _of_the_loss(course, life):
@@ -111,26 +119,26 @@ def _cast(course: Course, life: Life) -> Iterator[Span]:
     yield Span(begin, end, life.size)
 
 
-def _goes_in_first_backward(course: Course, life: Life, at: int) -> bool:
+def _goes_in_first_backward(course: Course, life: StorageLifetime, at: int) -> bool:
     """Whether autograd alone keeps a model's input: what the program holds is there after that, too."""
     following = course.turns[course.turns_before(course.backward_after(at)) :]
     left = next((turn.at for turn in following if turn.phase != BACKWARD), course.length)
     return course.backward_after(at) < life.end <= left
 
 
-def _between_steps(course: Course, first: int, last: int) -> Iterator[Stretch]:
+def _between_steps(course: Course, first: int, last: int) -> Iterator[StepInterval]:
     """What is kept for backward passes is gone as an optimizer steps, and made anew after that."""
     for step in course.steps[course.step_of(first) :]:
         if step.begin >= last:
             break
         if first < step.begin:
-            yield Stretch(first, step.begin)
+            yield StepInterval(first, step.begin)
         first = max(first, step.end)
     if first < last:
-        yield Stretch(first, last)
+        yield StepInterval(first, last)
 
 
-def _of_the_loss(course: Course, life: Life) -> bool:
+def _of_the_loss(course: Course, life: StorageLifetime) -> bool:
     return "Loss" in course.kind(life.layer)
 
 
@@ -143,12 +151,12 @@ def _copied_results(course: Course) -> Iterator[Span]:
             yield _widened(course, left[-1], call.end)
 
 
-def _varies(life: Life) -> bool:
+def _varies(life: StorageLifetime) -> bool:
     """Whether it is of a pass; what one model makes may be another's input."""
     return life.passing or (life.category == INPUT and life.begin > START)
 
 
-def _widened(course: Course, result: Life, at: int) -> Span:
+def _widened(course: Course, result: StorageLifetime, at: int) -> Span:
     """What a copy in four bytes adds; a product does not keep its own result in two beside it."""
     used = course.made_after(result.uses.used)
     if result.uses.used and used < course.backward_after(at):

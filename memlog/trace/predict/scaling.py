@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from memlog.trace.encoding import BACKWARD, FORWARD, GRADIENT, INPUT, RECOMPUTE
-from memlog.trace.predict.lifetimes import Course, Life, Span, highest, steady_begin
+from memlog.trace.predict.lifetimes import Course, Span, StorageLifetime, highest, steady_begin
 from memlog.trace.predict.precision import PRODUCTS
 
 
@@ -18,7 +18,7 @@ class _Key(NamedTuple):
 
 def steady_peak(course: Course) -> int:
     """The peak of the step, were it not the first: with the optimizer's state there from the start."""
-    return highest(course.spans(), course.length)
+    return highest(course.module_stack(), course.length)
 
 
 def with_batch(course: Course, share: float) -> int:
@@ -31,7 +31,7 @@ def with_batch(course: Course, share: float) -> int:
         course: Of the traced step.
         share: Of the traced step's batch: 0.5 is half of it.
     """
-    return highest(course.spans(_with_batch(course, share)), course.length)
+    return highest(course.module_stack(_with_batch(course, share)), course.length)
 
 
 def accumulated(course: Course, share: float) -> int:
@@ -58,7 +58,7 @@ def accumulated(course: Course, share: float) -> int:
     return highest([*others, *before, *besides], course.length)
 
 
-def _replaced(course: Course, made: Iterable[Life]) -> dict[Life, int]:
+def _replaced(course: Course, made: Iterable[StorageLifetime]) -> dict[StorageLifetime, int]:
     """Gradients that are let go before new ones are made, and when those take their place."""
     places: dict[_Key, list[tuple[int, int]]] = {}
     for life in made:
@@ -74,7 +74,7 @@ def _replaced(course: Course, made: Iterable[Life]) -> dict[Life, int]:
     return found
 
 
-def _with_batch(course: Course, share: float) -> dict[Life, float]:
+def _with_batch(course: Course, share: float) -> dict[StorageLifetime, float]:
     """The sizes of what grows with the batch."""
     copies = _copies(course)
     return {

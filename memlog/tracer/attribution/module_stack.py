@@ -15,8 +15,8 @@ from memlog.trace.encoding import (
     FORWARD,
     OPTIMIZER,
     OUTSIDE,
+    PHASE_CHANGE,
     RECOMPUTE,
-    TURN,
 )
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.autograd_sequence import SequenceMap
@@ -31,7 +31,7 @@ NO_INPUTS: Final = (-1, 0)
 """A module was called with no tensor among its positional arguments."""
 
 
-class Place:
+class ThreadState:
     """Where one thread is.
 
     Attributes:
@@ -72,7 +72,7 @@ class Place:
         self.inputs = NO_INPUTS
 
 
-class Spans:
+class ModuleStack:
     """Follows modules, backward passes and optimizers on the threads that take part in a window.
 
     Args:
@@ -85,14 +85,14 @@ class Spans:
     def __init__(
         self,
         names: ModuleNames,
-        say: Callable[[int, int, int, Place], None],
+        say: Callable[[int, int, int, ThreadState], None],
         *,
         everywhere: bool,
     ) -> None:
         self._names = names
         self._say = say
         self._everywhere = everywhere
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ThreadState] = {}
         self._sequence = SequenceMap()
         self._lines = SequenceMap()
         self._heard = 0
@@ -100,17 +100,17 @@ class Spans:
 
     def begin(self) -> None:
         """The window begins, on this thread."""
-        self._places[threading.get_ident()] = Place(0)
+        self._places[threading.get_ident()] = ThreadState(0)
         self._mark(OUTSIDE)
 
     def close(self) -> None:
         """The window is over: the stretches that are still open end here."""
         if not self.closed:
-            for place in list(self._places.values()):
-                self.turn(place, OUTSIDE, FORWARD)
+            for thread_state in list(self._places.values()):
+                self.turn(thread_state, OUTSIDE, FORWARD)
             self.closed = True
 
-    def place(self, *, join: bool = False) -> Place | None:
+    def thread_state(self, *, join: bool = False) -> ThreadState | None:
         """This thread's place; ``None`` where it has no part in the window.
 
         Args:
@@ -119,30 +119,32 @@ class Spans:
         if self.closed:
             return None
         identity = threading.get_ident()
-        place = self._places.get(identity)
-        if place is None and join and len(self._places) < _MAX_THREADS:
-            place = self._places[identity] = Place(len(self._places))
-        return place
+        thread_state = self._places.get(identity)
+        if thread_state is None and join and len(self._places) < _MAX_THREADS:
+            thread_state = self._places[identity] = ThreadState(len(self._places))
+        return thread_state
 
-    def module_begins(self, module: Any) -> Place | None:
+    def module_begins(self, module: Any) -> ThreadState | None:
         """A module's ``forward`` begins.
 
         Returns:
             The place that it began at; ``None`` where this thread has no part in the window.
         """
-        place = self.place(join=self._everywhere and self._names.knows(module))
-        if place is None:
+        thread_state = self.thread_state(join=self._everywhere and self._names.knows(module))
+        if thread_state is None:
             return None
         task = torch_private.backward_task()
-        if task == torch_private.NO_TASK and place.turn[1] == BACKWARD:
-            self._leave_graph(place, place.stack[-1][0])
-            self.turn(place, OUTSIDE, FORWARD)
-        layer = self._names.layer_of(module, place.stack[-1][0])
-        place.stack.append((layer, task, id(module)))
-        if place.number == 0:
+        if task == torch_private.NO_TASK and thread_state.turn[1] == BACKWARD:
+            self._leave_graph(thread_state, thread_state.stack[-1][0])
+            self.turn(thread_state, OUTSIDE, FORWARD)
+        layer = self._names.layer_of(module, thread_state.stack[-1][0])
+        thread_state.stack.append((layer, task, id(module)))
+        if thread_state.number == 0:
             self._mark(layer)
-        self._say(ENTER, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, place)
-        return place
+        self._say(
+            ENTER, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
+        )
+        return thread_state
 
     def module_ends(self, module: Any) -> int | None:
         """A module's ``forward`` has ended, and with it all that began in it.
@@ -152,78 +154,82 @@ class Spans:
         Returns:
             Its layer; ``None`` where its beginning was not seen.
         """
-        place, identity, ended = self.place(), id(module), 0
-        if place is None or (place.stack[-1][2] != identity and not _is_at_work(identity, place)):
+        thread_state, identity, ended = self.thread_state(), id(module), 0
+        if thread_state is None or (
+            thread_state.stack[-1][2] != identity and not _is_at_work(identity, thread_state)
+        ):
             return None
         while ended != identity:
-            layer, task, ended = place.stack.pop()
-            self._say(EXIT, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, place)
-        if place.number == 0:
-            self._mark(place.stack[-1][0])
+            layer, task, ended = thread_state.stack.pop()
+            self._say(
+                EXIT, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
+            )
+        if thread_state.number == 0:
+            self._mark(thread_state.stack[-1][0])
         return layer
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins; of nested ones the outermost counts."""
-        place = self.place()
-        if place is not None and place.optimizing is None:
-            place.optimizing = id(optimizer)
-            if len(place.stack) == 1:
-                self.turn(place, OUTSIDE, OPTIMIZER)
+        thread_state = self.thread_state()
+        if thread_state is not None and thread_state.optimizing is None:
+            thread_state.optimizing = id(optimizer)
+            if len(thread_state.stack) == 1:
+                self.turn(thread_state, OUTSIDE, OPTIMIZER)
                 if len(self._names.optimizers) < _MAX_STEPS:
                     self._names.optimizers.append(type(optimizer).__name__)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """An optimizer's step has ended."""
-        place = self.place()
-        if place is not None and place.optimizing == id(optimizer):
-            place.optimizing = None
-            self.turn(place, OUTSIDE, FORWARD)
+        thread_state = self.thread_state()
+        if thread_state is not None and thread_state.optimizing == id(optimizer):
+            thread_state.optimizing = None
+            self.turn(thread_state, OUTSIDE, FORWARD)
 
-    def turn(self, place: Place, layer: int, phase: int) -> None:
+    def turn(self, thread_state: ThreadState, layer: int, phase: int) -> None:
         """What happens outside ``forward`` belongs to ``layer`` and ``phase`` from now on."""
-        if place.turn != (layer, phase):
-            place.turn = (layer, phase)
-            self._say(TURN, layer, phase, place)
+        if thread_state.turn != (layer, phase):
+            thread_state.turn = (layer, phase)
+            self._say(PHASE_CHANGE, layer, phase, thread_state)
 
-    def owner(self, place: Place) -> tuple[int, int]:
+    def owner(self, thread_state: ThreadState) -> tuple[int, int]:
         """Layer and phase of what this thread does now."""
-        layer, began_in, _ = place.stack[-1]
+        layer, began_in, _ = thread_state.stack[-1]
         task = torch_private.backward_task()
         if task == torch_private.NO_TASK:
-            backward = place.turn[1] == BACKWARD
+            backward = thread_state.turn[1] == BACKWARD
             if backward:
-                self._leave_graph(place, layer)
-            if place.optimizing is not None and len(place.stack) == 1:
-                self.turn(place, OUTSIDE, OPTIMIZER)
+                self._leave_graph(thread_state, layer)
+            if thread_state.optimizing is not None and len(thread_state.stack) == 1:
+                self.turn(thread_state, OUTSIDE, OPTIMIZER)
                 return OUTSIDE, OPTIMIZER
             if backward:
-                self.turn(place, OUTSIDE, FORWARD)
+                self.turn(thread_state, OUTSIDE, FORWARD)
             return layer, FORWARD
         # A module that began in this very backward pass runs its forward again. (One that began
         # elsewhere calls backward() inside its own forward.)
         if began_in == task:
             return layer, RECOMPUTE
-        layer = self._backward_layer(place)
-        self.turn(place, layer, BACKWARD)
+        layer = self._backward_layer(thread_state)
+        self.turn(thread_state, layer, BACKWARD)
         return layer, BACKWARD
 
-    def _backward_layer(self, place: Place) -> int:
+    def _backward_layer(self, thread_state: ThreadState) -> int:
         """Whose forward made the operation whose gradient is computed now.
 
         Nodes that accumulate gradients have no number; they follow what made the gradient.
         """
         node = torch_private.current_node() if torch_private.current_node is not None else None
         number = torch_private.sequence_number(node) if node is not None else None
-        place.node = number
+        thread_state.node = number
         if number is not None:
             layer = self._sequence.layer_of(number)
-            place.last_backward = OUTSIDE if layer is None else layer
-            place.line = self._lines.layer_of(number) or 0
-        if torch.is_grad_enabled() and place.number == 0:
-            self._make_graph(place, place.last_backward)
-        return place.last_backward
+            thread_state.last_backward = OUTSIDE if layer is None else layer
+            thread_state.line = self._lines.layer_of(number) or 0
+        if torch.is_grad_enabled() and thread_state.number == 0:
+            self._make_graph(thread_state, thread_state.last_backward)
+        return thread_state.last_backward
 
-    def _make_graph(self, place: Place, layer: int) -> None:
+    def _make_graph(self, thread_state: ThreadState, layer: int) -> None:
         """The backward pass makes a graph of its own (``create_graph=True``).
 
         Its operations belong to the layer whose backward pass they are. They are heard of once they have
@@ -231,14 +237,16 @@ class Spans:
         """
         if torch_private.next_sequence_number is not None:
             number = int(torch_private.next_sequence_number())
-            self._sequence.since(number - 1 if place.made is None else place.made, layer)
-            place.made = number
+            self._sequence.since(
+                number - 1 if thread_state.made is None else thread_state.made, layer
+            )
+            thread_state.made = number
 
-    def _leave_graph(self, place: Place, layer: int) -> None:
+    def _leave_graph(self, thread_state: ThreadState, layer: int) -> None:
         """That backward pass is over, and ``layer`` makes what comes now."""
-        if place.made is not None:
-            self._sequence.since(place.made, layer)
-            place.made = None
+        if thread_state.made is not None:
+            self._sequence.since(thread_state.made, layer)
+            thread_state.made = None
 
     def _mark(self, layer: int) -> None:
         if torch_private.next_sequence_number is not None:
@@ -246,22 +254,22 @@ class Spans:
             self._sequence.mark(self._heard, layer)
             self._lines.mark(self._heard, 0)
 
-    def made_by_line(self, line: int, place: Place) -> None:
+    def made_by_line(self, line: int, thread_state: ThreadState) -> None:
         """The operations of the graph since the last that was heard of were made by a line of the program."""
-        if place.number == 0 and torch_private.next_sequence_number is not None:
+        if thread_state.number == 0 and torch_private.next_sequence_number is not None:
             number = int(torch_private.next_sequence_number())
             if number > self._heard:
                 self._lines.mark(self._heard, line)
                 self._heard = number
 
-    def resting(self, place: Place) -> tuple[int, int]:
+    def resting(self, thread_state: ThreadState) -> tuple[int, int]:
         """Layer and phase that a thread's work belongs to until the next change."""
-        if len(place.stack) == 1:
-            return place.turn
-        layer, began_in, _ = place.stack[-1]
+        if len(thread_state.stack) == 1:
+            return thread_state.turn
+        layer, began_in, _ = thread_state.stack[-1]
         return layer, FORWARD if began_in == torch_private.NO_TASK else RECOMPUTE
 
 
-def _is_at_work(identity: int, place: Place) -> bool:
+def _is_at_work(identity: int, thread_state: ThreadState) -> bool:
     """Whether a module's beginning was seen."""
-    return any(entry[2] == identity for entry in place.stack)
+    return any(entry[2] == identity for entry in thread_state.stack)

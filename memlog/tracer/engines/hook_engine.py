@@ -7,7 +7,7 @@ from typing import Any
 from memlog._internal.diagnostics import Health
 from memlog.trace.encoding import BACKWARD
 from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.attribution.module_stack import Place, Spans
+from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.hooks.autograd_hooks import BackwardMarks
 from memlog.tracer.hooks.module_hooks import Hooks
@@ -26,7 +26,7 @@ class Followed:
         self._log = log
         self._names = names
         self._hooks = Hooks(self, health)
-        self._spans = Spans(names, self._say, everywhere=True)
+        self._module_stack = ModuleStack(names, self._emit, everywhere=True)
         self._backward = BackwardMarks(self._backward_reaches, health)
         self._stopped = False
 
@@ -36,30 +36,30 @@ class Followed:
 
     def give_up(self) -> None:
         """Records nothing more."""
-        self._spans.closed = True
+        self._module_stack.closed = True
 
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins."""
-        place = self._spans.place()
-        surrounding = place.stack[-1][0] if place is not None else 0
-        begun = self._spans.module_begins(module)
+        thread_state = self._module_stack.thread_state()
+        surrounding = thread_state.stack[-1][0] if thread_state is not None else 0
+        begun = self._module_stack.module_begins(module)
         self._look_at_models()
         if begun is not None:
             self._backward.module_begins(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
         """It has ended."""
-        layer = self._spans.module_ends(module)
+        layer = self._module_stack.module_ends(module)
         if layer is not None:
             self._backward.module_ends(output, layer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
-        self._spans.optimizer_begins(optimizer)
+        self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """It has ended."""
-        self._spans.optimizer_ends(optimizer)
+        self._module_stack.optimizer_ends(optimizer)
 
     def _look_at_models(self) -> None:
         """A module at the top may be new."""
@@ -67,13 +67,13 @@ class Followed:
     def _end(self) -> None:
         """Hears nothing more."""
         self._hooks.remove()
-        self._spans.close()
+        self._module_stack.close()
         self._backward.close()
 
     def _backward_reaches(self, layer: int) -> None:
-        place = self._spans.place(join=True)
-        if place is not None:
-            self._spans.turn(place, layer, BACKWARD)
+        thread_state = self._module_stack.thread_state(join=True)
+        if thread_state is not None:
+            self._module_stack.turn(thread_state, layer, BACKWARD)
 
-    def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
+    def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         raise NotImplementedError

@@ -14,7 +14,7 @@ import torch
 from memlog._internal.diagnostics import Health
 from memlog.trace.encoding import READING, pack
 from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.attribution.module_stack import Place
+from memlog.tracer.attribution.module_stack import ThreadState
 from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import Finding
 from memlog.tracer.engines.hook_engine import Followed
@@ -41,7 +41,7 @@ class SamplerEngine(Followed):
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Begins; what is known already makes no difference to statistics."""
         del optimizers
-        self._spans.begin()
+        self._module_stack.begin()
         self._sample(0, 1, 0)
         self._hooks.install()
 
@@ -56,11 +56,11 @@ class SamplerEngine(Followed):
 
     def give_up(self) -> None:
         """Records nothing more."""
-        self._spans.closed = True
+        self._module_stack.closed = True
 
-    def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
-        self._sample(layer, phase, place.number)
-        self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, place.number))
+    def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
+        self._sample(layer, phase, thread_state.number)
+        self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, thread_state.number))
         if self._log.full:
             self._log.fold()
 

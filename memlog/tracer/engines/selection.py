@@ -105,7 +105,7 @@ def build(
     readings: bool,
     types: bool,
 ) -> Engine:
-    """The engine of a choice, not yet started; `memlog.tracer.window.Window` explains what it takes."""
+    """The engine of a choice, not yet started; `memlog.tracer.window.TraceWindow` explains what it takes."""
     if choice.engine == "native":
         return NativeEngine(log, names, health, History(device), readings=readings)
     if choice.engine == "dispatch":

@@ -6,7 +6,7 @@ _LONGEST = 32
 """Steps between two attempts, at most."""
 
 
-class Turns:
+class RetryPolicy:
     """Remembers that a step is to be traced, and how often that could not be.
 
     Attributes:

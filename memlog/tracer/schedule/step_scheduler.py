@@ -24,7 +24,7 @@ from memlog.tracer.schedule.budget import DEFAULT_SHARE, Budget
 from memlog.tracer.schedule.frozen_modules import Forerunner
 from memlog.tracer.schedule.iteration import Rhythm
 from memlog.tracer.schedule.kept_trace import FORERUNNER_MISSED, Findings, Found
-from memlog.tracer.schedule.retry import Turns
+from memlog.tracer.schedule.retry import RetryPolicy
 from memlog.tracer.schedule.top_modules import Tops
 from memlog.tracer.schedule.trace_event import trace_event
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memlog.trace.records import Trace
     from memlog.tracer.hooks.first_call import Calls
     from memlog.tracer.hooks.module_hooks import OptimizersHeard
-    from memlog.tracer.window import Window
+    from memlog.tracer.window import TraceWindow
 
 _STEADY = 3
 """Steps after which what was given to ``torch.compile`` has been compiled. A hook that is there while it is
@@ -75,7 +75,7 @@ class PeriodicTracer:
         self._lock = threading.RLock()
         self._calls: Calls | None = None
         self._opening = False
-        self._window: Window | None = None
+        self._window: TraceWindow | None = None
         self._thread: threading.Thread | None = None
         self._finished = False
         self._opened = self._stepped = self._deadline = 0.0
@@ -85,7 +85,7 @@ class PeriodicTracer:
         self._top_calls = 0
         self._steps = self._opened_at = 0
         self._last: int | None = None
-        self._turns = Turns()
+        self._retry = RetryPolicy()
         self._forerunner = Forerunner()
         self._traced = 0
         self._skipped = 0
@@ -94,7 +94,7 @@ class PeriodicTracer:
 
     def want(self) -> None:
         """Traces the next step, whatever the budget says."""
-        self._turns.want()
+        self._retry.want()
         with self._health.contained("waiting for a step to trace"):
             self._wait_for_a_call()
 
@@ -121,7 +121,7 @@ class PeriodicTracer:
             self._look_at_waiting()
             if self._window is None:
                 self._settle(now)
-                if self._turns.next_step(allowed=self._may_trace(budget, now)):
+                if self._retry.next_step(allowed=self._may_trace(budget, now)):
                     self._forerunner.step_begins()
                     self._wait_for_a_call()
         self._stepped = time.perf_counter()
@@ -165,7 +165,7 @@ class PeriodicTracer:
         self._stop_listening()
         if self._window is not None:
             self._close(time.perf_counter(), whosever=True, failed=failed)
-        elif self._turns.late:
+        elif self._retry.late:
             self._skip("the run ended before torch.compile was done with the model")
         with self._health.contained("keeping what was traced"):
             self._findings.finish(lacking=self._rhythm.lacks(self._findings.members))
@@ -200,13 +200,13 @@ class PeriodicTracer:
 
         known = self._tops.known()
         if not are_compiled(known) or device_of(known, None).type == "cpu":
-            self._turns.never()
+            self._retry.never()
             self._skip(
                 "torch.compile is in use, whose graphs hide layers and are made anew for hooks"
             )
             return False
-        self._turns.late = self._steps < _STEADY
-        return not self._turns.late
+        self._retry.late = self._steps < _STEADY
+        return not self._retry.late
 
     def _look_at_waiting(self) -> None:
         """Something may have been given to the compiler since."""
@@ -261,10 +261,10 @@ class PeriodicTracer:
         try:
             # Imported here: they load parts of torch that most of its users never need.
             from memlog.tracer.hooks.module_hooks import OptimizersHeard  # noqa: PLC0415
-            from memlog.tracer.window import Window, may_open  # noqa: PLC0415
+            from memlog.tracer.window import TraceWindow, may_open  # noqa: PLC0415
 
             if not may_open():
-                self._turns.put_off()
+                self._retry.put_off()
                 self._skip(
                     "another torch dispatch mode, a transformation of torch.func, a compiled graph or a "
                     "backward pass was active"
@@ -273,7 +273,7 @@ class PeriodicTracer:
             if self._held is None:
                 self._held = OptimizersHeard(self._rhythm, self._health)
             first, *others = self._tops.known() or [module]
-            window = Window(
+            window = TraceWindow(
                 first,
                 others=others,
                 optimizers=self._rhythm.optimizers(),
@@ -285,7 +285,7 @@ class PeriodicTracer:
             window.module_begins(module, inputs)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._health.fault("beginning to trace a step", error)
-            self._turns.begun()
+            self._retry.begun()
             self._skip("it could not begin")
             now = time.perf_counter()
             self._begin_budget(now).charge(now - begun, setting_up=not self._traced)
@@ -298,7 +298,7 @@ class PeriodicTracer:
         self._since = self._stepped or begun
         usual = self._budget.usual if self._budget is not None else None
         self._deadline = self._opened + (1.0 + _MOST_STEPS * usual if usual else float("inf"))
-        self._turns.begun()
+        self._retry.begun()
         self._window = window
 
     def _keep_within_bounds(self, module: Any) -> None:
@@ -311,7 +311,7 @@ class PeriodicTracer:
         if self._top_calls > _MOST_CALLS or window.overflowed or now > self._deadline:
             self._abandon(now)
 
-    def _take_window(self, *, whosever: bool) -> Window | None:
+    def _take_window(self, *, whosever: bool) -> TraceWindow | None:
         """The open window, to be closed by the caller alone; another thread's step is none of ours."""
         with self._lock:
             window, thread = self._window, self._thread
@@ -362,7 +362,7 @@ class PeriodicTracer:
         spent = time.perf_counter() - self._opened
         self._begin_budget(now).charge(spent, setting_up=not self._traced)
 
-    def _leave(self, window: Window) -> None:
+    def _leave(self, window: TraceWindow) -> None:
         from memlog.tracer.hooks.deferred_removal import leave_later  # noqa: PLC0415 - torch is there already
 
         leave_later(window)
@@ -374,7 +374,7 @@ class PeriodicTracer:
 
     # What it came to.
 
-    def _tell(self, trace: Trace, window: Window, *, failed: bool | None) -> None:
+    def _tell(self, trace: Trace, window: TraceWindow, *, failed: bool | None) -> None:
         rhythm, findings, over = self._rhythm, self._findings, failed is None
         missed = self._forerunner.missed
         found = Found(

@@ -19,7 +19,7 @@ from support.journals import GIB, MadeRun, at, batch, finished_run
 from memlog.artifacts.speedscope_package import VERSION
 from memlog.events import End, Run
 from memlog.journal import RunDirectory
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 
 pytestmark = [
     pytest.mark.integration,
@@ -130,7 +130,7 @@ def test_a_reader_that_leaves_is_no_error_to_speak_of(tmp_path: Path) -> None:
 
 
 def test_an_output_that_lacks_a_character_shows_the_rest(tmp_path: Path) -> None:
-    CourierState(backend="mlflow", stage="done", delivered=7).save(finished_run(root_of(tmp_path)))
+    UploadState(backend="mlflow", stage="done", delivered=7).save(finished_run(root_of(tmp_path)))
     MadeRun(root_of(tmp_path), "umlaut22").write(Run(at(0), "größe 大", None, (), {})).closed()
     done = subprocess.run(
         [*COMMAND, "runs"],
@@ -176,7 +176,7 @@ def _read(terminal: int) -> bytes:
 def test_a_page_fits_its_terminal_and_cuts_no_id(tmp_path: Path, columns: int) -> None:
     run = finished_run(root_of(tmp_path))
     problem = "the tracker is down, " * 12
-    CourierState(backend="mlflow", stage="unreachable", problem=problem).save(run)
+    UploadState(backend="mlflow", stage="unreachable", problem=problem).save(run)
     for arguments in (("runs",), ("show", "latest")):
         shown = in_terminal(tmp_path, columns, *arguments).replace("\x1b[1m", "")
         lines = [line.replace("\x1b[0m", "").replace("\x1b[2m", "") for line in shown.splitlines()]
@@ -191,7 +191,7 @@ def test_points_reach_mlflow_once_and_stay_where_they_began(tmp_path: Path) -> N
     database = f"sqlite:///{tmp_path}/one.db"
     first = memlog(tmp_path, "sync", "latest", MLFLOW_TRACKING_URI=database)
     assert (first.returncode, first.stderr) == (0, "")
-    own = CourierState.load(run, "mlflow").own_run
+    own = UploadState.load(run, "mlflow").own_run
     assert own is not None
     assert first.stdout == (
         f"mlflow: {2 * STEPS} points delivered (run {own.run_id} at {database})\n"

@@ -20,7 +20,7 @@ from support.postgres import Postgres
 from support.s3_server import BUCKET, S3Server
 from support.truth import plan_of
 
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 
 pytestmark = [
     pytest.mark.integration,
@@ -91,7 +91,7 @@ def test_a_store_that_clients_write_to_themselves_is_waited_for_and_no_point_wit
         stop(process, tmp_path)
     points = len(plan_of(newest_run(tmp_path)))
 
-    def only_the_store_is_missing(state: CourierState) -> bool:
+    def only_the_store_is_missing(state: UploadState) -> bool:
         return state.delivered == points and "Could not connect" in (state.problem or "")
 
     wait_for_state(tmp_path, "mlflow", only_the_store_is_missing)

@@ -224,8 +224,8 @@ def test_a_ride_on_a_users_run_whose_server_is_down_slows_nothing(
     print(f"longest of {steps} steps {float(longest) * 1000:.1f} ms, finish {finish} s")
     assert float(longest) < BLOCKED
     assert float(finish) < FINISH_TIMEOUT + 2 * BLOCKED
-    ridden = server.runs[run_id].rows
-    assert [row["loss"] for row in ridden if "loss" in row] == list(range(int(steps)))
+    written = server.runs[run_id].rows
+    assert [row["loss"] for row in written if "loss" in row] == list(range(int(steps)))
     arguments = ("latest", "--dir", "runs")
     shown = child.memlog("show", *arguments, directory=tmp_path)
     if "`memlog sync" not in shown:  # the file came through as the server came back

@@ -28,7 +28,7 @@ from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_deli
 
 from memlog.delivery.helper.postmortem import WITHOUT_A_WORD
 from memlog.journal import RunDirectory, find_run
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.reports import summarize
 
 pytestmark = [
@@ -130,7 +130,7 @@ def expect_all_once(runs: list[RunDirectory], uri: str) -> None:
     """MLflow has what the journals give, each point once and in the run that it belongs to."""
     expected: dict[str, Counter[Row]] = {}
     for run in runs:
-        own = CourierState.load(run, "mlflow").own_run
+        own = UploadState.load(run, "mlflow").own_run
         for target, rows in rows_by_run(run, own and own.run_id).items():
             expected.setdefault(target, Counter()).update(rows)
     points = 0
@@ -142,7 +142,7 @@ def expect_all_once(runs: list[RunDirectory], uri: str) -> None:
 
 def expect_the_plan(run: RunDirectory, uri: str) -> None:
     """MLflow has what the journal gives, each point once."""
-    own = CourierState.load(run, "mlflow").own_run
+    own = UploadState.load(run, "mlflow").own_run
     assert own is not None
     assert rows_in_mlflow(uri, own.run_id) == rows_of(plan_of(run))
 
@@ -208,7 +208,7 @@ def kill_both(directory: Path, uri: str, chance: random.Random, number: int) -> 
         os.kill(pid, signal.SIGKILL)
         time.sleep(chance.uniform(0, 0.3))
     trainer.communicate(timeout=60)
-    return CourierState.load(find_run(directory / "runs", "latest"), "mlflow").delivered
+    return UploadState.load(find_run(directory / "runs", "latest"), "mlflow").delivered
 
 
 RESTARTED = """
@@ -255,7 +255,7 @@ def test_a_helper_that_was_killed_is_started_again_and_goes_on(tmp_path: Path) -
     run = find_run(tmp_path / "runs", "latest")
     expect_the_plan(run, f"sqlite:///{tmp_path}/mlflow.db")
     summary = summarize(run)
-    assert CourierState.load(run, "mlflow").stage == "done"
+    assert UploadState.load(run, "mlflow").stage == "done"
     assert [alert.rule for alert in summary.alerts] == ["host.tree > 1 MiB"]
     assert summary.health.unjudged == {}
     assert summary.health.faults == {
@@ -293,7 +293,7 @@ def test_a_killed_run_reaches_mlflow_whole_and_once(tmp_path: Path) -> None:
 
     arguments = ("sync", "latest", "--dir", "runs", "--timeout", "120")
     child.memlog(*arguments, directory=tmp_path)
-    own = CourierState.load(run, "mlflow").own_run
+    own = UploadState.load(run, "mlflow").own_run
     assert own is not None
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     expected = rows_of(plan_of(run))

@@ -235,27 +235,27 @@ def test_another_thread_trains_on() -> None:
 
 
 def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer.window import Window
+    from memlog.tracer.window import TraceWindow
 
     at_once, both = [], threading.Barrier(2)
-    start, stop, abandon = Window.start, Window.stop, Window.abandon
+    start, stop, abandon = TraceWindow.start, TraceWindow.stop, TraceWindow.abandon
 
-    def started(window: Window) -> None:
+    def started(window: TraceWindow) -> None:
         at_once.append(window)
         assert len(at_once) == 1
         start(window)
 
-    def stopped(window: Window) -> Any:
+    def stopped(window: TraceWindow) -> Any:
         at_once.remove(window)
         return stop(window)
 
-    def abandoned(window: Window) -> None:
+    def abandoned(window: TraceWindow) -> None:
         at_once.remove(window)
         abandon(window)
 
-    monkeypatch.setattr(Window, "start", started)
-    monkeypatch.setattr(Window, "stop", stopped)
-    monkeypatch.setattr(Window, "abandon", abandoned)
+    monkeypatch.setattr(TraceWindow, "start", started)
+    monkeypatch.setattr(TraceWindow, "stop", stopped)
+    monkeypatch.setattr(TraceWindow, "abandon", abandoned)
     session = memlog.init("local", layers=True)
 
     def train() -> None:

@@ -17,7 +17,7 @@ from support.models import GPT, UNet, mlp, text
 from memlog import MemoryTracer
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.trace import exporters
-from memlog.tracer.window import Window
+from memlog.tracer.window import TraceWindow
 
 torch: Any = pytest.importorskip("torch")
 
@@ -249,7 +249,7 @@ def test_an_error_in_the_block_leaves_nothing_on() -> None:
 
 
 def test_exports_are_valid(training: Training) -> None:
-    window = Window(training.model)
+    window = TraceWindow(training.model)
     window.start()
     training.step()
     document = exporters.flame_graph(window.stop())

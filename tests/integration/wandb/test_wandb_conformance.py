@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from support.wandb_server import WandbServer
 
 from memlog.events import Artifact, Status
-from memlog.sink import ArtifactStore, Connection, Ride, Sink, Target, TrackerRun
+from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog.testing import ArtifactStoreContract, Row, Shown, SinkContract, Time
 from memlog_wandb import WandbBackend
 from memlog_wandb.sink import WandbSink, _OpenRun
@@ -82,8 +82,8 @@ class TestWandb(SinkContract):
         assert run is not None
         return run
 
-    def open_ride(self, run: TrackerRun) -> Ride:
-        return self.backend.open_ride(run)
+    def open_in_process(self, run: TrackerRun) -> InProcessRun:
+        return self.backend.open_in_process(run)
 
     def user_logs(self, run: TrackerRun, value: float) -> None:  # noqa: ARG002 - there is one
         wandb.log({USERS: value})

@@ -13,7 +13,7 @@ from support.riding import (
 )
 from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
-from memlog.delivery.in_process.saved_state import RideState, all_states
+from memlog.delivery.in_process.saved_state import InProcessState, all_states
 from memlog.journal import RunDirectory
 from memlog.reports import summarize
 
@@ -83,16 +83,16 @@ def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
 
 @pytest.mark.parametrize("how", USERS)
 def test_the_users_rows_are_those_without_memlog(tmp_path: Path, how: str) -> None:
-    plain, ridden = tmp_path / "plain", tmp_path / "ridden"
-    for folder, arguments in ((plain, []), (ridden, ["--memlog"])):
+    plain, written = tmp_path / "plain", tmp_path / "ridden"
+    for folder, arguments in ((plain, []), (written, ["--memlog"])):
         folder.mkdir()
         child.run(PREAMBLE + USERS[how], folder, *arguments)
-    without, beside = read_only_run(plain), read_only_run(ridden)
+    without, beside = read_only_run(plain), read_only_run(written)
     assert without.users_rows()
     assert beside.users_rows() == without.users_rows()
     assert len(beside.rows) - len(without.rows) in (0, 1, 2)  # before or after the user's
     assert beside.memlogs_rows()
-    assert_values_are_the_plans(beside, recorded(ridden))
+    assert_values_are_the_plans(beside, recorded(written))
     assert beside.metrics["memory/host/rss_peak_mib"] == {
         "step_metric": "memlog/step",
         "summary": ["max"],
@@ -332,7 +332,7 @@ def test_two_runs_one_after_the_other_keep_apart(tmp_path: Path) -> None:
         mine = [row["memlog/step"] for row in held.memlogs_rows() if "memlog/step" in row]
         assert mine == sorted(mine)
         assert fold * 100 <= mine[0] <= mine[-1] <= fold * 100 + 99
-    state = RideState.load(recorded(tmp_path), "wandb")
+    state = InProcessState.load(recorded(tmp_path), "wandb")
     assert state is not None
     assert state.joined == [first.run_id, second.run_id]
 

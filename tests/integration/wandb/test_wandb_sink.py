@@ -11,7 +11,7 @@ from support.wandb_file import find_runs, read_only_run, read_run
 from support.wandb_server import WandbServer
 
 from memlog.journal import RunDirectory, find_run
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.metrics import Plan
 
 pytestmark = pytest.mark.integration
@@ -114,7 +114,7 @@ def test_an_own_run_offline_has_every_step(tmp_path: Path) -> None:
     (artifact,) = held.artifacts
     assert artifact["type"] == "flamegraph"
     assert artifact["files"] == {"graph.json": str(run.artifacts / "graph.json")}
-    assert CourierState.load(run, "wandb").stage == "done"
+    assert UploadState.load(run, "wandb").stage == "done"
 
 
 @pytest.mark.seed(162)
@@ -133,7 +133,7 @@ def test_an_own_run_online_has_every_step_alert_and_file(
     artifact = next(found for found in server.artifacts if found.type == "flamegraph")
     assert artifact.state == "COMMITTED"
     assert server.blobs[artifact.files["graph.json"]] == b"{}"
-    state = CourierState.load(run, "wandb")
+    state = UploadState.load(run, "wandb")
     assert (state.stage, state.delivered) == ("done", len(planned(run)))
     assert FETCHED in child.run(FETCH, tmp_path, held.name, **server.environment)
 
@@ -169,7 +169,7 @@ def test_a_server_in_trouble_is_waited_for(tmp_path: Path, server: WandbServer) 
 
 def wait_for_stage(run: RunDirectory, stage: str, seconds: float = 100) -> None:
     deadline = time.monotonic() + seconds
-    while (state := CourierState.load(run, "wandb")).stage != stage:
+    while (state := UploadState.load(run, "wandb")).stage != stage:
         assert time.monotonic() < deadline, state
         time.sleep(0.1)
 
@@ -179,7 +179,7 @@ def test_nobody_logged_in_is_one_line_with_the_remedy(tmp_path: Path, server: Wa
     child.run(trainer(finish_timeout=1), tmp_path, **environment)
     run = recorded(tmp_path)
     wait_for_stage(run, "unreachable")
-    problem = CourierState.load(run, "wandb").problem
+    problem = UploadState.load(run, "wandb").problem
     assert problem is not None
     assert problem.count("\n") == 0
     assert "wandb login" in problem

@@ -15,7 +15,7 @@ from memlog._version import __version__
 from memlog.cli.main import cli
 from memlog.cli.output import duration, number, one_line
 from memlog.events import Alert, Batch, End, Run
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
 
 
@@ -134,11 +134,11 @@ def test_wrong_use_is_explained_without_a_traceback() -> None:
 
 
 def test_runs_are_listed_newest_last(tmp_path: Path) -> None:
-    CourierState(backend="mlflow", stage="done", delivered=1234).save(finished_run(tmp_path))
+    UploadState(backend="mlflow", stage="done", delivered=1234).save(finished_run(tmp_path))
     failed = MadeRun(tmp_path, "zzzz2222").write(
         Run(at(0), None, None, ("mlflow",), {}), batch(0, GIB), End(at(1), "failed")
     )
-    CourierState(
+    UploadState(
         backend="mlflow", stage="unreachable", delivered=7, problem="http://me:secret@host is down"
     ).save(failed.closed())
     MadeRun(tmp_path, "zzzz3333", alive=True).closed()
@@ -184,14 +184,14 @@ def test_a_run_without_a_name_of_its_own_goes_by_those_of_the_trackers_runs(tmp_
 def test_what_keeps_points_from_being_delivered_comes_with_the_remedy(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {})).closed()
     away = "MLflow at http://h:1 does not answer (connection refused)"
-    CourierState(backend="mlflow", stage="unreachable", problem=away).save(run)
+    UploadState(backend="mlflow", stage="unreachable", problem=away).save(run)
     told = f"{run.id}: mlflow: {away}; `memlog sync {run.id}` delivers what waits"
     assert told in said("runs").splitlines()
 
 
 def test_runs_as_json(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
-    CourierState(backend="mlflow", stage="done", delivered=1234).save(run)
+    UploadState(backend="mlflow", stage="done", delivered=1234).save(run)
     document = json.loads(said("runs", "--json"))
     assert document["schema"] == 1
     [line] = document["runs"]
@@ -231,7 +231,7 @@ def test_the_folder_is_the_one_that_is_named(tmp_path: Path) -> None:
 
 def test_show_as_json_is_the_summary(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
-    state = CourierState(backend="mlflow", stage="done", delivered=1234, joined=["3f2a9c"])
+    state = UploadState(backend="mlflow", stage="done", delivered=1234, joined=["3f2a9c"])
     state.save(run)
     assert said("show", "k7", "--json").encode() == encode(summarize(run, [state])) + b"\n"
 
@@ -256,7 +256,7 @@ def test_one_of_a_thing_is_said_as_one(tmp_path: Path) -> None:
 
 def test_show_tells_everything_on_one_page(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
-    CourierState(
+    UploadState(
         backend="mlflow",
         stage="done",
         delivered=1234,
@@ -301,7 +301,7 @@ def test_show_says_nothing_of_what_there_is_not(tmp_path: Path) -> None:
 
 def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {}))
-    CourierState(backend="mlflow", stage="unreachable", problem="it is down").save(made.closed())
+    UploadState(backend="mlflow", stage="unreachable", problem="it is down").save(made.closed())
     page = said("show", "latest")
     assert "  mlflow  nothing delivered, unreachable: it is down" in page
     assert "`memlog sync k7m2xq9a` brings what is left" in page

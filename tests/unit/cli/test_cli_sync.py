@@ -14,7 +14,7 @@ from support.thirdparty import ListBackend
 from memlog.cli.main import cli
 from memlog.events import End, Run
 from memlog.journal import Binding, RunDirectory
-from memlog.journal.delivery_state import CourierLock, CourierState, HelperLock
+from memlog.journal.delivery_state import HelperLock, UploadLock, UploadState
 from memlog.sink import Target, TrackerRun
 
 STEPS = 25
@@ -100,7 +100,7 @@ def test_a_helper_that_died_before_it_ended_the_run_left_only_that(
     run: RunDirectory, backend: ListBackend
 ) -> None:
     said()
-    state = CourierState.load(run, "list")
+    state = UploadState.load(run, "list")
     state.stage = "delivering"
     state.save(run)
     backend.tracker.ended.clear()
@@ -171,7 +171,7 @@ def test_a_client_that_fails_shows_no_traceback_and_no_password(
     assert line.startswith(
         "list: RuntimeError: a bug in the client, password in memory://host; gave up"
     )
-    assert CourierState.load(run, "list").stage == "unreachable"
+    assert UploadState.load(run, "list").stage == "unreachable"
 
 
 def test_a_run_that_is_refused_is_said_with_the_remedies(
@@ -205,7 +205,7 @@ def test_refused_points_are_said(run: RunDirectory, backend: ListBackend) -> Non
 
 
 def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
-    with CourierLock(run, "list"):
+    with UploadLock(run, "list"):
         assert "by its own helper process, which has not made way" in complaint(
             "--timeout", "0", code=1
         )
@@ -213,11 +213,11 @@ def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
 
 def test_a_live_run_is_left_to_its_helper(tmp_path: Path) -> None:
     run = steps(made_run(tmp_path, "list", alive=True))
-    with CourierLock(run.directory, "list"):
+    with UploadLock(run.directory, "list"):
         assert "goes on, and its own helper process delivers to list" in complaint(code=1)
 
 
-@pytest.mark.parametrize("at_work", [HelperLock, lambda run: CourierLock(run, "other")])
+@pytest.mark.parametrize("at_work", [HelperLock, lambda run: UploadLock(run, "other")])
 def test_an_end_is_explained_once_the_runs_own_helper_is_gone(
     tmp_path: Path, at_work: Callable[[RunDirectory], AbstractContextManager[object]]
 ) -> None:
@@ -286,7 +286,7 @@ def test_a_joined_run_goes_on_where_it_is_with_the_environments_password(
 def test_an_own_run_goes_on_where_it_was_opened(
     run: RunDirectory, backend: ListBackend, environment: dict[str, str], address: str
 ) -> None:
-    CourierState(backend="list", own_run=Binding("own-before", "http://host:5000")).save(run)
+    UploadState(backend="list", own_run=Binding("own-before", "http://host:5000")).save(run)
     backend.environment = environment
     said()
     assert the_target(backend).connection.uri == address
@@ -306,9 +306,9 @@ def strangers(run: RunDirectory, how: str) -> None:
     """Has the run's folder name a tracker of its choosing."""
     match how:
         case "address":
-            CourierState(backend="list", address="http://evil").save(run)
+            UploadState(backend="list", address="http://evil").save(run)
         case "own run":
-            CourierState(backend="list", own_run=Binding("own", "http://evil")).save(run)
+            UploadState(backend="list", own_run=Binding("own", "http://evil")).save(run)
         case "binding":
             segment = min(run.path.glob("trainer-*.jsonl"))
             text = segment.read_text()

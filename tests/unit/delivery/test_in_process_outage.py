@@ -6,7 +6,7 @@ from pathlib import Path
 from support.journals import MadeRun, at, batch
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.in_process.writer import Rider
+from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Rows
 
@@ -46,15 +46,15 @@ def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) 
     (made.directory.artifacts).mkdir()
     (made.directory.artifacts / "notes.txt").write_text("kept")
     ride, health = Away(), Health()
-    rider = Rider(made.directory, "wandb", health)
-    rider._join(ride)  # without the thread that `begin` starts
+    writer = InProcessWriter(made.directory, "wandb", health)
+    writer._join(ride)  # without the thread that `begin` starts
     made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))
-    rider._ride_once()
+    writer._write_once()
     made.write(batch(1, 2**20), Alert(at(1), 1, "error", "rule", "high", "text"), batch(2, 2**20))
-    rider._ride_once()
+    writer._write_once()
     assert ride.had == ["high"]
     assert sum(health.faults.values()) == 2
     ride.takes_files = True
-    rider._ride_once()
-    rider._ride_once()
+    writer._write_once()
+    writer._write_once()
     assert ride.had[1:] == ["notes.txt"]

@@ -10,7 +10,7 @@ from support.journals import batch
 from memlog._internal.diagnostics import Health
 from memlog.bus import EventBus
 from memlog.delivery.in_process.throttle import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
-from memlog.delivery.in_process.writer import Rider
+from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import Alert, Artifact
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point, Rows
@@ -66,13 +66,13 @@ class Trainer:
         self.journal = JournalWriter(
             self.run.path, run=self.run.id, role="trainer", begun_us=0, health=self.health
         )
-        self.rider = Rider(self.run, "tracker", self.health)
+        self.writer = InProcessWriter(self.run, "tracker", self.health)
         self.bus = EventBus(self.health)
         self.bus.subscribe(self.journal.append)
-        self.bus.subscribe(self.rider.hear)
+        self.bus.subscribe(self.writer.hear)
 
     def open(self, users: Users) -> None:
-        self.rider.begin(users)
+        self.writer.begin(users)
         self.journal.bind("tracker", Binding(users.run_id))
 
     def step(self, number: int, users: Users | None = None) -> None:
@@ -83,8 +83,8 @@ class Trainer:
 
     def finish(self) -> None:
         self.journal.close()
-        self.rider.complete()
-        assert self.rider.join(10)
+        self.writer.complete()
+        assert self.writer.join(10)
         assert not self.health.faults
 
 
@@ -110,8 +110,8 @@ def test_steps_while_no_run_was_open_are_brought_to_the_run_that_is_opened_anew(
     assert second.rows == [{"step": 6}, {"step": 7}]
     (series,) = second.artifacts
     assert steps_in(series) == set(range(8))
-    assert (trainer.rider.state.stage, trainer.rider.state.whole) == ("done", ["same"])
-    assert trainer.rider.state.folded >= 3
+    assert (trainer.writer.state.stage, trainer.writer.state.whole) == ("done", ["same"])
+    assert trainer.writer.state.folded >= 3
 
 
 def test_steps_after_the_end_of_a_run_are_said_to_be_missing(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_steps_after_the_end_of_a_run_are_said_to_be_missing(tmp_path: Path) -> 
     users.end()
     trainer.step(1)
     trainer.finish()
-    assert (trainer.rider.state.stage, trainer.rider.state.whole) == ("waiting", [])
-    assert "run same ended" in (trainer.rider.state.problem or "")
+    assert (trainer.writer.state.stage, trainer.writer.state.whole) == ("waiting", [])
+    assert "run same ended" in (trainer.writer.state.problem or "")
 
 
 def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
     assert users.rows[-1] == {"step": 49}
     assert [steps_in(series) for series in users.artifacts] == [set(range(50))]
     trainer.finish()
-    assert trainer.rider.state.stage == "done"
+    assert trainer.writer.state.stage == "done"
 
 
 def test_pauses_keep_rides_within_their_share() -> None:
@@ -166,7 +166,7 @@ def test_what_is_published_as_a_run_ends_is_waited_for_although_a_ride_is_under_
             super().log_artifact(artifact, file, memlog_run)
             if artifact.name == "first":
                 keep("second")
-                trainer.rider._ending.append((self, ended))
+                trainer.writer._ending.append((self, ended))
 
     users, ended = EndsMeanwhile(), Ended()
     trainer.open(users)
@@ -174,4 +174,4 @@ def test_what_is_published_as_a_run_ends_is_waited_for_although_a_ride_is_under_
     assert ended.wait(10)
     trainer.finish()
     assert users.artifacts == ["first", "second"]
-    assert trainer.rider.state.stage == "done"
+    assert trainer.writer.state.stage == "done"

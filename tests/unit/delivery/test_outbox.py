@@ -7,12 +7,12 @@ from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
 from memlog.delivery.uploader.outbox import take_over
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.journal.artifacts import keep
-from memlog.journal.delivery_state import MAX_ALERTS, CourierState, Outbox
+from memlog.journal.delivery_state import MAX_ALERTS, Outbox, UploadState
 
 MIB = 1024**2
 
@@ -27,8 +27,8 @@ def journal(run: RunDirectory) -> JournalWriter:
     return JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health())
 
 
-def courier(run: RunDirectory, tracker: ListTracker) -> Courier:
-    return Courier(run, "list", tracker.open_sink, may_open_own=True)
+def uploader(run: RunDirectory, tracker: ListTracker) -> Uploader:
+    return Uploader(run, "list", tracker.open_sink, may_open_own=True)
 
 
 def batch(step: int) -> Batch:
@@ -54,7 +54,7 @@ def test_alerts_and_files_reach_the_run_that_was_active(
     journal.bind("list", Binding("users", None))
     for event in (batch(1), alert(1), alert(2), kept(run, b"second", "b")):
         journal.append(event)
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     carrier.deliver(complete=True)
     # What came before the first run of the user's belongs to it as well.
     assert tracker.alerts == {"users": [alert(0), alert(1), alert(2)]}
@@ -62,7 +62,7 @@ def test_alerts_and_files_reach_the_run_that_was_active(
         "users": {("flamegraph", "a"): b"first", ("flamegraph", "b"): b"second"}
     }
     carrier.deliver(complete=True)
-    courier(run, tracker).deliver(complete=True)
+    uploader(run, tracker).deliver(complete=True)
     assert len(tracker.alerts["users"]) == 3
 
 
@@ -70,7 +70,7 @@ def test_a_later_file_of_the_same_name_takes_the_place(
     run: RunDirectory, journal: JournalWriter
 ) -> None:
     tracker = ListTracker(down=True)
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     for content in (b"worse", b"worst"):
         journal.append(kept(run, content))
         with pytest.raises(TrackerUnavailableError):
@@ -87,7 +87,7 @@ def test_points_do_not_wait_for_files(
     run: RunDirectory, journal: JournalWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = ListTracker()
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     journal.append(kept(run, b"content"))
     for step in range(5):
         journal.append(batch(step))
@@ -104,7 +104,7 @@ def test_points_do_not_wait_for_files(
     assert len(tracker.all_points()) == 11
     assert [shown.step for shown in tracker.alerts[f"own-{run.id}"]] == [4]
     # A courier of another process goes on with what is left, and with that alone.
-    successor = courier(run, tracker)
+    successor = uploader(run, tracker)
     successor.deliver(complete=True)
     successor.close()
     assert list(tracker.files[f"own-{run.id}"].values()) == [b"content"]
@@ -118,7 +118,7 @@ def test_what_is_refused_or_gone_is_counted(run: RunDirectory, journal: JournalW
     (run.path / gone.path).unlink()
     for artifact in (gone, kept(run, b"", "refused"), kept(run, b"", "good")):
         journal.append(artifact)
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     carrier.deliver()
     assert carrier.state.dropped == {"artifact_missing": 1, "artifact_rejected": 1}
     assert [name for _, name in tracker.files[f"own-{run.id}"]] == ["good"]
@@ -131,7 +131,7 @@ def test_a_journal_cannot_send_a_file_from_elsewhere(
     (run.path.parent / "secret").write_text("key")
     tracker = ListTracker()
     journal.append(Artifact(1, "name", "kind", path, 3))
-    courier(run, tracker).deliver()
+    uploader(run, tracker).deliver()
     assert tracker.files == {}
 
 
@@ -141,7 +141,7 @@ def test_nor_through_a_link(run: RunDirectory, journal: JournalWriter) -> None:
     (run.artifacts / "link").symlink_to(run.path.parent / "secret")
     tracker = ListTracker()
     journal.append(Artifact(1, "link", "kind", "artifacts/link", 3))
-    courier(run, tracker).deliver()
+    uploader(run, tracker).deliver()
     assert tracker.files == {}
 
 
@@ -159,21 +159,21 @@ class TestASinkThatIsNotDurable:
 
     def test_an_unclean_end_begins_anew(self, run: RunDirectory, journal: JournalWriter) -> None:
         tracker = ListTracker(durable=False)
-        carrier = courier(run, tracker)
+        carrier = uploader(run, tracker)
         journal.append(kept(run, b"content"))
         for step in range(5):
             journal.append(batch(step))
             journal.append(alert(step))
             carrier.deliver()
-        on_disk = CourierState.load(run, "list")
+        on_disk = UploadState.load(run, "list")
         assert on_disk.delivered == 0
         assert on_disk.provisional == carrier.state.delivered > 0
         before = len(tracker.all_points())
-        successor = courier(run, ListTracker(durable=False))
+        successor = uploader(run, ListTracker(durable=False))
         successor.deliver(complete=True)
         assert successor.state.delivered >= before
         successor.close()
-        closed = CourierState.load(run, "list")
+        closed = UploadState.load(run, "list")
         assert (closed.delivered, closed.provisional, closed.stage) == (15, 0, "done")
 
     def test_a_clean_end_does_not(self, run: RunDirectory, journal: JournalWriter) -> None:
@@ -181,18 +181,18 @@ class TestASinkThatIsNotDurable:
         for step in range(6):
             journal.append(batch(step))
             if step % 3 == 2:
-                carrier = courier(run, tracker)
+                carrier = uploader(run, tracker)
                 carrier.deliver(complete=True)
                 carrier.close()
         assert len(tracker.all_points()) == 12
-        assert CourierState.load(run, "list").delivered == 12
+        assert UploadState.load(run, "list").delivered == 12
 
     def test_an_end_that_fails_is_made_good_by_the_next_attempt(
         self, run: RunDirectory, journal: JournalWriter, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What of it the tracker has is not certain: all is sent again, by a new sink."""
         tracker = ListTracker(durable=False)
-        carrier = courier(run, tracker)
+        carrier = uploader(run, tracker)
         journal.append(kept(run, b"content"))
         for step in range(5):
             journal.append(batch(step))
@@ -205,7 +205,7 @@ class TestASinkThatIsNotDurable:
             patch.setattr("support.sinks.ListSink.close", fails)
             with pytest.raises(TrackerUnavailableError):
                 carrier.close()
-        on_disk = CourierState.load(run, "list")
+        on_disk = UploadState.load(run, "list")
         assert (on_disk.delivered, on_disk.stage) == (0, "unreachable")
         assert "not everything" in (on_disk.problem or "")
         first = tracker.all_points()
@@ -216,5 +216,5 @@ class TestASinkThatIsNotDurable:
         assert tracker.all_points() == first
         assert tracker.files
         assert len(tracker.opened) == 2
-        closed = CourierState.load(run, "list")
+        closed = UploadState.load(run, "list")
         assert (closed.delivered, closed.stage) == (len(first), "done")

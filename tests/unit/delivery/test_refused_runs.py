@@ -15,12 +15,12 @@ from support.sinks import ListTracker
 
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.uploader.refused_runs import FIRST_REST
-from memlog.delivery.uploader.uploader import Courier
-from memlog.delivery.uploader.worker import CourierThread
+from memlog.delivery.uploader.uploader import Uploader
+from memlog.delivery.uploader.worker import UploadWorker
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch, End, Parameters
 from memlog.journal import JournalFile, RunDirectory
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.metrics import Plan
 from memlog.sink import Point
 
@@ -28,8 +28,8 @@ SWEEP = 4
 STEPS = 10
 
 
-def courier(run: RunDirectory, tracker: ListTracker, *, replace: bool = False) -> Courier:
-    return Courier(run, "list", tracker.open_sink, may_open_own=True, may_replace=replace)
+def uploader(run: RunDirectory, tracker: ListTracker, *, replace: bool = False) -> Uploader:
+    return Uploader(run, "list", tracker.open_sink, may_open_own=True, may_replace=replace)
 
 
 def expected(steps: Iterable[int]) -> list[Point]:
@@ -52,7 +52,7 @@ def sweep(tmp_path: Path) -> RunDirectory:
     return made.closed()
 
 
-def finish(carrier: Courier) -> None:
+def finish(carrier: Uploader) -> None:
     carrier.deliver(complete=True)
     carrier.close()
 
@@ -61,9 +61,9 @@ def test_the_others_have_everything_and_it_is_said_which_run_is_refused(
     sweep: RunDirectory,
 ) -> None:
     tracker = ListTracker(deleted={"r0", "r2"})
-    finish(courier(sweep, tracker))
+    finish(uploader(sweep, tracker))
     assert tracker.points == {"r1": wanted(1), "r3": wanted(3)}
-    state = CourierState.load(sweep, "list")
+    state = UploadState.load(sweep, "list")
     assert (state.stage, state.dropped, set(state.refused)) == ("waiting", {}, {"r0", "r2"})
     assert state.problem == (
         "the run r0 is deleted; the run r2 is deleted: nothing is lost, "
@@ -74,49 +74,49 @@ def test_the_others_have_everything_and_it_is_said_which_run_is_refused(
 
 def test_what_was_passed_over_follows_once_it_is_there_again(sweep: RunDirectory) -> None:
     tracker = ListTracker(deleted={"r0", "r2"})
-    finish(courier(sweep, tracker))
+    finish(uploader(sweep, tracker))
     tracker.deleted = {"r2"}
-    finish(courier(sweep, tracker))
+    finish(uploader(sweep, tracker))
     assert tracker.points == {f"r{n}": wanted(n) for n in (0, 1, 3)}
-    assert "r2" in (CourierState.load(sweep, "list").problem or "")
+    assert "r2" in (UploadState.load(sweep, "list").problem or "")
     tracker.deleted = set()
-    finish(courier(sweep, tracker))
+    finish(uploader(sweep, tracker))
     assert tracker.points == {f"r{n}": wanted(n) for n in range(SWEEP)}
-    state = CourierState.load(sweep, "list")
+    state = UploadState.load(sweep, "list")
     assert (state.stage, state.problem, state.held, state.refused) == ("done", None, {}, {})
     assert state.delivered == SWEEP * STEPS * 2
 
 
 def test_one_that_is_gone_for_good_is_replaced_where_that_is_wanted(sweep: RunDirectory) -> None:
     tracker = ListTracker(deleted={"r0", "r2"})
-    finish(courier(sweep, tracker))
-    finish(courier(sweep, tracker, replace=True))
+    finish(uploader(sweep, tracker))
+    finish(uploader(sweep, tracker, replace=True))
     assert tracker.points["beside-r0"] == wanted(0)
     assert tracker.points["beside-r2"] == wanted(2)
     assert tracker.ended["beside-r0"] == "finished"
-    state = CourierState.load(sweep, "list")
+    state = UploadState.load(sweep, "list")
     assert (state.stage, state.beside, state.held) == ("done", ["r0", "r2"], {})
-    finish(courier(sweep, tracker))  # once more, without: nothing is doubled
+    finish(uploader(sweep, tracker))  # once more, without: nothing is doubled
     assert len(tracker.all_points()) == SWEEP * STEPS * 2
 
 
 def test_an_own_run_that_is_gone_for_good_is_replaced_likewise(tmp_path: Path) -> None:
     made, tracker = MadeRun(tmp_path, alive=True), ListTracker()
     made.write(*(batch(s, GIB) for s in range(STEPS)))
-    courier(made.directory, tracker).deliver()
+    uploader(made.directory, tracker).deliver()
     own = f"own-{made.directory.id}"
     tracker.deleted = {own}
     made.write(*(batch(s, GIB) for s in range(STEPS, 2 * STEPS)), End(1, "finished"))
-    finish(courier(made.directory, tracker))
-    assert CourierState.load(made.directory, "list").stage == "waiting"
-    finish(courier(made.directory, tracker, replace=True))
+    finish(uploader(made.directory, tracker))
+    assert UploadState.load(made.directory, "list").stage == "waiting"
+    finish(uploader(made.directory, tracker, replace=True))
     assert tracker.all_points() == expected(range(2 * STEPS))
     assert tracker.ended[f"{own}-anew"] == "finished"
 
 
 def test_one_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: Path) -> None:
     made, tracker = MadeRun(tmp_path, alive=True).bound("list", "users", None), ListTracker()
-    carrier = courier(made.directory, tracker)
+    carrier = uploader(made.directory, tracker)
     for begin in range(0, 60, 20):
         tracker.deleted = {"users"} if begin == 20 else set()
         made.write(*(batch(s, GIB) for s in range(begin, begin + 20)))
@@ -131,7 +131,7 @@ def test_alerts_files_and_parameters_wait_with_it(tmp_path: Path) -> None:
     made.directory.artifacts.mkdir()
     (made.directory.artifacts / "notes.txt").write_text("kept")
     tracker = ListTracker()
-    carrier = courier(made.directory, tracker)
+    carrier = uploader(made.directory, tracker)
     made.write(batch(0, GIB))
     carrier.deliver()
     tracker.deleted = {"gone"}
@@ -142,11 +142,11 @@ def test_alerts_files_and_parameters_wait_with_it(tmp_path: Path) -> None:
     finish(carrier)
     assert list(tracker.alerts) == list(tracker.files) == ["next"]
     tracker.deleted = set()
-    finish(courier(made.directory, tracker))
+    finish(uploader(made.directory, tracker))
     assert {name: len(told) for name, told in tracker.alerts.items()} == {"next": 1, "gone": 1}
     assert tracker.files["gone"] == tracker.files["next"]
     assert tracker.parameters == {"gone": {"a": "b"}}
-    assert CourierState.load(made.directory, "list").dropped == {}
+    assert UploadState.load(made.directory, "list").dropped == {}
 
 
 def test_an_outbox_of_a_refused_run_holds_up_no_other(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_an_outbox_of_a_refused_run_holds_up_no_other(tmp_path: Path) -> None:
     made, tracker = MadeRun(tmp_path, alive=True).bound("list", "gone", None), ListTracker()
     alert = Alert(1, 1, "error", "rule", "high", "text")
     made.write(alert)
-    carrier = courier(made.directory, tracker)
+    carrier = uploader(made.directory, tracker)
     carrier.deliver()
     carrier.state.outbox.alerts["gone"].told = 0
     tracker.deleted = {"gone"}
@@ -162,7 +162,7 @@ def test_an_outbox_of_a_refused_run_holds_up_no_other(tmp_path: Path) -> None:
     finish(carrier)
     assert [len(tracker.alerts[name]) for name in ("gone", "next")] == [1, 1]
     tracker.deleted = set()
-    finish(courier(made.directory, tracker))
+    finish(uploader(made.directory, tracker))
     assert [len(tracker.alerts[name]) for name in ("gone", "next")] == [2, 1]
 
 
@@ -172,7 +172,7 @@ def test_a_refused_run_is_asked_for_now_and_then_and_at_the_end(
     now = [100.0]
     monkeypatch.setattr("memlog.delivery.uploader.refused_runs.time.monotonic", lambda: now[0])
     tracker = ListTracker(deleted={"r0"})
-    carrier = courier(sweep, tracker)
+    carrier = uploader(sweep, tracker)
     for _ in range(5):
         carrier.deliver()
     assert tracker.asked.count("r0") == 1
@@ -186,7 +186,7 @@ def test_a_refused_run_is_asked_for_now_and_then_and_at_the_end(
 
 
 def test_finish_does_not_wait_for_what_does_not_change_by_itself(sweep: RunDirectory) -> None:
-    thread = CourierThread(courier(sweep, ListTracker(deleted={"r0", "r3"})))
+    thread = UploadWorker(uploader(sweep, ListTracker(deleted={"r0", "r3"})))
     thread.complete()
     thread.start()
     assert thread.join(30)
@@ -199,7 +199,7 @@ def test_whatever_else_a_sink_refuses_as_it_is_opened_is_that_runs_alone(
     """Sinks of others need not know the error that says so."""
     tracker = ListTracker(deleted={"r1"})
     monkeypatch.setattr("support.sinks.RunRefusedError", TrackerRejectedError)
-    finish(courier(sweep, tracker))
+    finish(uploader(sweep, tracker))
     assert tracker.points == {f"r{n}": wanted(n) for n in (0, 2, 3)}
 
 
@@ -210,22 +210,22 @@ def test_more_runs_than_python_nests_calls_are_passed_over(tmp_path: Path) -> No
     for number in range(runs):
         made.bound("list", f"r{number}", None).write(batch(number, GIB))
     tracker = ListTracker(deleted={f"r{n}" for n in range(runs - 1)})
-    finish(courier(made.directory, tracker))
+    finish(uploader(made.directory, tracker))
     assert tracker.points == {f"r{runs - 1}": expected([runs - 1])}
-    problem = CourierState.load(made.directory, "list").problem or ""
+    problem = UploadState.load(made.directory, "list").problem or ""
     assert "and 1,196 more runs like these" in problem
 
 
 def test_what_an_older_memlog_kept_is_read(sweep: RunDirectory) -> None:
     tracker = ListTracker()
-    courier(sweep, tracker).deliver()
+    uploader(sweep, tracker).deliver()
     path = sweep.delivery / "list.json"
     kept = json.loads(path.read_text())
     for new in ("held", "refused", "beside"):
         del kept[new]
     path.write_text(json.dumps(kept))
-    finish(courier(sweep, tracker))
-    assert CourierState.load(sweep, "list").stage == "done"
+    finish(uploader(sweep, tracker))
+    assert UploadState.load(sweep, "list").stage == "done"
     assert tracker.points == {f"r{n}": wanted(n) for n in range(SWEEP)}
 
 
@@ -236,7 +236,7 @@ def test_what_a_refused_run_has_not_had_is_not_thinned_as_delivered(tmp_path: Pa
         made.bound("list", f"r{number}", None)
         made.write(*(batch(s, GIB) for s in range(number * steps, (number + 1) * steps)))
     run, tracker = made.directory, ListTracker(deleted={"r1"})
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     carrier.deliver()
     size = run.files()[0].size
     enforce(run, size * 2 // 3)  # for this what was delivered is enough
@@ -272,7 +272,7 @@ class Sweep:
         self.restart(0)
 
     def restart(self, _: int) -> None:
-        self.carrier = courier(self.made.directory, self.tracker)
+        self.carrier = uploader(self.made.directory, self.tracker)
 
     def steps(self, number: int) -> None:
         for _ in range(3 + 20 * number):

@@ -14,12 +14,12 @@ from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
 from memlog.delivery.helper.retention import Retention
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, backpressure
 from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.reports import Summary, summarize
 from memlog.settings import Settings
 
@@ -44,8 +44,8 @@ def filled(root: Path, steps: int = STEPS) -> MadeRun:
     return made
 
 
-def courier(run: RunDirectory, tracker: ListTracker) -> Courier:
-    return Courier(run, "list", tracker.open_sink, may_open_own=True)
+def uploader(run: RunDirectory, tracker: ListTracker) -> Uploader:
+    return Uploader(run, "list", tracker.open_sink, may_open_own=True)
 
 
 def enforce(run: RunDirectory, limit: int = LIMIT, *backends: str) -> None:
@@ -76,7 +76,7 @@ def test_the_limit_holds_and_every_peak_alert_and_epoch_stays(
 ) -> None:
     run = filled(tmp_path).directory
     if delivered:
-        courier(run, ListTracker()).deliver()
+        uploader(run, ListTracker()).deliver()
     before, rare = summarize(run), [events(run, kind) for kind in (Run, Alert, Epoch)]
     assert trainer(run).size > 4 * LIMIT
     enforce(run)
@@ -102,7 +102,7 @@ def test_what_is_gone_is_counted_as_thinned_and_not_as_damage(tmp_path: Path) ->
 
 def test_what_every_sink_has_had_goes_first_and_is_no_loss(tmp_path: Path) -> None:
     run = filled(tmp_path).directory
-    carrier = courier(run, ListTracker())
+    carrier = uploader(run, ListTracker())
     carrier.deliver()
     size = trainer(run).size
     enforce(run, size // 2)
@@ -113,7 +113,7 @@ def test_what_every_sink_has_had_goes_first_and_is_no_loss(tmp_path: Path) -> No
 
 def test_a_named_sink_that_has_had_nothing_holds_delivered_segments_back(tmp_path: Path) -> None:
     run = filled(tmp_path).directory
-    courier(run, ListTracker()).deliver()
+    uploader(run, ListTracker()).deliver()
     enforce(run, trainer(run).size // 2, "another")
     health = summarize(run).health
     assert health.dropped == {"journal_thinned": health.thinned}
@@ -218,24 +218,24 @@ def test_a_segment_that_claims_to_have_been_endless_is_delivered(tmp_path: Path)
     header, rest = path.read_bytes().split(b"\n", 1)
     path.write_bytes(header + b"\n" + endless * 3 + rest + endless)
     tracker = ListTracker()
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     carrier.deliver(complete=True)
     carrier.close()
     assert tracker.all_points()
-    assert CourierState.load(run, "list").stage == "done"
+    assert UploadState.load(run, "list").stage == "done"
 
 
 def test_a_tracker_that_was_away_gets_exactly_what_the_journal_holds(tmp_path: Path) -> None:
     run = filled(tmp_path).directory
     tracker = ListTracker(down=True)
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     with pytest.raises(TrackerUnavailableError):
         carrier.deliver()
     enforce(run, LIMIT, "list")
     tracker.down = False
     carrier.deliver(complete=True)
     other = ListTracker()
-    Courier(run, "other", other.open_sink, may_open_own=True).deliver(complete=True)
+    Uploader(run, "other", other.open_sink, may_open_own=True).deliver(complete=True)
     assert tracker.all_points() == other.all_points()
     assert max(p.value for p in tracker.all_points() if p.name.endswith("cuda0/peak_mib")) > 5000
 
@@ -247,7 +247,7 @@ def test_whenever_it_is_thinned_no_point_is_sent_twice(moves: list[str]) -> None
     with tempfile.TemporaryDirectory() as directory:
         made = MadeRun(Path(directory), alive=True)
         run, tracker = made.directory, ListTracker()
-        carrier, step = courier(run, tracker), 0
+        carrier, step = uploader(run, tracker), 0
         for number, move in enumerate(moves):
             if move == "steps":
                 made.write(*(batch(s, level(s), cuda(level(s))) for s in range(step, step + 60)))
@@ -259,7 +259,7 @@ def test_whenever_it_is_thinned_no_point_is_sent_twice(moves: list[str]) -> None
             elif move == "thin":
                 enforce(run, 4096)
             elif move == "restart":
-                carrier = courier(run, tracker)
+                carrier = uploader(run, tracker)
             else:
                 tracker.down = move == "fail"
                 try:

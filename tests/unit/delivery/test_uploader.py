@@ -11,11 +11,11 @@ from support.journals import bury
 from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Health
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, TrackerUnavailableError
 from memlog.events import Batch, End, Parameters
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
-from memlog.journal.delivery_state import CourierLock, CourierState
+from memlog.journal.delivery_state import UploadLock, UploadState
 from memlog.metrics import Plan
 from memlog.sink import Point, TrackerRun
 
@@ -40,8 +40,8 @@ def expected(steps: range) -> list[Point]:
     return [point for step in steps for point in plan.feed(batch(step), step)] + plan.flush()
 
 
-def courier(run: RunDirectory, tracker: ListTracker, *, own: bool = True) -> Courier:
-    return Courier(run, "list", tracker.open_sink, may_open_own=own)
+def uploader(run: RunDirectory, tracker: ListTracker, *, own: bool = True) -> Uploader:
+    return Uploader(run, "list", tracker.open_sink, may_open_own=own)
 
 
 def test_a_whole_journal_arrives_once(run: RunDirectory) -> None:
@@ -49,18 +49,18 @@ def test_a_whole_journal_arrives_once(run: RunDirectory) -> None:
     for step in range(50):
         journal.append(batch(step))
     journal.append(End(99, "failed"))
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     assert carrier.deliver(complete=True) == 100
     carrier.close()
     assert tracker.all_points() == expected(range(50))
     assert tracker.ended == {f"own-{run.id}": "failed"}
     assert tracker.ended_us == {f"own-{run.id}": 99}
-    assert CourierState.load(run, "list").stage == "done"
+    assert UploadState.load(run, "list").stage == "done"
 
 
 def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     for step in range(30):
         journal.append(batch(step))
         carrier.deliver()
@@ -73,12 +73,12 @@ def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
 @pytest.mark.parametrize("stop_every", [1, 2, 3, 7])
 def test_another_courier_goes_on_where_one_stopped(run: RunDirectory, stop_every: int) -> None:
     journal, tracker = writer(run), ListTracker()
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     for step in range(40):
         journal.append(batch(step))
         if step % stop_every == 0:
             carrier.deliver()
-            carrier = courier(run, tracker)
+            carrier = uploader(run, tracker)
     carrier.deliver(complete=True)
     assert tracker.all_points() == expected(range(40))
 
@@ -86,7 +86,7 @@ def test_another_courier_goes_on_where_one_stopped(run: RunDirectory, stop_every
 @pytest.mark.parametrize("failing", [{1}, {1, 2}, {0, 1, 2, 3}])
 def test_what_failed_is_sent_again_and_nothing_twice(run: RunDirectory, failing: set[int]) -> None:
     journal, tracker = writer(run), ListTracker()
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     for step in range(40):
         journal.append(batch(step))
         tracker.down = step % 5 in failing
@@ -104,11 +104,11 @@ def test_what_failed_is_sent_again_and_nothing_twice(run: RunDirectory, failing:
 def test_a_down_tracker_is_said_without_secrets(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker(crash_after=0)
     journal.append(batch(0))
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     with pytest.raises(TrackerUnavailableError) as raised:
         carrier.deliver(complete=True)
     assert "secret" not in str(raised.value)
-    assert CourierState.load(run, "list").stage == "unreachable"
+    assert UploadState.load(run, "list").stage == "unreachable"
     assert b"secret" not in (run.delivery / "list.json").read_bytes()
 
 
@@ -117,7 +117,7 @@ def test_one_bad_value_never_costs_a_batch(run: RunDirectory) -> None:
     tracker = ListTracker(bad=frozenset({"memory/host/rss_mib"}))
     for step in range(25):
         journal.append(batch(step))
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     carrier.deliver(complete=True)
     good = [point for point in expected(range(25)) if point.name != "memory/host/rss_mib"]
     assert tracker.all_points() == good
@@ -129,7 +129,7 @@ def test_a_client_that_always_breaks_on_something_does_not_hold_up_the_rest(
 ) -> None:
     journal, tracker = writer(run), ListTracker(crash_after=0)
     journal.append(batch(0))
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     for _ in range(5):
         with pytest.raises(TrackerUnavailableError):
             carrier.deliver(complete=True)
@@ -140,7 +140,7 @@ def test_a_client_that_always_breaks_on_something_does_not_hold_up_the_rest(
 def test_events_wait_until_there_is_a_run_for_them(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
     journal.append(batch(0))
-    carrier = courier(run, tracker, own=False)
+    carrier = uploader(run, tracker, own=False)
     assert carrier.deliver() == 0
     assert not tracker.opened
     journal.bind("list", Binding("users"))
@@ -159,7 +159,7 @@ def test_two_runs_of_the_users_keep_apart(run: RunDirectory) -> None:
         journal.bind("list", Binding(f"fold-{fold}"))
         for step in range(fold * 10, fold * 10 + 10):
             journal.append(batch(step))
-    courier(run, tracker, own=False).deliver(complete=True)
+    uploader(run, tracker, own=False).deliver(complete=True)
     assert tracker.points == {
         "fold-0": expected(range(10)),
         "fold-1": expected(range(10, 20)),
@@ -169,7 +169,7 @@ def test_two_runs_of_the_users_keep_apart(run: RunDirectory) -> None:
 def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
     journal.append(batch(0))
-    carrier = courier(run, tracker)
+    carrier = uploader(run, tracker)
     carrier.deliver()
     journal.bind("list", Binding("users"))
     journal.append(batch(1))
@@ -183,7 +183,7 @@ def test_a_run_of_its_own_keeps_what_came_before_the_users(run: RunDirectory) ->
 def test_parameters_go_to_the_run(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker()
     journal.append(Parameters(1, {"torch": "2.13.0"}))
-    courier(run, tracker).deliver(complete=True)
+    uploader(run, tracker).deliver(complete=True)
     assert tracker.parameters == {f"own-{run.id}": {"torch": "2.13.0"}}
 
 
@@ -191,18 +191,18 @@ def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) ->
     journal, tracker = writer(run), ListTracker()
     journal.append(batch(0))
     bury(run)
-    courier(run, tracker).deliver(complete=True)
-    courier(run, tracker).close()  # another one: the first died before it could end the run
+    uploader(run, tracker).deliver(complete=True)
+    uploader(run, tracker).close()  # another one: the first died before it could end the run
     assert tracker.ended == {f"own-{run.id}": "killed"}
 
 
 def test_two_couriers_of_one_backend_never_run_at_once(run: RunDirectory) -> None:
-    with CourierLock(run, "list"):
-        with pytest.raises(DeliveryError, match="own helper process"), CourierLock(run, "list"):
+    with UploadLock(run, "list"):
+        with pytest.raises(DeliveryError, match="own helper process"), UploadLock(run, "list"):
             pass
-        with CourierLock(run, "other"):
+        with UploadLock(run, "other"):
             pass
-    with CourierLock(run, "list"):
+    with UploadLock(run, "list"):
         pass
 
 
@@ -213,7 +213,7 @@ def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         run = new_run(Path(directory))
         journal, tracker = writer(run), ListTracker()
-        carrier = courier(run, tracker)
+        carrier = uploader(run, tracker)
         step, events = 0, []
         for move in moves:
             if move in ("step", "jump"):
@@ -221,7 +221,7 @@ def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
                 events.append(batch(step))
                 journal.append(events[-1])
             elif move == "restart":
-                carrier = courier(run, tracker)
+                carrier = uploader(run, tracker)
             else:
                 tracker.down = move == "fail"
                 with contextlib.suppress(TrackerUnavailableError):

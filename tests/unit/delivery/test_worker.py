@@ -10,9 +10,9 @@ from support.journals import finished_run
 from support.sinks import ListTracker
 
 from memlog.delivery.uploader import worker
-from memlog.delivery.uploader.uploader import Courier
-from memlog.delivery.uploader.worker import CourierThread
-from memlog.journal.delivery_state import CourierLock, TakenOver
+from memlog.delivery.uploader.uploader import Uploader
+from memlog.delivery.uploader.worker import UploadWorker
+from memlog.journal.delivery_state import TakenOver, UploadLock
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def tracker() -> ListTracker:
 
 
 @pytest.fixture
-def thread(tmp_path: Path, tracker: ListTracker) -> CourierThread:
+def thread(tmp_path: Path, tracker: ListTracker) -> UploadWorker:
     run = finished_run(tmp_path)
-    return CourierThread(Courier(run, "list", tracker.open_sink, may_open_own=True))
+    return UploadWorker(Uploader(run, "list", tracker.open_sink, may_open_own=True))
 
 
 def run_with(
-    thread: CourierThread,
+    thread: UploadWorker,
     monkeypatch: pytest.MonkeyPatch,
     at_pause: dict[int, Callable[[], object]],
 ) -> list[float]:
@@ -46,7 +46,7 @@ def run_with(
 
 
 def test_a_tracker_that_is_away_for_hours_gets_everything(
-    thread: CourierThread, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
+    thread: UploadWorker, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back = {1200: lambda: setattr(tracker, "down", False)}  # after five hours
     thread.complete()
@@ -57,7 +57,7 @@ def test_a_tracker_that_is_away_for_hours_gets_everything(
 
 
 def test_at_the_end_of_a_run_it_tries_again_soon(
-    thread: CourierThread, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
+    thread: UploadWorker, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have stood at the longest pause, and somebody waits now."""
     at_pause = {10: thread.complete, 13: lambda: setattr(tracker, "down", False)}
@@ -68,17 +68,17 @@ def test_at_the_end_of_a_run_it_tries_again_soon(
 
 
 def test_a_helper_that_waits_for_its_tracker_makes_way_once_the_run_is_over(
-    thread: CourierThread,
+    thread: UploadWorker,
 ) -> None:
     thread.start()
     deadline = time.monotonic() + 30
-    while not thread.courier.state.failed_attempts:  # it holds the lock, then
+    while not thread.uploader.state.failed_attempts:  # it holds the lock, then
         assert time.monotonic() < deadline
         time.sleep(0.01)
     taken = threading.Event()
 
     def sync() -> None:
-        with TakenOver(thread.courier.run, "list", 30):
+        with TakenOver(thread.uploader.run, "list", 30):
             taken.set()
 
     syncing = threading.Thread(target=sync)
@@ -94,8 +94,8 @@ def test_a_helper_that_waits_for_its_tracker_makes_way_once_the_run_is_over(
     assert not thread.delivered
 
 
-def test_a_thread_that_could_not_deliver_does_not_say_that_it_did(thread: CourierThread) -> None:
-    with CourierLock(thread.courier.run, "list"):
+def test_a_thread_that_could_not_deliver_does_not_say_that_it_did(thread: UploadWorker) -> None:
+    with UploadLock(thread.uploader.run, "list"):
         thread.start()
         thread.complete()
         assert thread.join(30)

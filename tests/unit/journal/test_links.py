@@ -12,7 +12,7 @@ from support.thirdparty import ListBackend
 
 from memlog._internal.diagnostics import Health
 from memlog.cli.main import cli
-from memlog.delivery.uploader.uploader import Courier
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.events import Artifact, Batch, End, Run
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.artifacts import keep
@@ -131,7 +131,7 @@ def test_a_file_that_is_swapped_for_a_link_as_it_is_sent_is_sent_as_it_was(
         sink.run, sink.secret, sink.handed = run, outside / "id_rsa", handed
         return sink
 
-    Courier(run, "list", open_sink, may_open_own=True).deliver(complete=True)
+    Uploader(run, "list", open_sink, may_open_own=True).deliver(complete=True)
     assert list(tracker.files.values()) == [{("file", "graph"): b"content"}]
     [copy] = handed
     assert not copy.parent.exists()
@@ -148,7 +148,7 @@ def test_a_client_that_reads_files_later_gets_the_runs_own(tmp_path: Path) -> No
             super().log_artifact(artifact, file)
 
     tracker = ListTracker()
-    Courier(run, "list", lambda t: LaterSink(tracker, t), may_open_own=True).deliver(complete=True)
+    Uploader(run, "list", lambda t: LaterSink(tracker, t), may_open_own=True).deliver(complete=True)
     assert given == [run.artifacts / "graph"]
 
 

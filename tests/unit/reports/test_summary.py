@@ -22,7 +22,7 @@ from memlog.events import (
     Sample,
 )
 from memlog.journal import Binding, RunDirectory
-from memlog.journal.delivery_state import CourierState
+from memlog.journal.delivery_state import UploadState
 from memlog.metrics import place, values
 from memlog.reports import encode, summarize
 from memlog.reports.accumulator import MAX_LISTED
@@ -192,7 +192,7 @@ def test_an_empty_journal_says_nothing_rather_than_zero(tmp_path: Path) -> None:
 
 def test_health_tells_what_was_published_dropped_and_spent(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
-    state = CourierState(backend="mlflow", dropped={"rejected: memory/x": 3}, delivered=7)
+    state = UploadState(backend="mlflow", dropped={"rejected: memory/x": 3}, delivered=7)
     health = summarize(run, [state]).health
     lines = sum(path.read_bytes().count(b"\n") for path in run.path.glob("*.jsonl"))
     assert health.published == lines - len(list(run.path.glob("*.jsonl")))
@@ -208,7 +208,7 @@ def test_delivery_tells_each_sinks_runs_without_credentials(tmp_path: Path) -> N
     made.bound("mlflow", "first", "http://tracker").write(batch(0, GIB))
     made.bound("mlflow", "second", "http://me:secret@tracker", "of http://me:secret@host")
     made.write(batch(1, GIB))
-    state = CourierState(
+    state = UploadState(
         backend="mlflow",
         stage="unreachable",
         problem="http://me:secret@tracker answers 503",

@@ -17,7 +17,7 @@ from support.sinks import ListSink, ListTracker
 
 import memlog
 from memlog._internal.diagnostics import Health
-from memlog.autolog.run_detector import Binder
+from memlog.autolog.run_detector import RunDetector
 from memlog.delivery.helper.protocol import Bind, Connect, Message
 from memlog.errors import ConfigurationError
 from memlog.events import Sample
@@ -255,8 +255,8 @@ class OneRun:
 def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -> None:
     journal = JournalWriter(tmp_path, run="r", role="trainer", begun_us=1, health=Health())
     told: list[Message] = []
-    binder = Binder({"one": OneRun()}, journal, told.append, Health())
-    assert (binder.look(), binder.look()) == (True, False)
+    run_detector = RunDetector({"one": OneRun()}, journal, told.append, Health())
+    assert (run_detector.look(), run_detector.look()) == (True, False)
     assert told == [
         Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),
         Bind("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),

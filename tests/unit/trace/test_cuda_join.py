@@ -30,15 +30,15 @@ from memlog.trace.encoding import (
     OTHER,
     OUTSIDE,
     PARAMETER,
+    PHASE_CHANGE,
     READING,
-    TURN,
     decode,
 )
 from memlog.trace.fragmentation import of_segments, of_statistics
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.engines.cpu import patches
 from memlog.tracer.engines.cpu.engine import DispatchEngine
-from memlog.tracer.engines.cpu.live_storages import Ledger
+from memlog.tracer.engines.cpu.live_storages import LiveStorages
 from memlog.tracer.engines.cuda.engine import NativeEngine
 from memlog.tracer.event_log import EventLog
 
@@ -62,8 +62,8 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
         Mark(2000, ENTER, 2, FORWARD, 0, owner=(2, FORWARD)),
         Mark(3000, EXIT, 2, FORWARD, 0, owner=(1, FORWARD)),
         Mark(4000, EXIT, 1, FORWARD, 0, owner=(OUTSIDE, FORWARD)),
-        Mark(5000, TURN, 2, BACKWARD, 1, owner=(2, BACKWARD)),
-        Mark(6000, TURN, OUTSIDE, OPTIMIZER, 0, owner=(OUTSIDE, OPTIMIZER)),
+        Mark(5000, PHASE_CHANGE, 2, BACKWARD, 1, owner=(2, BACKWARD)),
+        Mark(6000, PHASE_CHANGE, OUTSIDE, OPTIMIZER, 0, owner=(OUTSIDE, OPTIMIZER)),
     ]
     script = Script()
     script.alloc(A, 1000, label(0))
@@ -91,7 +91,7 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
 
 def test_what_a_module_is_called_with_is_told_by_its_storages() -> None:
     marks = [
-        Mark(1000, TURN, OUTSIDE, FORWARD, 0),
+        Mark(1000, PHASE_CHANGE, OUTSIDE, FORWARD, 0),
         Mark(2000, ENTER, 1, FORWARD, 0, inputs=(B, A)),
         Mark(3000, ENTER, 2, FORWARD, 0, inputs=(C, 0)),  # nobody saw it allocated
         Mark(4000, ENTER, 3, FORWARD, 0, inputs=(-1, 0)),
@@ -108,10 +108,12 @@ def test_what_a_module_is_called_with_is_told_by_its_storages() -> None:
 
 def test_a_stale_note_on_a_thread_of_autograds_is_unattributed() -> None:
     marks = [
-        Mark(1000, TURN, 7, BACKWARD, 1, owner=(7, BACKWARD)),  # the first step's backward pass
+        Mark(
+            1000, PHASE_CHANGE, 7, BACKWARD, 1, owner=(7, BACKWARD)
+        ),  # the first step's backward pass
         Mark(2000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),  # the second step
         Mark(3000, EXIT, 1, FORWARD, 0),
-        Mark(4000, TURN, 1, BACKWARD, 1, owner=(1, BACKWARD)),
+        Mark(4000, PHASE_CHANGE, 1, BACKWARD, 1, owner=(1, BACKWARD)),
     ]
     script = Script()
     script.alloc(A, 512, label(0))
@@ -264,7 +266,7 @@ def test_hooks_and_notes_find_what_the_dispatch_engine_finds(
 ) -> None:
     # The simulation sees results alone, and neither what operations take inside themselves nor the states of
     # the CPU's generator, which no device's allocator has.
-    monkeypatch.setattr(Ledger, "passing", lambda *_: None)
+    monkeypatch.setattr(LiveStorages, "passing", lambda *_: None)
     monkeypatch.setattr(patches.RANDOM_STATES, "subscribe", lambda _: None)
     run = Run(GPT(checkpointing=checkpointing))
     assert not run.health.faults

@@ -478,13 +478,15 @@ def test_a_trace_of_an_older_memlog_has_no_kinds() -> None:
 
 
 def test_levels_and_spikes() -> None:
-    spans = [Span(-1, 10, 5), Span(2, 4, 10), Span(4, 6, 20)]
-    assert highest(spans, 10) == 25  # what ends makes room for what begins at the same moment
-    assert highest(spans, 10, [(8, 30)]) == 35
+    module_stack = [Span(-1, 10, 5), Span(2, 4, 10), Span(4, 6, 20)]
+    assert (
+        highest(module_stack, 10) == 25
+    )  # what ends makes room for what begins at the same moment
+    assert highest(module_stack, 10, [(8, 30)]) == 35
     assert highest([], 0) == 0
 
 
 def test_a_course_replays_to_the_traces_own_peak() -> None:
     for case in CASES:
         course = Course(trace_of(case))
-        assert highest(course.spans(), course.length) == trace_of(case).result.peak
+        assert highest(course.module_stack(), course.length) == trace_of(case).result.peak

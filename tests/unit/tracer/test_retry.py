@@ -1,10 +1,10 @@
 """When it is tried to trace a step."""
 
 from memlog.tracer.schedule.budget import SPACING, Budget
-from memlog.tracer.schedule.retry import Turns
+from memlog.tracer.schedule.retry import RetryPolicy
 
 
-def attempts(turns: Turns, steps: int) -> list[int]:
+def attempts(turns: RetryPolicy, steps: int) -> list[int]:
     """The steps in which it is tried, where each attempt fails."""
     found = []
     for step in range(steps):
@@ -15,13 +15,13 @@ def attempts(turns: Turns, steps: int) -> list[int]:
 
 
 def test_what_fails_is_tried_ever_more_rarely() -> None:
-    turns = Turns()
+    turns = RetryPolicy()
     turns.want()
     assert attempts(turns, 130) == [0, 1, 3, 7, 15, 31, 63, 95, 127]
 
 
 def test_who_asks_again_need_not_wait() -> None:
-    turns = Turns()
+    turns = RetryPolicy()
     turns.want()
     attempts(turns, 10)
     turns.want()
@@ -29,7 +29,7 @@ def test_who_asks_again_need_not_wait() -> None:
 
 
 def test_after_one_that_began_it_is_the_budget_that_decides() -> None:
-    turns = Turns()
+    turns = RetryPolicy()
     turns.want()
     turns.begun()
     assert not turns.next_step(allowed=False)
@@ -37,7 +37,7 @@ def test_after_one_that_began_it_is_the_budget_that_decides() -> None:
 
 
 def test_what_can_never_be_is_not_tried_unless_somebody_asks() -> None:
-    turns = Turns()
+    turns = RetryPolicy()
     turns.never()
     assert not turns.next_step(allowed=True)
     turns.want()

@@ -16,7 +16,7 @@ from memlog import MemoryTracer
 from memlog.trace.exporters.speedscope import flame_graph
 from memlog.trace.records import Share, Trace
 from memlog.tracer.schedule.trace_event import TOP_LINES, trace_event
-from memlog.tracer.window import Window
+from memlog.tracer.window import TraceWindow
 
 WORDS = 2000
 
@@ -52,7 +52,7 @@ def trace() -> Trace:
     torch.manual_seed(0)
     model, tokens = Words(), torch.randint(0, WORDS, (8, 32))
     train(model, tokens)
-    window = Window(model)
+    window = TraceWindow(model)
     window.start()
     train(model, tokens)
     found = window.stop()

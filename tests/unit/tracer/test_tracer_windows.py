@@ -27,7 +27,7 @@ from memlog import ConfigurationError, MemoryTracer
 from memlog.events import Trace
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.schedule.trace_event import trace_event
-from memlog.tracer.window import Window, may_open
+from memlog.tracer.window import TraceWindow, may_open
 
 BATCH = torch.ones(4, 64)
 
@@ -301,7 +301,7 @@ def test_the_users_dispatch_modes_work_inside_and_around() -> None:
 def test_a_window_that_is_closed_below_the_users_mode_leaves_later() -> None:
     model, mode = mlp(), Counting()
     assert may_open()
-    window = Window(model)
+    window = TraceWindow(model)
     window.start()
     assert not may_open()
     with mode:
@@ -324,7 +324,7 @@ def test_no_window_of_its_own_accord_opens_below_the_users_mode() -> None:
 def test_a_window_opened_and_closed_in_hooks_traces_what_lies_between() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    window = Window(model)
+    window = TraceWindow(model)
     opened = model.register_forward_pre_hook(lambda *_: window.start())
     closed = optimizer.register_step_post_hook(lambda *_: window.stop() and None)
     model(BATCH).sum().backward()
@@ -442,7 +442,7 @@ def test_an_error_inside_the_tracer_never_reaches_training(
 
     tracer, model = MemoryTracer(), mlp()
     with monkeypatch.context() as broken:
-        broken.setattr(live_storages.Ledger, "see", fail)
+        broken.setattr(live_storages.LiveStorages, "see", fail)
         with tracer.trace(model):
             model(BATCH).sum().backward()
     assert tracer.health.faults["recording an operation: RuntimeError"] > 3
@@ -541,7 +541,7 @@ def test_time_begins_as_the_window_opens(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = SimpleNamespace(now=5_000_000)
     reads = SimpleNamespace(time_ns=lambda: clock.now, perf_counter_ns=lambda: clock.now)
     monkeypatch.setattr(event_log, "time", reads)
-    window = Window(mlp())
+    window = TraceWindow(mlp())
     clock.now += 1_000_000
     window.start()
     clock.now += 7000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlog.sink import Backend, Connection, RidingBackend
+from memlog.sink import Backend, Connection, InProcessBackend
 from memlog_wandb import backend, environment
 from memlog_wandb.addresses import address_of, offline_folder, run_path, server_of
 from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
@@ -26,7 +26,7 @@ def test_importing_it_loads_no_wandb() -> None:
 
 def test_it_is_a_backend_that_rides() -> None:
     assert isinstance(backend, Backend)
-    assert isinstance(backend, RidingBackend)
+    assert isinstance(backend, InProcessBackend)
 
 
 def test_no_run_where_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:

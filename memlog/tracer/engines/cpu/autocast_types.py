@@ -18,7 +18,7 @@ from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
 from memlog.tracer.tensor_storages import tensors_in
 
 if TYPE_CHECKING:
-    from memlog.tracer.engines.cpu.live_storages import Known, Ledger
+    from memlog.tracer.engines.cpu.live_storages import LiveStorages, TrackedStorage
 
 _PRODUCT: Final = 1
 _LOSS: Final = 2
@@ -65,9 +65,9 @@ class Precision:
         books: Whose notes on storages are kept up to date.
     """
 
-    def __init__(self, books: Ledger) -> None:
+    def __init__(self, books: LiveStorages) -> None:
         self._books = books
-        self._product: tuple[list[Known], list[Known]] = ([], [])
+        self._product: tuple[list[TrackedStorage], list[TrackedStorage]] = ([], [])
         """What the last product got and made."""
         self._latest = WIDE
         """The type of the backward pass's last result that was made of floating-point numbers."""
@@ -128,14 +128,16 @@ class Precision:
             return self._latest
         return kind
 
-    def _followed(self, values: Any) -> Iterator[tuple[Tensor, Known]]:
+    def _followed(self, values: Any) -> Iterator[tuple[Tensor, TrackedStorage]]:
         for tensor in reversed(tensors_in(values)):
             if tensor.is_floating_point():
                 known = self._books.known(tensor)
                 if known is not None:
                     yield tensor, known
 
-    def _multiply(self, inputs: list[Known], *, backward: bool, now: int) -> tuple[int, bool]:
+    def _multiply(
+        self, inputs: list[TrackedStorage], *, backward: bool, now: int
+    ) -> tuple[int, bool]:
         """What a product makes."""
         if any(known.wide_inside for known in inputs):
             for known in inputs:
@@ -149,7 +151,7 @@ class Precision:
                 known.casts += not backward
         return HALF, False
 
-    def _go_wide(self, results: Iterable[Known]) -> None:
+    def _go_wide(self, results: Iterable[TrackedStorage]) -> None:
         """Attention with dropout has no kernel of its own on the CPU: its steps run in four bytes."""
         inputs, scores = self._product
         for known in (*inputs, *scores, *results):
@@ -159,13 +161,13 @@ class Precision:
             known.casts = known.cast_first = known.cast_last = 0
 
 
-def _ask(inputs: Iterable[Known], layer: int) -> None:
+def _ask(inputs: Iterable[TrackedStorage], layer: int) -> None:
     for known in inputs:
         known.asked = known.asked or layer
 
 
 def _note(
-    results: Iterable[Known], kind: int, *, wide_inside: bool, outside: bool, slope: bool
+    results: Iterable[TrackedStorage], kind: int, *, wide_inside: bool, outside: bool, slope: bool
 ) -> None:
     for known in results:
         known.slope = slope
@@ -174,7 +176,7 @@ def _note(
 
 
 def _followed_type(
-    role: int, given: list[tuple[Tensor, Known]], *, backward: bool
+    role: int, given: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
     """What follows the types of its inputs."""
     if role == _LOSS:

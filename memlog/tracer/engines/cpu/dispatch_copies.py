@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog.trace.encoding import BACKWARD
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.module_stack import Place
-from memlog.tracer.engines.cpu.live_storages import Known, Ledger
+from memlog.tracer.attribution.module_stack import ThreadState
+from memlog.tracer.engines.cpu.live_storages import LiveStorages, TrackedStorage
 from memlog.tracer.tensor_storages import plain_tensors
 
 _OTHER: Final = 0
@@ -77,7 +77,7 @@ class Copies:
         books: The live storages.
     """
 
-    def __init__(self, books: Ledger) -> None:
+    def __init__(self, books: LiveStorages) -> None:
         self._books = books
         self._unheld = references_of_unheld()
         self._node: int | None = None
@@ -87,7 +87,9 @@ class Copies:
         self._product = 0
         self._otherwise: Counter[str] = Counter()
 
-    def replaced(self, func: Any, args: Any, out: Any, phase: int, place: Place) -> Known | None:
+    def replaced(
+        self, func: Any, args: Any, out: Any, phase: int, thread_state: ThreadState
+    ) -> TrackedStorage | None:
         """Return the storage that an untraced step would have written into, if it is freed next.
 
         Args:
@@ -95,13 +97,13 @@ class Copies:
             args: Its positional arguments.
             out: Its result, whose storage is not in the books yet.
             phase: The phase in which it ran.
-            place: The thread that ran it.
+            thread_state: The thread that ran it.
         """
         role = _roles.get(func)
         if role is None:
             role = _roles[func] = _role_of(func)
         if phase == BACKWARD:
-            return self._replaced_in_backward(func, role, args, out, place)
+            return self._replaced_in_backward(func, role, args, out, thread_state)
         if role == _MULTIPLIES:
             self._product = self._books.serial + 1
         elif role == _ADDS and sys.getrefcount(args[0]) == self._unheld and _alike(args[0], out):
@@ -124,10 +126,10 @@ class Copies:
         )
 
     def _replaced_in_backward(
-        self, func: Any, role: int, args: Any, out: Any, place: Place
-    ) -> Known | None:
-        if place.node != self._node:
-            self._node_begins(place.node)
+        self, func: Any, role: int, args: Any, out: Any, thread_state: ThreadState
+    ) -> TrackedStorage | None:
+        if thread_state.node != self._node:
+            self._node_begins(thread_state.node)
         if isinstance(out, Tensor) and self._is_computed_otherwise(func, args):
             self._otherwise[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
         if role == _FILLS_WITH_ZEROS:

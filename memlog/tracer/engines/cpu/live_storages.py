@@ -39,7 +39,7 @@ SMALL = 64 * 1024
 live, at most."""
 
 
-class Known(weakref.ref[Any]):
+class TrackedStorage(weakref.ref[Any]):
     """Knows a live storage, and, without a closure of its own, what to say when it goes.
 
     Attributes:
@@ -112,7 +112,7 @@ class _Waiting:
         passing: What its operation took inside itself, as events.
     """
 
-    def __init__(self, known: Known, instead: Known, event: bytes) -> None:
+    def __init__(self, known: TrackedStorage, instead: TrackedStorage, event: bytes) -> None:
         self.known = known
         self.instead = instead
         self.event = event
@@ -123,7 +123,7 @@ class _Waiting:
         self.known.serial, self.known.size = self.instead.serial, self.instead.size
 
 
-class Ledger:
+class LiveStorages:
     """Says ALLOC, FREE and CLASSIFY, once each.
 
     Args:
@@ -146,7 +146,7 @@ class Ledger:
         self.omitted = 0
         self.sparse = self.complex = self.nested = False
         self.line = 0
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, TrackedStorage] = {}
         self._serial = 0
         self._waiting: list[_Waiting] = []
         self._gone = self._finalizer()
@@ -168,7 +168,7 @@ class Ledger:
         layer: int,
         phase: int,
         thread: int,
-        instead: Known | None = None,
+        instead: TrackedStorage | None = None,
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if it is new.
 
@@ -204,7 +204,7 @@ class Ledger:
         """That of the storage that was seen last."""
         return self._serial
 
-    def known(self, tensor: Tensor) -> Known | None:
+    def known(self, tensor: Tensor) -> TrackedStorage | None:
         """What is known of the storage that holds a tensor."""
         if tensor.layout is not torch.strided or is_wrapper(type(tensor)):
             return None
@@ -322,12 +322,12 @@ class Ledger:
         category: int,
         thread: int,
         kind: int,
-        instead: Known | None = None,
+        instead: TrackedStorage | None = None,
     ) -> bool:
         size = storage.nbytes()
         if not size or self._closed or not (self._fakes or _has_bytes(storage)):
             return False
-        known = Known(storage, self._gone)
+        known = TrackedStorage(storage, self._gone)
         self._serial = serial = self._serial + 1
         known.pointer = pointer = storage._cdata
         known.serial, known.size, known.category = serial, size, category
@@ -346,11 +346,11 @@ class Ledger:
             self._waiting.append(_Waiting(known, instead, event))
         return True
 
-    def _finalizer(self) -> Callable[[Known], None]:
+    def _finalizer(self) -> Callable[[TrackedStorage], None]:
         """What runs when a storage goes, maybe in the middle of our own code: one append and no lock."""
         append, now, storages, waiting = self._log.append, self._log.now, self._known, self._waiting
 
-        def gone(known: Known) -> None:
+        def gone(known: TrackedStorage) -> None:
             if known.serial >= 0:
                 if waiting:
                     successor = waiting.pop()

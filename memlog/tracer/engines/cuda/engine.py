@@ -13,7 +13,7 @@ from memlog._internal.diagnostics import Health
 from memlog.trace.cuda_join import Join, Mark, Seed, label
 from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.attribution.module_stack import NO_INPUTS, Place
+from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
 from memlog.tracer.attribution.parameter_owners import Owners
 from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import Finding
@@ -66,7 +66,7 @@ class NativeEngine(Followed):
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Begins."""
-        self._spans.begin()
+        self._module_stack.begin()
         self._history.start()
         self._started_us = time.time_ns() // 1000
         if self._read is not None:
@@ -101,15 +101,15 @@ class NativeEngine(Followed):
 
     def give_up(self) -> None:
         """Records nothing more."""
-        self._spans.closed = True
+        self._module_stack.closed = True
 
     # What the hooks tell.
 
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins."""
-        place = self._spans.place()
-        if place is not None:
-            place.inputs = self._largest(args)
+        thread_state = self._module_stack.thread_state()
+        if thread_state is not None:
+            thread_state.inputs = self._largest(args)
         super().module_begins(module, args)
 
     def optimizer_begins(self, optimizer: Any) -> None:
@@ -129,20 +129,20 @@ class NativeEngine(Followed):
         if self._owners.unknown:
             self._seed(late=True)
 
-    def _say(self, kind: int, layer: int, phase: int, place: Place) -> None:
+    def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         reading = None
         if self._read_always and self._read is not None:
             allocated, reserved = self._read()
             reading = (allocated, reserved or 0)
-        owner = self._spans.resting(place)
+        owner = self._module_stack.resting(thread_state)
         mark = Mark(
             self._log.now(),
             kind,
             layer,
             phase,
-            place.number,
+            thread_state.number,
             owner=owner,
-            inputs=place.inputs if kind == ENTER else (0, 0),
+            inputs=thread_state.inputs if kind == ENTER else (0, 0),
             reading=reading,
         )
         self._marks.append(mark)
