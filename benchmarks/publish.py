@@ -20,14 +20,14 @@ def measure() -> dict[str, Estimate]:
         Microseconds a call: the whole, its probes alone, the difference, and with monitoring disabled.
     """
     import memlog
-    from memlog._internal.diagnostics import Health
+    from memlog._internal.diagnostics import Diagnostics
     from memlog.probes.accelerator import AcceleratorProbe
     from memlog.probes.host import HostProbe
 
     with tempfile.TemporaryDirectory(prefix="memlog-benchmark-") as directory:
         os.environ["MEMLOG_DIR"] = directory
         disabled = memlog.init("local", enabled=False)
-        host, accelerators = HostProbe(Health()), AcceleratorProbe(Health())
+        host, accelerators = HostProbe(Diagnostics()), AcceleratorProbe(Diagnostics())
         enabled = memlog.init("local")
 
         def probes() -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
 
 
 class EventBus:
     """Hands each event to every subscriber, on the publisher's thread, in order of subscription."""
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
         self._subscribers: tuple[Callable[[Event], object], ...] = ()
 
     def subscribe(self, subscriber: Callable[[Event], object]) -> None:
@@ -34,7 +34,7 @@ class EventBus:
                 subscriber(event)
             except Exception as error:  # noqa: BLE001, PERF203 - memlog's errors end here, not in training
                 try:
-                    self._health.fault(f"a subscriber to {type(event).__name__}", error)
+                    self._diagnostics.fault(f"a subscriber to {type(event).__name__}", error)
                 except Exception as raised:  # noqa: BLE001 - a signal handler's: it has to wait for the others
                     interruption = raised
         if interruption is not None:

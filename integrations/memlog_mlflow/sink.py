@@ -12,7 +12,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
@@ -46,10 +46,10 @@ class MlflowSink:
 
     Args:
         target: The run to write to.
-        health: Where drops are counted; without one the sink makes its own.
+        diagnostics: Where drops are counted; without one the sink makes its own.
 
     Attributes:
-        health: Counts ``not_finite`` (an infinity, which MLflow would store as 1.8e308),
+        diagnostics: Counts ``not_finite`` (an infinity, which MLflow would store as 1.8e308),
             ``out_of_range`` (a number that its databases can't hold), ``parameter_conflict`` and
             ``parameter_rejected``.
     """
@@ -58,8 +58,8 @@ class MlflowSink:
     resolution: Resolution = "bucketed"
     max_points = 1000
 
-    def __init__(self, target: Target, health: Health | None = None) -> None:
-        self.health = Health() if health is None else health
+    def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
+        self.health = Diagnostics() if diagnostics is None else diagnostics
         self._target = target
         self._uri = _uri_of(target)
         self._open: _OpenRun | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import wandb
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.response_limits import patience
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
@@ -41,18 +41,18 @@ class WandbSink:
 
     Args:
         target: The run to write to.
-        health: Where drops are counted; without one the sink makes its own.
+        diagnostics: Where drops are counted; without one the sink makes its own.
 
     Attributes:
-        health: Counts ``not_finite``: infinities and NaN, which spoil a chart.
+        diagnostics: Counts ``not_finite``: infinities and NaN, which spoil a chart.
     """
 
     durable = False
     resolution: Resolution = "full"
     max_points = 1000
 
-    def __init__(self, target: Target, health: Health | None = None) -> None:
-        self.health = Health() if health is None else health
+    def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
+        self.health = Diagnostics() if diagnostics is None else diagnostics
         self._target = target
         self._run: _OpenRun | None = None
         self._broken = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event
 
 
@@ -21,7 +21,7 @@ class Publisher(Protocol):
         """Whether anything is recorded."""
 
     @property
-    def health(self) -> Health:
+    def health(self) -> Diagnostics:
         """Where errors inside memlog are counted."""
 
     @property

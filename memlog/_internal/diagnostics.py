@@ -38,7 +38,7 @@ def warn(message: str, to: logging.Logger = logger) -> bool:
     return True
 
 
-class Health:
+class Diagnostics:
     """Counts drops and faults of one process; says each cause once.
 
     Attributes:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.alerts.limits import host_limit
@@ -34,7 +34,7 @@ _WORDS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
 def engine_for(
     rules: Sequence[Rule],
     publish: Callable[[Event], object],
-    health: Health,
+    diagnostics: Diagnostics,
     pid: int,
     on_alert: Callable[[Alert], object] | None = None,
     files: Callable[[], int | None] = lambda: None,
@@ -46,7 +46,7 @@ def engine_for(
     Args:
         rules: All rules.
         publish: Takes the alerts.
-        health: Counts errors.
+        diagnostics: Counts errors.
         pid: The trainer's process number: its control group is the limit that ``%`` means.
         on_alert: Called with each alert after it was published; its errors are counted.
         files: As for `AlertEngine`.
@@ -57,7 +57,7 @@ def engine_for(
         return None
     shares = any(rule.share and rule.figure.startswith("host.") for rule in mine)
     limit = host_limit(pid) if shares else None
-    return AlertEngine(mine, publish, health, limit=limit, on_alert=on_alert, files=files)
+    return AlertEngine(mine, publish, diagnostics, limit=limit, on_alert=on_alert, files=files)
 
 
 class AlertEngine:
@@ -66,7 +66,7 @@ class AlertEngine:
     Args:
         rules: What to judge by.
         publish: Takes the alerts, on the thread of the event that caused them.
-        health: Counts the callback's errors, and is told of limits that are unknown.
+        diagnostics: Counts the callback's errors, and is told of limits that are unknown.
         limit: Bytes that ``%`` of a host's figure is of.
         cooldown: Seconds between two alerts of one rule about one thing, by the events' own time.
         on_alert: Called with each alert after it was published.
@@ -78,7 +78,7 @@ class AlertEngine:
         self,
         rules: Sequence[Rule],
         publish: Callable[[Event], object],
-        health: Health,
+        diagnostics: Diagnostics,
         *,
         limit: int | None = None,
         cooldown: float = COOLDOWN_S,
@@ -86,13 +86,13 @@ class AlertEngine:
         files: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._publish = publish
-        self._health = health
+        self._diagnostics = diagnostics
         self._on_alert = on_alert
         self._limits: dict[str, int | None] = {"host": limit}
         # A signal handler may publish while its own thread is in here.
         self._lock = threading.RLock()
         self._watches = watches = [
-            _Watch(rule, self._limits, health, round(cooldown * 1e6), files) for rule in rules
+            _Watch(rule, self._limits, diagnostics, round(cooldown * 1e6), files) for rule in rules
         ]
         self._judges: dict[type, tuple[Callable[[Any, list[Alert]], None], ...]] = {
             kind: tuple(watch.judge for watch in watches if kind in watch.kinds)
@@ -126,7 +126,7 @@ class AlertEngine:
     def _tell(self, alert: Alert) -> None:
         self._publish(alert)
         if self._on_alert is not None:
-            with self._health.contained_callback("on_alert"):
+            with self._diagnostics.contained_callback("on_alert"):
                 self._on_alert(alert)
 
 
@@ -149,14 +149,14 @@ class _Watch:
         self,
         rule: Rule,
         limits: dict[str, int | None],
-        health: Health,
+        diagnostics: Diagnostics,
         cooldown_us: int,
         files: Callable[[], int | None],
     ) -> None:
         self._rule = rule
         self._files = files
         self._limits = limits
-        self._health = health
+        self._diagnostics = diagnostics
         self._cooldown_us = cooldown_us
         self._series: dict[str, _Series] = {}
         self._attribute = _ATTRIBUTES.get(rule.attribute, rule.attribute)
@@ -258,7 +258,7 @@ class _Watch:
     def _begin(self, subject: str) -> _Series | None:
         limit = self._limits.get(subject)
         if self._rule.share and not limit:
-            self._health.say_once(
+            self._diagnostics.say_once(
                 f"limit of {subject}",
                 f"how much memory {subject} has is unknown, so {self._rule.text!r} can't be judged: "
                 "write a size in place of %",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address, remember, without_credentials
 from memlog.delivery.helper.protocol import Bind, Connect, Message, WrittenInProcess
 from memlog.delivery.in_process.writer import InProcessWriter
@@ -22,7 +22,7 @@ class RunDetector:
         backends: The backends to look in, by name.
         journal: Gets a new segment for each run that is found.
         tell: Tells the helper process how to reach it.
-        health: Counts what a backend gets wrong.
+        diagnostics: Counts what a backend gets wrong.
         writers: Ride, in this process, on the runs of those backends that can't be told a helper, by name.
         on_in_process: Called, on the publishing thread, whenever a ride begins.
     """
@@ -32,14 +32,14 @@ class RunDetector:
         backends: Mapping[str, Backend],
         journal: JournalWriter,
         tell: Callable[[Message], None],
-        health: Health,
+        diagnostics: Diagnostics,
         writers: Mapping[str, InProcessWriter] = {},
         on_in_process: Callable[[], object] = lambda: None,
     ) -> None:
         self._backends = backends
         self._journal = journal
         self._tell = tell
-        self._health = health
+        self._diagnostics = diagnostics
         self._writers = writers
         self._on_in_process = on_in_process
         self._bound: dict[str, str] = {}
@@ -59,7 +59,7 @@ class RunDetector:
                     self._bind(name, run)
                     bound = True
             except Exception as error:  # noqa: BLE001, PERF203 - a tracker's trouble is not the trainer's
-                self._health.fault(f"looking for a run in {name}", error)
+                self._diagnostics.fault(f"looking for a run in {name}", error)
         return bound
 
     def glance(self) -> None:
@@ -68,13 +68,13 @@ class RunDetector:
         A backend works out a run's address when it first sees it: before the user changes folders.
         """
         for name, backend in self._backends.items():
-            with self._health.contained(f"looking for a run in {name}"):
+            with self._diagnostics.contained(f"looking for a run in {name}"):
                 backend.active_run()
 
     def connect(self) -> None:
         """Tells the helper how each client would connect now: users set that after ``init``, too."""
         for name, backend in self._backends.items():
-            with self._health.contained(f"finding out how {name} connects"):
+            with self._diagnostics.contained(f"finding out how {name} connects"):
                 connection = backend.connection()
                 if connection != self._connections.get(name):
                     self._connections[name] = connection

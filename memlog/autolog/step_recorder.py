@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memlog._internal import distributed, fork
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog._internal.units import MIB
 from memlog.autolog.run_detector import RunDetector
@@ -40,7 +40,7 @@ class BatchRecorder:
         bus: Where events go.
         journal: Asked whether it is queued.
         run_detector: Looks for the user's runs before each event.
-        health: Counts errors: none leaves this class.
+        diagnostics: Counts errors: none leaves this class.
         model: Its size is recorded once.
     """
 
@@ -50,19 +50,19 @@ class BatchRecorder:
         bus: EventBus,
         journal: JournalWriter,
         run_detector: RunDetector,
-        health: Health,
+        diagnostics: Diagnostics,
         model: Any = None,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._journal = journal
         self._run_detector = run_detector
-        self._health = health
+        self._diagnostics = diagnostics
         self._model = model
         self._model_size: dict[str, str] = {}
         self._generation = self._said_in = fork.generation
-        self._host = HostProbe(health)
-        self._accelerators = AcceleratorProbe(health)
+        self._host = HostProbe(diagnostics)
+        self._accelerators = AcceleratorProbe(diagnostics)
         self._next = settings.initial_step
         self._by_hand = False
         self._begun = False
@@ -80,7 +80,7 @@ class BatchRecorder:
         if self._is_a_copy() or self._by_hand:
             return
         if self._next == self._settings.initial_step:
-            with self._health.contained("looking for the model's device"):
+            with self._diagnostics.contained("looking for the model's device"):
                 self._accelerators.notice(_device_type(optimizer))
         self._record()
 
@@ -114,7 +114,7 @@ class BatchRecorder:
         if self._said_in != fork.generation:
             self._said_in = fork.generation
             # Not in the copy of the run's: a thread that is not here may have held its lock.
-            Health().say_once(
+            Diagnostics().say_once(
                 "fork",
                 "this process is a fork of the one that began the run, so its steps are not recorded: call "
                 "memlog.init() after the fork (a program that becomes a daemon has forked)",
@@ -134,7 +134,7 @@ class BatchRecorder:
     def say_if_nothing_was_noticed(self) -> None:
         """Warns of a run without a step, an epoch or an evaluation: it would be empty in silence."""
         if self._next == self._settings.initial_step and not self._begun:
-            self._health.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
+            self._diagnostics.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
 
     def close(self) -> None:
         """Gives back what it holds of the system: the run is over."""
@@ -149,8 +149,8 @@ class BatchRecorder:
             step=self.last_step,
             overhead_ms=per_step,
             overhead_total_ms=total,
-            dropped=dict(self._health.dropped),
-            faults=dict(self._health.faults),
+            dropped=dict(self._diagnostics.dropped),
+            faults=dict(self._diagnostics.faults),
             queued=self._journal.queued,
             unjudged=dict(unjudged or {}),
             tracing_ms=tracing * 1e3,
@@ -171,7 +171,7 @@ class BatchRecorder:
                 self.after_step(step)
         except BaseException as error:
             if isinstance(error, Exception) and not raised_by_handler(error):
-                self._health.fault("recording a step", error)
+                self._diagnostics.fault("recording a step", error)
             else:
                 if due:
                     self._count_if_lost(step)
@@ -186,7 +186,7 @@ class BatchRecorder:
         """A signal handler raised while the step was being recorded: it may have come before its event."""
         last = self._last
         if last is None or last.step != step or self._journal.newest_step is not last:
-            self._health.drop(
+            self._diagnostics.drop(
                 "interrupted",
                 "an exception that a signal handler raised came while a step was being recorded: that "
                 "step's event is lost",
@@ -205,7 +205,7 @@ class BatchRecorder:
     def begin(self) -> None:
         """Training begins without a step: with an epoch, or an evaluation. Never raises."""
         if not self._begun:
-            with self._health.contained("beginning a run"):
+            with self._diagnostics.contained("beginning a run"):
                 self._begin(self._accelerators.read())
 
     def _begin(self, devices: tuple[DeviceReading, ...]) -> None:
@@ -218,7 +218,7 @@ class BatchRecorder:
 
     def _introduce(self, devices: tuple[DeviceReading, ...]) -> None:
         self._run_detector.connect()
-        with self._health.contained("gathering the run's parameters"):
+        with self._diagnostics.contained("gathering the run's parameters"):
             self._bus.publish(Parameters(now_us(), self._parameters(devices)))
 
     def _parameters(self, devices: tuple[DeviceReading, ...]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Evaluation, Event, Loss, Recorded, Scope
 
 LOOK_EVERY_S = 1.0
@@ -29,13 +29,13 @@ class Room:
         directory: The run's folder.
         limit: Bytes that its journal may take; ``None``: any number. It is too large where it is half as
             large again: until then its size is the helper's business.
-        health: Where steps that are not written are counted.
+        diagnostics: Where steps that are not written are counted.
     """
 
-    def __init__(self, directory: Path, limit: int | None, health: Health) -> None:
+    def __init__(self, directory: Path, limit: int | None, diagnostics: Diagnostics) -> None:
         self._directory = directory
         self._ceiling = None if limit is None else limit * 3 // 2
-        self._health = health
+        self._diagnostics = diagnostics
         self._next_look = 0.0
         self._highest: dict[str, int] = {}
         self._stretch = _Stretch()
@@ -73,7 +73,7 @@ class Room:
             return ()
         held = stretch.greatest()
         if len(held) < stretch.steps:
-            self._health.drop(
+            self._diagnostics.drop(
                 "journal_full",
                 f"the journal in {self._directory} is larger than its limit (journal_limit): until its "
                 "helper process has made it smaller, only steps with a peak are written",

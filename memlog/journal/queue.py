@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 
 MAX_WAITING = 100_000
 """About 15 MB of batch events."""
@@ -19,11 +19,11 @@ class WriteQueue:
     """Performs writes in order, on a thread of its own.
 
     Args:
-        health: Where writes that found the queue full are counted.
+        diagnostics: Where writes that found the queue full are counted.
     """
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
         self._waiting: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._put = self._done = 0
         self._thread = threading.Thread(target=self._run, name="memlog-journal", daemon=True)
@@ -34,7 +34,7 @@ class WriteQueue:
         if self._waiting.qsize() < MAX_WAITING:
             self.put_always(write)
             return
-        self._health.drop(
+        self._diagnostics.drop(
             "journal_queue_full",
             "the disk is so slow that the journal's queue is full; training goes on, and what is lost "
             "is counted (set MEMLOG_DIR to a local disk)",
@@ -66,6 +66,6 @@ class WriteQueue:
 
     def _run(self) -> None:
         while (operation := self._waiting.get()) is not None:
-            with self._health.contained("writing the journal"):
+            with self._diagnostics.contained("writing the journal"):
                 operation()
             self._done += 1

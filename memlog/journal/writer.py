@@ -16,7 +16,7 @@ import msgspec
 
 from memlog._internal import fork
 from memlog._internal.descriptors import Descriptor
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import Batch, Event
@@ -49,7 +49,7 @@ class JournalWriter:
         segment_bytes: Size at which a new segment begins.
         limit: Bytes that the run's journal may take. The helper process keeps it; while the journal is
             half as large again, only steps with a peak are written, and the others counted.
-        health: Where losses are counted.
+        diagnostics: Where losses are counted.
 
     Raises:
         UnwritableDirectoryError: the first segment can't be created.
@@ -65,12 +65,12 @@ class JournalWriter:
         initial_step: int = 0,
         segment_bytes: int = 16 * 1024**2,
         limit: int | None = None,
-        health: Health,
+        diagnostics: Diagnostics,
     ) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._room = Room(directory, limit, health)
-        self._health = health
+        self._room = Room(directory, limit, diagnostics)
+        self._diagnostics = diagnostics
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()
         self._generation = fork.generation
@@ -186,7 +186,7 @@ class JournalWriter:
                     self._count_what_went_elsewhere(self._unchecked)
                 self._file.close()
             else:
-                self._health.drop(
+                self._diagnostics.drop(
                     "journal_queue_full",
                     "the disk was too slow for the journal's last events",
                     # Its end waits there too, and stands for the write that is under way.
@@ -215,10 +215,10 @@ class JournalWriter:
             if not self._file.is_there():
                 self._gone = True
             else:
-                self._health.count_fault(
+                self._diagnostics.count_fault(
                     f"beginning the journal's next segment: {type(error).__name__}"
                 )
-                self._health.say_once(
+                self._diagnostics.say_once(
                     "journal_write",
                     f"the journal in {self._directory} can't go on in a new file: {error.strerror}; it goes "
                     "on in the old one as long as that can be written (how many events are lost, if any, "
@@ -245,7 +245,7 @@ class JournalWriter:
         except OSError as error:
             if raised_by_handler(error):
                 raise
-            self._health.drop(
+            self._diagnostics.drop(
                 "journal_write",
                 f"an event could not be written to {self._directory}: {error.strerror}; training goes "
                 "on without it (make room there; how many are lost is said at the end)",
@@ -258,7 +258,7 @@ class JournalWriter:
             self._count_what_went_elsewhere(unseen - 1)  # one of them is still to be written
             return
         self._gone = True
-        self._health.drop(
+        self._diagnostics.drop(
             "journal_gone",
             f"the journal in {self._directory} was deleted; training goes on without it (how many "
             "events are lost is said at the end)",
@@ -267,7 +267,7 @@ class JournalWriter:
 
     def _count_what_went_elsewhere(self, unseen: int) -> None:
         if not self._file.is_whole():
-            self._health.drop(
+            self._diagnostics.drop(
                 "journal_write",
                 f"the journal in {self._directory} was closed by this program, and is open again (how many "
                 "events are lost, at most, is said at the end)",
@@ -275,10 +275,10 @@ class JournalWriter:
             )
 
     def _move_to_queue(self) -> None:
-        self._queue = WriteQueue(self._health)
+        self._queue = WriteQueue(self._diagnostics)
         self._try_at = time.monotonic() + self._try_after
         self._try_after = min(self._try_after * 2, TRY_AGAIN_AT_LAST_S)
-        self._health.say_once(
+        self._diagnostics.say_once(
             "slow_disk",
             f"writing to {self._directory} is slow (over 1 ms a write), so it moved to a background "
             "queue until it is fast again: a crash meanwhile may lose the newest events (set MEMLOG_DIR "

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from memlog._internal import current_session
 from memlog._internal.current_session import Publisher
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.console import Notice, show
 from memlog.events import Event
 
 
-class _MonitorHealth(Health):
+class _MonitorHealth(Diagnostics):
     """Counts in the running session's health, and in its own where there is none."""
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:

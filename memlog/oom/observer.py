@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.journal import RunDirectory
 from memlog.oom.errors import is_of_a_device
@@ -34,7 +34,7 @@ class AllocatorWatch:
     Args:
         publish: Takes the event.
         step: The last step that was over.
-        health: Counts errors.
+        diagnostics: Counts errors.
         run: Where the allocator's snapshot is kept.
         tracing: Whether memlog traces the step that is at work.
     """
@@ -43,13 +43,13 @@ class AllocatorWatch:
         self,
         publish: Callable[[Event], object],
         step: Callable[[], int | None],
-        health: Health,
+        diagnostics: Diagnostics,
         run: RunDirectory,
         tracing: Callable[[], bool],
     ) -> None:
         self._publish = publish
         self._step = step
-        self._health = health
+        self._diagnostics = diagnostics
         self._run = run
         self._tracing = tracing
         self._failed_at: int | None = -1
@@ -58,7 +58,7 @@ class AllocatorWatch:
     def __call__(self, event: Event) -> None:
         """Waits for the first CUDA device."""
         if isinstance(event, Device) and event.name.startswith("cuda"):
-            with self._health.contained("watching for failed allocations"):
+            with self._diagnostics.contained("watching for failed allocations"):
                 _attach(self)
 
     def heard(self, error: BaseException) -> bool:
@@ -73,7 +73,7 @@ class AllocatorWatch:
 
     def failed(self, device: int, requested: int, total: int, free: int) -> None:
         """An allocation failed. Never raises."""
-        with self._health.contained("describing a failed allocation"):
+        with self._diagnostics.contained("describing a failed allocation"):
             self._failed_at = self._step()
             layer, phase = here()
             stats = _stats(device)
@@ -93,7 +93,7 @@ class AllocatorWatch:
                     message="CUDA out of memory",
                 )
             )
-        with self._health.contained("keeping the allocator's snapshot"):
+        with self._diagnostics.contained("keeping the allocator's snapshot"):
             self._keep_snapshot()
 
     def _keep_snapshot(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, DeviceReading, now_us
 from memlog.probes._backends import (
     LOOK_EVERY_S,
@@ -30,12 +30,14 @@ class AcceleratorProbe:
     beside those of batches holds two.
 
     Args:
-        health: Where errors are counted; none is raised.
+        diagnostics: Where errors are counted; none is raised.
         clock: Seconds; devices not in use so far are looked at every few of them.
     """
 
-    def __init__(self, health: Health, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._health = health
+    def __init__(
+        self, diagnostics: Diagnostics, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._diagnostics = diagnostics
         self._mps = MpsBackend()
         self._clock = clock
         self._new: list[_Found] = []
@@ -67,15 +69,15 @@ class AcceleratorProbe:
                 if devices.backend.ready(torch):
                     readings += devices.read(torch)
             except Exception as error:  # noqa: BLE001, PERF203 - one kind's trouble is not the others'
-                self._health.fault(f"looking for {devices.backend.kind} devices", error)
+                self._diagnostics.fault(f"looking for {devices.backend.kind} devices", error)
         return tuple(readings)
 
     def _possible_kinds(self, torch: Any) -> Iterator[_DevicesOfAKind]:
         backends = (CudaBackend(), XpuBackend(), self._mps, OtherBackend(self._clock))
         for backend in backends:
-            with self._health.contained(f"looking for {backend.kind} devices"):
+            with self._diagnostics.contained(f"looking for {backend.kind} devices"):
                 if backend.possible(torch):
-                    yield _DevicesOfAKind(backend, self._health, self._clock, self._new)
+                    yield _DevicesOfAKind(backend, self._diagnostics, self._clock, self._new)
 
     def new_devices(self) -> tuple[Device, ...]:
         """The devices that were read for the first time since the last call."""
@@ -91,10 +93,14 @@ class _DevicesOfAKind:
     """Those devices of one backend that the run was seen to use; once in use, always read."""
 
     def __init__(
-        self, backend: Backend, health: Health, clock: Callable[[], float], new: list[_Found]
+        self,
+        backend: Backend,
+        diagnostics: Diagnostics,
+        clock: Callable[[], float],
+        new: list[_Found],
     ) -> None:
         self.backend = backend
-        self._health = health
+        self._diagnostics = diagnostics
         self._clock = clock
         self._next_scan = float("-inf")
         self._windows: dict[int, PeakWindow] = {}
@@ -110,7 +116,7 @@ class _DevicesOfAKind:
 
     def describe(self, torch: Any, index: int) -> Device:
         name, description = self._name(index), Description()
-        with self._health.contained(f"describing {name}"):
+        with self._diagnostics.contained(f"describing {name}"):
             description = self.backend.describe(torch, index)
         return Device(now_us(), name, description.product, description.capacity)
 
@@ -127,7 +133,7 @@ class _DevicesOfAKind:
         try:
             return self.backend.figures(torch, index)
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
-            self._health.fault(f"reading the memory of {self._name(index)}", error)
+            self._diagnostics.fault(f"reading the memory of {self._name(index)}", error)
             return None
 
     def _reading(self, index: int, figures: Figures) -> DeviceReading:

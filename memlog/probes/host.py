@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from memlog._internal import fork
 from memlog._internal.descriptors import Descriptor
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import PeakSource
 from memlog.probes.peaks import PeakWindow
 
@@ -37,12 +37,12 @@ class HostProbe:
     holds two.
 
     Args:
-        health: Where errors are counted; none is raised.
+        diagnostics: Where errors are counted; none is raised.
         proc: Where processes are, on Linux.
     """
 
-    def __init__(self, health: Health, *, proc: Path = Path("/proc")) -> None:
-        self._health = health
+    def __init__(self, diagnostics: Diagnostics, *, proc: Path = Path("/proc")) -> None:
+        self._diagnostics = diagnostics
         self._proc = proc
         self._memory: _Memory | None = None
         self._begin()
@@ -96,14 +96,14 @@ class HostProbe:
         try:
             return _LinuxMemory(self._proc) if sys.platform == "linux" else _PortableMemory()
         except Exception as error:  # noqa: BLE001 - likewise
-            self._health.fault("opening the host's memory figures", error)
+            self._diagnostics.fault("opening the host's memory figures", error)
             return None
 
     def _failed(self, error: Exception) -> tuple[None, None]:
         """Opens anew: a program that becomes a daemon closes every descriptor."""
         if self._memory is None:
             return None, None  # closed by another thread, which ended the run in the meantime
-        self._health.fault("reading the host's memory", error)
+        self._diagnostics.fault("reading the host's memory", error)
         if self._reopenings:
             self._reopenings -= 1
             self.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
 from memlog.reports.final_state import LastMoments
@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
     """Whether it was the largest, and of how many traced ones it was the worst."""
 
 
-def advice(moments: LastMoments, predicted: Prediction | None, health: Health) -> list[str]:
+def advice(moments: LastMoments, predicted: Prediction | None, health: Diagnostics) -> list[str]:
     """Lines, the most promising first; never empty.
 
     Args:

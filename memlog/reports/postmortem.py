@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import Batch, OutOfMemory, Trace
 from memlog.reports.advice import Prediction, advice, had_room, in_a_step, needed, needed_far_more
@@ -42,7 +42,7 @@ def report(
     moments: LastMoments,
     witness: Witness,
     predicted: Prediction | None = None,
-    health: Health | None = None,
+    health: Diagnostics | None = None,
 ) -> Report:
     """Explains how a run ended that ended badly.
 
@@ -52,7 +52,7 @@ def report(
         predicted: What would make its worst traced step smaller.
         health: Counts parts that can't be written; the others are, all the same.
     """
-    health = health or Health()
+    health = health or Diagnostics()
     suspicion = suspect(moments, witness)
     parts: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("", lambda: _cause(moments, witness, suspicion))
@@ -74,7 +74,7 @@ def report(
     return Report(title, "\n\n".join(blocks) + "\n")
 
 
-def _part(heading: str, write: Callable[[], Iterable[str]], health: Health) -> list[str]:
+def _part(heading: str, write: Callable[[], Iterable[str]], health: Diagnostics) -> list[str]:
     """A part of the report; one that fails costs the others nothing."""
     written = ["This part could not be written: memlog's own fault, which its log names."]
     with health.contained(f"writing the report's part {heading or 'on the cause'!r}"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.alerts import engine_for, parse_rules
 from memlog.bus import EventBus
 from memlog.console import Console
@@ -20,7 +20,7 @@ class Judging:
     Args:
         alerts: The rules.
         bus: Gives it events, and takes its alerts.
-        health: Counts its errors.
+        diagnostics: Counts its errors.
         console: Prints the helper's alerts.
         on_alert: Gets every alert.
         files: As for `AlertEngine`.
@@ -33,23 +33,23 @@ class Judging:
         self,
         alerts: Sequence[str],
         bus: EventBus,
-        health: Health,
+        diagnostics: Diagnostics,
         console: Console,
         on_alert: Callable[[Alert], object] | None,
         files: Callable[[], int | None],
     ) -> None:
-        self._health = health
+        self._diagnostics = diagnostics
         self._console = console
         self._on_alert = on_alert
         rules = parse_rules(alerts)
-        self._engine = engine_for(rules, bus.publish, health, os.getpid(), on_alert, files)
+        self._engine = engine_for(rules, bus.publish, diagnostics, os.getpid(), on_alert, files)
         if self._engine is not None:
             bus.subscribe(self._engine)
         self._of_the_helper = tuple(rule.text for rule in rules if rule.sampled)
         self.listener: AlertListener | None = None
         if self._of_the_helper:
-            with health.contained("listening for the helper process's alerts"):
-                self.listener = AlertListener(self._told, health)
+            with diagnostics.contained("listening for the helper process's alerts"):
+                self.listener = AlertListener(self._told, diagnostics)
 
     def close(self) -> None:
         """Gives back what nobody listens to."""
@@ -63,7 +63,7 @@ class Judging:
             helper_is_away: Whether the process that judges by some of them has ended too early.
         """
         rules: dict[str, str] = {}
-        with self._health.contained("looking for rules that were never judged"):
+        with self._diagnostics.contained("looking for rules that were never judged"):
             rules = {} if self._engine is None else self._engine.never_judged()
             say_never_judged(rules)
             if helper_is_away:
@@ -72,8 +72,8 @@ class Judging:
         return rules
 
     def _told(self, alert: Alert) -> None:
-        with self._health.contained("printing"):
+        with self._diagnostics.contained("printing"):
             self._console(alert)
         if self._on_alert is not None:
-            with self._health.contained_callback("on_alert"):
+            with self._diagnostics.contained_callback("on_alert"):
                 self._on_alert(alert)

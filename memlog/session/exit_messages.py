@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.journal import RunDirectory
 
@@ -30,16 +30,16 @@ class Waiting:
     Args:
         run: The run.
         timeout: Seconds that ``finish`` waits at most.
-        health: Counts errors while the state of delivery is read.
+        diagnostics: Counts errors while the state of delivery is read.
     """
 
-    def __init__(self, run: RunDirectory, timeout: float, health: Health) -> None:
+    def __init__(self, run: RunDirectory, timeout: float, diagnostics: Diagnostics) -> None:
         self._run = run
         self._timeout = timeout
-        self._health = health
+        self._diagnostics = diagnostics
         self._said = False
         self._next_look = _UNREACHABLE_AFTER
-        self._failed = {state.backend: state.failed_attempts for state in _states(run, health)}
+        self._failed = {state.backend: state.failed_attempts for state in _states(run, diagnostics)}
 
     def __call__(self, waited: float) -> bool:
         """Whether no tracker that lacks something can be reached.
@@ -53,7 +53,7 @@ class Waiting:
         if waited < self._next_look:
             return False
         self._next_look = waited + _LOOK_EVERY
-        unfinished = [s for s in _states(self._run, self._health) if s.stage != "done"]
+        unfinished = [s for s in _states(self._run, self._diagnostics) if s.stage != "done"]
         return bool(unfinished) and all(map(self._failed_again, unfinished))
 
     def _failed_again(self, state: UploadState) -> bool:
@@ -87,15 +87,15 @@ def _first(told: Iterable[str]) -> str:
     return "; ".join(parts[:_SHOWN]) + more
 
 
-def say_what_was_lost(run: RunDirectory, health: Health) -> None:
+def say_what_was_lost(run: RunDirectory, diagnostics: Diagnostics) -> None:
     """A journal that was cut short can't tell: its last words found no room either."""
-    lost = sum(n for reason, n in health.dropped.items() if reason.startswith("journal_"))
+    lost = sum(n for reason, n in diagnostics.dropped.items() if reason.startswith("journal_"))
     if lost:
         say(f"{lost} events of run {run.id} could not be written and are lost")
 
 
 def say_what_is_left(
-    run: RunDirectory, outcome: Outcome, waited: float, linger: float, health: Health
+    run: RunDirectory, outcome: Outcome, waited: float, linger: float, diagnostics: Diagnostics
 ) -> None:
     """Print what the trackers lack, and how they get it.
 
@@ -104,14 +104,14 @@ def say_what_is_left(
         outcome: What has become of delivery.
         waited: Seconds that were waited for it; with 0 nobody wants to know.
         linger: Seconds that the helper process keeps trying.
-        health: Counts what goes wrong meanwhile.
+        diagnostics: Counts what goes wrong meanwhile.
     """
     report = run.artifacts / "postmortem.md"
     if _is_there(report, otherwise=False):
         say(f"how the run ended is explained in {report}")
     # Where the run's folder is gone there is nothing to bring.
     there = _is_there(run.path, otherwise=True)
-    refused = _refused(run, health) if outcome == "dead" and there else []
+    refused = _refused(run, diagnostics) if outcome == "dead" and there else []
     for problem in refused:
         say(problem)
     if outcome == "dead" and there and not refused:
@@ -121,13 +121,14 @@ def say_what_is_left(
         )
     elif outcome == "at work" and waited:
         say(
-            f"not everything is delivered after {waited:.3g} s{_problems(run, health)}; it goes on in the "
+            f"not everything is delivered after {waited:.3g} s{_problems(run, diagnostics)}; it goes on "
+            f"in the "
             f"background: `memlog show {run.id}` says how far it is, `memlog sync {run.id}` brings what is "
             "left"
         )
     elif outcome == "unreachable":
         say(
-            f"not everything is delivered{_problems(run, health)}: the helper process tries for "
+            f"not everything is delivered{_problems(run, diagnostics)}: the helper process tries for "
             f"{linger:g} s more; `memlog sync {run.id}` delivers what is left after that"
         )
 
@@ -139,23 +140,23 @@ def _is_there(path: Path, *, otherwise: bool) -> bool:
         return otherwise
 
 
-def _refused(run: RunDirectory, health: Health) -> list[str]:
+def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
     """Which runs trackers refuse, where the helper has delivered all but what is for these."""
-    states = [state for state in _states(run, health) if state.stage == "waiting"]
+    states = [state for state in _states(run, diagnostics) if state.stage == "waiting"]
     return [f"{state.backend}: {state.problem}" for state in states if state.refused]
 
 
-def _problems(run: RunDirectory, health: Health) -> str:
+def _problems(run: RunDirectory, diagnostics: Diagnostics) -> str:
     """Why delivery takes its time, as far as the helper has written that down."""
-    problems = [f"{s.backend}: {s.problem}" for s in _states(run, health) if s.problem]
+    problems = [f"{s.backend}: {s.problem}" for s in _states(run, diagnostics) if s.problem]
     return f" ({'; '.join(problems)})" if problems else ""
 
 
-def _states(run: RunDirectory, health: Health) -> list[UploadState]:
+def _states(run: RunDirectory, diagnostics: Diagnostics) -> list[UploadState]:
     """How far delivery to each tracker is, as the helper has written it down."""
     from memlog.journal.delivery_state import read_states  # noqa: PLC0415 - at the end of a run alone
 
     states: list[UploadState] = []
-    with health.contained("reading how far delivery is"):
+    with diagnostics.contained("reading how far delivery is"):
         states += read_states(run)
     return states

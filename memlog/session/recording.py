@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from memlog._internal import fork
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.autolog.optimizer_steps import listen
 from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.step_recorder import BatchRecorder, run_event
@@ -55,7 +55,7 @@ class Recording:
 
     Args:
         settings: What `init` made of its arguments.
-        health: Counts what goes wrong in this process.
+        diagnostics: Counts what goes wrong in this process.
         sinks: Sinks that were handed over as objects.
         model: Its size is recorded once.
         on_alert: Gets every alert.
@@ -72,14 +72,14 @@ class Recording:
     def __init__(
         self,
         settings: Settings,
-        health: Health,
+        diagnostics: Diagnostics,
         sinks: Sequence[Sink],
         model: Any,
         on_alert: AlertCallback | None = None,
         on_in_process: Callable[[], object] = lambda: None,
     ) -> None:
         self._generation = fork.generation
-        self._health = health
+        self._diagnostics = diagnostics
         self._settings = settings
         self._on_alert = on_alert
         self._names: Names | None = None
@@ -101,7 +101,7 @@ class Recording:
         undo: ExitStack,
     ) -> None:
         """Puts the parts together; ``undo`` gets what takes each apart again, should a later one fail."""
-        settings, health = self._settings, self._health
+        settings, diagnostics = self._settings, self._diagnostics
         begun_us = now_us()
         self.run = new_run(Path(settings.directory))
         undo.callback(shutil.rmtree, self.run.path, ignore_errors=True)
@@ -113,15 +113,15 @@ class Recording:
             initial_step=settings.initial_step,
             segment_bytes=settings.segment_size,
             limit=settings.journal_limit,
-            health=health,
+            diagnostics=diagnostics,
         )
         undo.callback(self._journal.close)
-        self._bus = EventBus(health)
+        self._bus = EventBus(diagnostics)
         self._bus.subscribe(self._journal.append)
         self._console: Console | None = None
         if settings.verbose_batches or settings.alerts:
             self._console = Console(settings.verbose_batches)
-            with health.contained("printing"):
+            with diagnostics.contained("printing"):
                 self._console.announce()
             self._bus.subscribe(self._console)
         self._judging: Judging | None = None
@@ -132,7 +132,7 @@ class Recording:
             self._judging = Judging(
                 settings.alerts,
                 self._bus,
-                health,
+                diagnostics,
                 self._console,
                 self._on_alert,
                 lambda: self.batches.rss_file,
@@ -141,18 +141,18 @@ class Recording:
         listener = None if self._judging is None else self._judging.listener
         self._helper = self._start_helper(settings, begun_us, listener, undo)
         self._writers = {
-            name: InProcessWriter(self.run, name, health)
+            name: InProcessWriter(self.run, name, diagnostics)
             for name, found in backends.items()
             if writes_in_process(found)
         }
         for writer in self._writers.values():
             self._bus.subscribe(writer.hear)
         self._run_detector = RunDetector(
-            backends, self._journal, self._helper.tell, health, self._writers, on_in_process
+            backends, self._journal, self._helper.tell, diagnostics, self._writers, on_in_process
         )
         self._bus.publish(run_event(settings, begun_us))
         self.batches = BatchRecorder(
-            settings, self._bus, self._journal, self._run_detector, health, model
+            settings, self._bus, self._journal, self._run_detector, diagnostics, model
         )
         self.batches.look_around = self._look_around_if_due
         undo.callback(self.batches.close)
@@ -160,7 +160,7 @@ class Recording:
         self._allocator = AllocatorWatch(
             self._bus.publish,
             lambda: self.batches.last_step,
-            health,
+            diagnostics,
             self.run,
             lambda: self._tracer is not None and self._tracer.tracing,
         )
@@ -178,7 +178,7 @@ class Recording:
             from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
 
             # Last: what they have begun to deliver can't be taken back.
-            self._threads = deliver_to(sinks, self.run, settings.backends, health)
+            self._threads = deliver_to(sinks, self.run, settings.backends, diagnostics)
             for thread in self._threads:
                 undo.callback(thread.complete)
 
@@ -202,7 +202,7 @@ class Recording:
         """Sees about once a second to what no event tells of."""
         if now_ns >= self._look_due:
             self._look_due = now_ns + LOOK_INTERVAL_NS
-            with self._health.contained("looking for the helper process"):
+            with self._diagnostics.contained("looking for the helper process"):
                 if self._helper.look():
                     self.batches.publish_health()
 
@@ -210,7 +210,7 @@ class Recording:
         """Says of the first labels at which step they were: trackers get no more metrics than of those."""
         if event.label not in self._labels:
             if len(self._labels) >= MAX_LABELS:
-                self._health.drop(
+                self._diagnostics.drop(
                     "labels",
                     f"blocks and points have more than {MAX_LABELS} labels: trackers get those of the first "
                     f"{MAX_LABELS}, and the journal all",
@@ -222,7 +222,9 @@ class Recording:
     def _begin_tracing(self, budget: float, model: Any) -> PeriodicTracer:
         from memlog.tracer.schedule.step_scheduler import PeriodicTracer  # noqa: PLC0415 - for those who want layers
 
-        tracer = PeriodicTracer(self.run.worst_step, self._bus.publish, self._health, model, budget)
+        tracer = PeriodicTracer(
+            self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
+        )
         self.batches.after_step = tracer.after_step
         self.batches.tracing_cost = tracer.cost
         return tracer
@@ -254,11 +256,11 @@ class Recording:
             file = Path(path)
             artifact = keep(self.run, file, name, kind, self._names)
         except Exception as error:  # noqa: BLE001 - the trainer's step must not fail on a report
-            self._health.drop_each("artifact_not_kept", not_kept(path, error))
+            self._diagnostics.drop_each("artifact_not_kept", not_kept(path, error))
             return None
         told = renamed(artifact, file.name if name is None else name, kind)
         if told is not None:
-            self._health.say_once(told, told)
+            self._diagnostics.say_once(told, told)
         self.publish(artifact)
         return self.run.path / artifact.path
 
@@ -286,7 +288,7 @@ class Recording:
         begun = time.monotonic()
         outcome: Outcome = "dead"
         try:
-            with self._health.contained("waiting for what is still delivered"):
+            with self._diagnostics.contained("waiting for what is still delivered"):
                 outcome = self._deliver(last_words, timeout)
         except BaseException:  # likewise
             self._say_what_is_left("at work", max(time.monotonic() - begun, 0.1))
@@ -296,7 +298,7 @@ class Recording:
     def _close(self, status: Status, error: BaseException | None) -> Finish:
         """Takes everything out, and returns what the helper is to hear of it."""
         self._reserve = None
-        contained = self._health.contained
+        contained = self._diagnostics.contained
         with contained("leaving torch"):
             self._autolog.remove()
         self._allocator.stop()
@@ -304,51 +306,51 @@ class Recording:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
         self._explain(error)
-        health, end = self._sum_up(status), End(now_us(), status)
+        diagnostics, end = self._sum_up(status), End(now_us(), status)
         self._bus.publish(end)
         self._run_detector.connect()
         with contained("closing the journal"):
             self._journal.close()
         with contained("closing the host's memory figures"):
             self.batches.close()
-        say_what_was_lost(self.run, self._health)
-        return self._last_words(end, health)
+        say_what_was_lost(self.run, self._diagnostics)
+        return self._last_words(end, diagnostics)
 
-    def _last_words(self, end: End, health: HealthEvent) -> Finish:
+    def _last_words(self, end: End, diagnostics: HealthEvent) -> Finish:
         from memlog.delivery.helper.protocol import Finish  # noqa: PLC0415 - there since the helper was started
 
-        dropped, faults = dict(self._health.dropped), dict(self._health.faults)
-        return Finish(end, msgspec.structs.replace(health, dropped=dropped, faults=faults))
+        dropped, faults = dict(self._diagnostics.dropped), dict(self._diagnostics.faults)
+        return Finish(end, msgspec.structs.replace(diagnostics, dropped=dropped, faults=faults))
 
     def _cut_short(self, status: Status) -> None:
         """The helper hears at least that the run is over, and writes down what the journal lacks."""
-        with self._health.contained("leaving torch"):
+        with self._diagnostics.contained("leaving torch"):
             self._autolog.remove()
-        with self._health.contained("closing the journal"):
+        with self._diagnostics.contained("closing the journal"):
             self._journal.close()
-        health = HealthEvent(now_us(), None, None, 0.0, {}, {})
-        with self._health.contained("handing over the end of the run"):
-            self._deliver(self._last_words(End(now_us(), status), health), 0)
+        diagnostics = HealthEvent(now_us(), None, None, 0.0, {}, {})
+        with self._diagnostics.contained("handing over the end of the run"):
+            self._deliver(self._last_words(End(now_us(), status), diagnostics), 0)
         self._say_what_is_left("at work", 0.1)
 
     def _sum_up(self, status: Status) -> HealthEvent:
         """Publishes memlog's own state, with what is to be said of the whole run."""
-        health = HealthEvent(now_us(), None, None, 0.0, {}, {})
-        with self._health.contained("summing up the run"):
+        diagnostics = HealthEvent(now_us(), None, None, 0.0, {}, {})
+        with self._diagnostics.contained("summing up the run"):
             self._helper.look_at_last()
             unjudged = None
             if self._judging is not None:
                 unjudged = self._judging.say_what_was_not_judged(self._helper.is_away)
-            health = self.batches.publish_health(unjudged)
+            diagnostics = self.batches.publish_health(unjudged)
             if status == "finished" and not self._published:
                 self.batches.say_if_nothing_was_noticed()
-        return health
+        return diagnostics
 
     def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:
-        with self._health.contained("saying what is left to deliver"):
+        with self._diagnostics.contained("saying what is left to deliver"):
             if not self._is_for_trackers and (outcome == "dead" or not self._threads):
                 outcome = "delivered"  # there is nothing that a tracker lacks
-            say_what_is_left(self.run, outcome, waited, self._settings.linger, self._health)
+            say_what_is_left(self.run, outcome, waited, self._settings.linger, self._diagnostics)
 
     @property
     def _is_for_trackers(self) -> bool:
@@ -361,7 +363,7 @@ class Recording:
         deadline = time.monotonic() + timeout
         threads: list[UploadWorker | InProcessWriter] = [*self._threads, *self._writers.values()]
         try:
-            waiting = Waiting(self.run, timeout, self._health)
+            waiting = Waiting(self.run, timeout, self._diagnostics)
             outcome = self._helper.the_last().finish(last_words, timeout, waiting)
         finally:
             for thread in threads:
@@ -373,7 +375,7 @@ class Recording:
 
     def _explain(self, error: BaseException | None) -> None:
         """Says what is known where memory ran out; the helper process makes a report of it."""
-        with self._health.contained("describing what ended the run"):
+        with self._diagnostics.contained("describing what ended the run"):
             failed = failed_allocation(error)
             if failed is not None and not self._allocator.heard(failed):
                 self._bus.publish(describe(failed, self.batches.last_step, error))
@@ -390,7 +392,7 @@ class Recording:
         from memlog.delivery.helper.supervisor import SupervisedHelper  # noqa: PLC0415
 
         begin = Begin(str(self.run.path), begun_us, os.getpid(), settings)
-        helper = SupervisedHelper(self._health)
+        helper = SupervisedHelper(self._diagnostics)
         undo.callback(helper.abandon)
         helper.start(begin, listener)
         return helper

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from memlog._internal import current_session, fork
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Batch, Event, Status
 from memlog.session.arguments import (
@@ -65,7 +65,7 @@ class Session:
         on_alert: AlertCallback | None = None,
     ) -> None:
         self.settings = settings
-        self.health = Health()
+        self.health = Diagnostics()
         self.id: str | None = None
         self.directory: Path | None = None
         self._live: Recording | None = None

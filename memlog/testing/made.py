@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import (
     Alert,
     Artifact,
@@ -99,7 +99,7 @@ def recorded(root: Path, foreign: bytes = b"") -> RunDirectory:
     """
     run = new_run(root)
     journal = JournalWriter(
-        run.path, run=run.id, role="trainer", begun_us=BEGUN_US, health=Health()
+        run.path, run=run.id, role="trainer", begun_us=BEGUN_US, diagnostics=Diagnostics()
     )
     (root / "source").write_bytes(CONTENT)
     artifact = keep(run, root / "source", "source", "file")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from memlog._internal import terminal
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
@@ -50,7 +50,7 @@ class MemoryTracer:
         engine: ``"auto"``; or ``"native"`` (CUDA, XPU), ``"dispatch"`` (CPU), ``"sampler"`` (anywhere).
 
     Attributes:
-        health: Errors inside the tracer, which training never sees.
+        diagnostics: Errors inside the tracer, which training never sees.
 
     Raises:
         ConfigurationError: An argument can't be right.
@@ -70,7 +70,7 @@ class MemoryTracer:
             raise ConfigurationError(
                 f"engine={engine!r}: write one of {', '.join(get_args(EngineChoice))}"
             )
-        self.health = Health()
+        self.health = Diagnostics()
         self._max_events = max_events
         self._device = str(device) if device is not None else None
         self._readings = enable_fragmentation_tracking
@@ -257,7 +257,7 @@ class MemoryTracer:
             engine=self._engine,
             max_events=self._max_events,
             readings=self._readings,
-            health=self.health,
+            diagnostics=self.health,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
 from memlog.trace.records import EngineChoice, Trace
 from memlog.trace.result import TraceFacts, build
@@ -46,7 +46,7 @@ class TraceWindow:
         engine: ``"auto"``, or the name of an engine.
         max_events: Events that are kept one by one.
         readings: Whether the allocator's statistics are read at every change of layer (on a GPU).
-        health: Where errors inside the tracer are counted.
+        diagnostics: Where errors inside the tracer are counted.
         types: Whether it is found out what each storage would hold under autocast, for `memlog advise`.
             It makes tracing about a fifth dearer.
         most_events: Events after which the window gives up: it records no more, and only waits to be closed.
@@ -69,11 +69,11 @@ class TraceWindow:
         engine: EngineChoice = "auto",
         max_events: int = DEFAULT_MAX_EVENTS,
         readings: bool = True,
-        health: Health | None = None,
+        diagnostics: Diagnostics | None = None,
         types: bool = False,
         most_events: int | None = None,
     ) -> None:
-        self.health = health if health is not None else Health()
+        self.health = diagnostics if diagnostics is not None else Diagnostics()
         models = [module for module in (model, *others) if module is not None]
         self.torch_device = selection.device_of(models, device)
         self._compiled = selection.are_compiled(models)

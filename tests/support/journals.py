@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from memlog._internal.diagnostics import Health as Counts
+from memlog._internal.diagnostics import Diagnostics as Counts
 from memlog.events import (
     Alert,
     Artifact,
@@ -89,7 +89,7 @@ class MadeRun:
             role=role,
             begun_us=BEGUN_US,
             segment_bytes=self._segment_bytes,
-            health=Counts(),
+            diagnostics=Counts(),
         )
 
 

@@ -16,7 +16,7 @@ with suppress(FileNotFoundError):
     if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
         del sys.path[0]
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.helper.alert_pipe import teller
 from memlog.delivery.helper.process import main
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memlog.alerts import AlertEngine
 
 
-def judge(begin: Begin, bus: EventBus, health: Health) -> Callable[[], dict[str, str]]:
+def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Callable[[], dict[str, str]]:
     """Puts the alert rules about the samples on the helper's bus.
 
     Returns:
@@ -39,7 +39,7 @@ def judge(begin: Begin, bus: EventBus, health: Health) -> Callable[[], dict[str,
     from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415 - for runs that have rules
 
     rules = parse_rules(begin.settings.alerts)
-    engine = engine_for(rules, bus.publish, health, pid=begin.trainer_pid, sampled=True)
+    engine = engine_for(rules, bus.publish, diagnostics, pid=begin.trainer_pid, sampled=True)
     if engine is None:
         return dict
     if begin.again:

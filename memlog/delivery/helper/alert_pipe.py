@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from memlog._internal.descriptors import Descriptor
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Alert, Event
 
 logger = logging.getLogger("memlog.delivery")
@@ -28,7 +28,7 @@ class AlertListener:
 
     Args:
         on_alert: Called with each alert, on the listener's thread.
-        health: Counts its errors.
+        diagnostics: Counts its errors.
 
     Attributes:
         fd: The end to hand to the helper process; `start` closes it here.
@@ -37,9 +37,9 @@ class AlertListener:
         OSError: there can be no pipe.
     """
 
-    def __init__(self, on_alert: Callable[[Alert], object], health: Health) -> None:
+    def __init__(self, on_alert: Callable[[Alert], object], diagnostics: Diagnostics) -> None:
         self._on_alert = on_alert
-        self._health = health
+        self._diagnostics = diagnostics
         ours, theirs = os.pipe()
         self._ours, self._theirs = Descriptor(ours), Descriptor(theirs)
         self.fd = self._theirs.number
@@ -50,7 +50,7 @@ class AlertListener:
         Raises:
             OSError: there can be no pipe.
         """
-        return AlertListener(self._on_alert, self._health)
+        return AlertListener(self._on_alert, self._diagnostics)
 
     def start(self, on_hang_up: Callable[[], object] = lambda: None) -> None:
         """Begins to listen. The thread ends when the helper does.
@@ -77,17 +77,17 @@ class AlertListener:
 
     def _listen(self, on_hang_up: Callable[[], object]) -> None:
         rest = b""
-        with self._health.contained("listening for the helper process's alerts"):
+        with self._diagnostics.contained("listening for the helper process's alerts"):
             # The program may close every descriptor: the number is then another file's, and not ours to read.
             while self._ours.status() is not None and (
                 data := os.read(self._ours.number, _MAX_LINE)
             ):
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    with self._health.contained("an alert of the helper process"):
+                    with self._diagnostics.contained("an alert of the helper process"):
                         self._on_alert(_decode(line))
         self._ours.close()
-        with self._health.contained("looking for the helper process"):
+        with self._diagnostics.contained("looking for the helper process"):
             on_hang_up()
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from memlog._internal import launch_options
 from memlog._internal.descriptors import Descriptor
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.safe_files import open_to_append
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.alert_pipe import AlertListener
@@ -50,11 +50,11 @@ class HelperProcess:
     session of its own, so that the terminal's Ctrl-C reaches the trainer alone.
 
     Args:
-        health: Counts messages that did not get through.
+        diagnostics: Counts messages that did not get through.
     """
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Descriptor | None = None
 
@@ -71,10 +71,10 @@ class HelperProcess:
             listener: Is told of the alerts that the helper raises.
             on_hang_up: Called, on the listener's thread, when nothing more can come from the helper.
         """
-        health = self._health
+        diagnostics = self._diagnostics
         _outliving[:] = [process for process in _outliving if process.poll() is None]
         # Training goes on without it, and `memlog sync` delivers what the journal has.
-        with health.contained("starting the helper process"):
+        with diagnostics.contained("starting the helper process"):
             shared = () if listener is None else (listener.fd,)
             theirs, ours = os.pipe()
             self._pipe = Descriptor(ours)
@@ -84,7 +84,7 @@ class HelperProcess:
             fd = None if listener is None else listener.fd
             self.tell(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
-            with health.contained("listening for the helper process's alerts"):
+            with diagnostics.contained("listening for the helper process's alerts"):
                 listener.start(on_hang_up)
 
     @property
@@ -125,10 +125,12 @@ class HelperProcess:
         except BrokenPipeError:  # it has ended, which whoever looks notices
             return
         except OSError as error:
-            self._health.fault("telling the helper process", error)
+            self._diagnostics.fault("telling the helper process", error)
             return
         if sent < len(line):
-            self._health.fault("telling the helper process", BlockingIOError("its pipe is full"))
+            self._diagnostics.fault(
+                "telling the helper process", BlockingIOError("its pipe is full")
+            )
 
     def brief(self, told: Sequence[protocol.Message]) -> int:
         """Sends all of these, waiting where the pipe is full: not for the trainer's thread.
@@ -204,7 +206,7 @@ class HelperProcess:
         with suppress(OSError, AttributeError):  # macOS has no such call before Python 3.13
             stopped = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if stopped is not None:
-            self._health.say_once(
+            self._diagnostics.say_once(
                 "helper_stopped",
                 f"the helper process is stopped (by a signal such as SIGSTOP): `kill -CONT {pid}` lets it "
                 "go on and deliver what is left",

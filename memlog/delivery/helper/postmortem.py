@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, End, now_us
@@ -27,24 +27,26 @@ WORKER_KILLED = "worker killed"
 """The alerts' rules."""
 
 
-def explain(run: RunDirectory, bus: EventBus, witness: Witness, health: Health) -> None:
+def explain(run: RunDirectory, bus: EventBus, witness: Witness, diagnostics: Diagnostics) -> None:
     """Publishes an alert and a file that explain a run that is over, where it ended badly.
 
     Args:
         run: The run; nobody of the trainer's writes to it any more.
         bus: Takes the two events.
         witness: What was seen from outside.
-        health: Counts what can't be told; the rest is.
+        diagnostics: Counts what can't be told; the rest is.
     """
     moments = last_moments(run)
     if _wants_explanation(moments):
-        _publish(run, bus, moments, witness, health)
+        _publish(run, bus, moments, witness, diagnostics)
 
 
-def _predicted(run: RunDirectory, moments: LastMoments, health: Health) -> Prediction | None:
+def _predicted(
+    run: RunDirectory, moments: LastMoments, diagnostics: Diagnostics
+) -> Prediction | None:
     """What would make the worst traced step smaller; ``None`` where none was traced."""
     found: Prediction | None = None
-    with health.contained("predicting what would help"), suppress(TraceNotFoundError):
+    with diagnostics.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
         if moments.trace is None:
             # The trainer was killed before the next step told it that the first was a whole iteration.
@@ -55,10 +57,14 @@ def _predicted(run: RunDirectory, moments: LastMoments, health: Health) -> Predi
 
 
 def _publish(
-    run: RunDirectory, bus: EventBus, moments: LastMoments, witness: Witness, health: Health
+    run: RunDirectory,
+    bus: EventBus,
+    moments: LastMoments,
+    witness: Witness,
+    diagnostics: Diagnostics,
 ) -> None:
-    predicted = _predicted(run, moments, health)
-    written = report(moments, witness, predicted, health)
+    predicted = _predicted(run, moments, diagnostics)
+    written = report(moments, witness, predicted, diagnostics)
     with TemporaryDirectory() as folder:
         source = Path(folder) / FILE
         source.write_text(written.text, encoding="utf-8")
@@ -89,8 +95,11 @@ def explain_afterwards(run: RunDirectory) -> None:
     """
     if run.is_alive() or not _may_have_ended_badly(run):
         return
-    health = Health()
-    with health.contained("explaining how the run ended"), HelperLock(run) as nobody_is_at_work:
+    diagnostics = Diagnostics()
+    with (
+        diagnostics.contained("explaining how the run ended"),
+        HelperLock(run) as nobody_is_at_work,
+    ):
         if not nobody_is_at_work:
             return
         moments = last_moments(run)
@@ -103,13 +112,13 @@ def explain_afterwards(run: RunDirectory) -> None:
             role="helper",
             begun_us=header.begun_us if header else now_us(),
             initial_step=header.initial_step if header else 0,
-            health=health,
+            diagnostics=diagnostics,
         )
         for backend, binding in _last_bindings(run).items():
             journal.bind(backend, binding)
-        bus = EventBus(health)
+        bus = EventBus(diagnostics)
         bus.subscribe(journal.append)
-        _publish(run, bus, moments, Witness("sync"), health)
+        _publish(run, bus, moments, Witness("sync"), diagnostics)
         journal.close()
 
 

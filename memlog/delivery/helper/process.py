@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.bus import EventBus
 from memlog.delivery.helper import protocol
@@ -53,7 +53,7 @@ ANOTHER_PROGRAM = "its process runs another program since (exec), without memlog
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 
-Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Health], Callable[[], dict[str, str]]]
+Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Callable[[], dict[str, str]]]
 """Subscribes what judges the samples by the run's alert rules, and tells of those that never were."""
 
 
@@ -68,10 +68,10 @@ class Helper:
     def __init__(self, begin: protocol.Begin, judge: Judge) -> None:
         self._begin = begin
         self._settings = begin.settings
-        self._health = Health()
+        self._diagnostics = Diagnostics()
         self._run = RunDirectory(Path(begin.run_directory))
         self._lock = HelperLock(self._run)
-        with self._health.contained("taking the helper's lock"):
+        with self._diagnostics.contained("taking the helper's lock"):
             self._lock.take()
         self._journal = JournalWriter(
             self._run.path,
@@ -80,9 +80,9 @@ class Helper:
             begun_us=begin.begun_us,
             initial_step=begin.settings.initial_step,
             segment_bytes=begin.settings.segment_size,
-            health=self._health,
+            diagnostics=self._diagnostics,
         )
-        self._bus = EventBus(self._health)
+        self._bus = EventBus(self._diagnostics)
         self._bus.subscribe(self._journal.append)
         self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
         self._sampler = Sampler(
@@ -90,15 +90,15 @@ class Helper:
             begin.settings.sample_interval,
             self._bus.publish,
             self._follower,
-            self._health,
+            self._diagnostics,
         )
         self._retention = Retention(
             self._run, self._settings.journal_limit, self._settings.backends
         )
         self._never_judged: Callable[[], dict[str, str]] = dict
-        with self._health.contained("reading the alert rules"):
-            self._never_judged = judge(begin, self._bus, self._health)
-        self._worst_step = WorstStep(self._run, self._bus.publish, self._health)
+        with self._diagnostics.contained("reading the alert rules"):
+            self._never_judged = judge(begin, self._bus, self._diagnostics)
+        self._worst_step = WorstStep(self._run, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
         self._last_words: protocol.Finish | None = None
@@ -123,7 +123,7 @@ class Helper:
                 self.hear(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
-            with self._health.contained("keeping the journal's size limit"):
+            with self._diagnostics.contained("keeping the journal's size limit"):
                 self._retention.enforce_if_due()
             self._allow_own_runs()
         self._worst_step.look()
@@ -134,7 +134,7 @@ class Helper:
 
     def _explain_a_bad_end(self) -> None:
         """Where the trainer is gone without a word, or memory ran out: says what can be said of it."""
-        with self._health.contained("explaining how the run ended"):
+        with self._diagnostics.contained("explaining how the run ended"):
             if self._last_words is not None or self._trainer_is_gone():
                 self._follower.look()
                 self._write_what_is_missing()
@@ -144,7 +144,7 @@ class Helper:
                     from memlog.reports.oom_diagnosis import Witness  # noqa: PLC0415
 
                     witness = Witness("helper", self._oom_kills.count())
-                    explain(self._run, self._bus, witness, self._health)
+                    explain(self._run, self._bus, witness, self._diagnostics)
             elif self._run.was_replaced():
                 self._follower.look()
                 if self._follower.end is None:
@@ -157,8 +157,8 @@ class Helper:
             return
         said = words.health
         self._unsaid_ms = said.overhead_total_ms - (told.overhead_total_ms if told else 0.0)
-        _add(self._health.dropped, said.dropped, told.dropped if told else {})
-        _add(self._health.faults, said.faults, told.faults if told else {})
+        _add(self._diagnostics.dropped, said.dropped, told.dropped if told else {})
+        _add(self._diagnostics.faults, said.faults, told.faults if told else {})
         if self._follower.end is None:
             self._say_the_end(words.end)
 
@@ -250,7 +250,7 @@ class Helper:
     def _publish_health(self) -> None:
         """Its own drops, faults and unjudged rules, and what the trainer's journal had no room for."""
         unjudged, unsaid_ms = self._never_judged(), self._unsaid_ms
-        if self._health.dropped or self._health.faults or unjudged or unsaid_ms:
+        if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unsaid_ms:
             self._journal.append(
                 HealthEvent(
                     time_us=now_us(),
@@ -259,8 +259,8 @@ class Helper:
                     else self._follower.step,
                     overhead_ms=None,
                     overhead_total_ms=unsaid_ms,
-                    dropped=dict(self._health.dropped),
-                    faults=dict(self._health.faults),
+                    dropped=dict(self._diagnostics.dropped),
+                    faults=dict(self._diagnostics.faults),
                     unjudged=unjudged,
                 )
             )

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.client import ARGUMENTS
 from memlog.events import Batch, End, Event, OutOfMemory, Sample, now_us
 from memlog.events import Health as HealthEvent
@@ -73,7 +73,7 @@ class Sampler:
         interval: Seconds between samples, at most.
         publish: Takes them.
         follower: Says at which step.
-        health: Counts readings that failed.
+        diagnostics: Counts readings that failed.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Sampler:
         interval: float,
         publish: Callable[[Event], object],
         follower: StepFollower,
-        health: Health,
+        diagnostics: Diagnostics,
     ) -> None:
         self._trainer = trainer
         self._tree = ProcessTree(trainer, leave_out=ARGUMENTS)
         self._interval = interval
         self._publish = publish
         self._follower = follower
-        self._health = health
+        self._diagnostics = diagnostics
         self._due = self._rested = time.monotonic()
         self._pace = _Pace()
         self._free = _FIRST
@@ -104,7 +104,7 @@ class Sampler:
         now = time.monotonic()
         if now < self._rested:
             return
-        with self._health.contained("sampling the process tree"):
+        with self._diagnostics.contained("sampling the process tree"):
             by_steps = self._pace.take(self._follower.look(), now)
             if by_steps or now >= self._due:
                 self._due = now + self._interval

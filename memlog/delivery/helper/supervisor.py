@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import HelperProcess
@@ -26,12 +26,12 @@ class SupervisedHelper:
     thread of memlog's, which ends with it.
 
     Args:
-        health: Counts each end, and each start after it.
+        diagnostics: Counts each end, and each start after it.
     """
 
-    def __init__(self, health: Health) -> None:
-        self._health = health
-        self._helper = HelperProcess(health)
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self._helper = HelperProcess(diagnostics)
         self._begin: protocol.Begin
         self._listener: AlertListener | None = None
         self._told: list[protocol.Message] = []
@@ -121,20 +121,20 @@ class SupervisedHelper:
         self._say_it_has_ended(
             "it is started again; no event is lost, but nothing is delivered or sampled until then"
         )
-        with self._health.contained("starting the helper process again"):
+        with self._diagnostics.contained("starting the helper process again"):
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
 
     def _say_it_has_ended(self, meaning: str) -> None:
         cause = _cause(self._count_end())
-        self._health.say_once("helper", f"the helper process has ended ({cause}): {meaning}")
+        self._diagnostics.say_once("helper", f"the helper process has ended ({cause}): {meaning}")
 
     def _count_end(self) -> int:
         ended = self._helper.let_go()
-        self._health.count_fault(f"the helper process: ended with {ended}")
+        self._diagnostics.count_fault(f"the helper process: ended with {ended}")
         return ended
 
     def _start_again(self) -> None:
-        with self._health.contained("starting the helper process again"):
+        with self._diagnostics.contained("starting the helper process again"):
             for pause in PAUSES[self._starts :]:
                 if self._over.wait(pause):
                     return
@@ -145,7 +145,7 @@ class SupervisedHelper:
 
     def _replace(self) -> bool:
         """Starts the next one, and tells it what the one before was told; says whether that is all."""
-        helper = HelperProcess(self._health)
+        helper = HelperProcess(self._diagnostics)
         try:
             listener = None if self._listener is None else self._listener.another()
             helper.start(msgspec.structs.replace(self._begin, again=True), listener, self._hung_up)
@@ -161,13 +161,13 @@ class SupervisedHelper:
             with self._lock:
                 if told == len(self._told) and not self._over.is_set():
                     self._helper, self.is_away, self._news = helper, False, True
-                    self._health.count_fault("the helper process: started again")
+                    self._diagnostics.count_fault("the helper process: started again")
                     return True
         helper.abandon()
         return True
 
     def _give_up(self) -> None:
-        self._health.say_once(
+        self._diagnostics.say_once(
             "helper_gone",
             "the helper process has ended again and is started no more: the journal is written on, but "
             "nothing is delivered or sampled while this program runs",

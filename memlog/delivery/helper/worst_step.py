@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
 from memlog.journal import RunDirectory
 
@@ -22,15 +22,15 @@ class WorstStep:
     Args:
         run: The run.
         publish: Takes the artifact's event.
-        health: Counts errors.
+        diagnostics: Counts errors.
     """
 
     def __init__(
-        self, run: RunDirectory, publish: Callable[[Event], object], health: Health
+        self, run: RunDirectory, publish: Callable[[Event], object], diagnostics: Diagnostics
     ) -> None:
         self._run = run
         self._publish = publish
-        self._health = health
+        self._diagnostics = diagnostics
         self._seen = 0
 
     def look(self) -> None:
@@ -42,7 +42,7 @@ class WorstStep:
             return  # no step has been traced yet
         if found.st_mtime_ns != self._seen:
             self._seen = found.st_mtime_ns
-            with self._health.contained("making a flame graph"):
+            with self._diagnostics.contained("making a flame graph"):
                 self._draw(found.st_size)
 
     def _draw(self, size: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from memlog._internal import fork
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event
 from memlog.metrics import place, replaces, values
 from memlog.sink import Axis, Point
@@ -27,7 +27,7 @@ class UsersRows:
     """A `memlog.sink.Rows`: what waits for the user's next row, and what the open one has.
 
     Args:
-        health: Counts what goes wrong.
+        diagnostics: Counts what goes wrong.
 
     Attributes:
         folded: Steps (or evaluations, epochs) that share a row with a later one, or of which something
@@ -35,10 +35,10 @@ class UsersRows:
         delivered: Points handed out, before folding.
     """
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, diagnostics: Diagnostics) -> None:
         self.folded = 0
         self.delivered = 0
-        self._health = health
+        self._diagnostics = diagnostics
         self._generation = fork.generation
         self._lock = threading.RLock()  # a signal handler of the user's may log
         self._heard: deque[Event] = deque()
@@ -136,7 +136,7 @@ class UsersRows:
 
     def failed(self, error: Exception) -> None:
         """See `memlog.sink.Rows`."""
-        self._health.fault("adding to a row of the user's", error)
+        self._diagnostics.fault("adding to a row of the user's", error)
 
     def rest(self) -> Sequence[Point]:
         """What still goes into the open row; where its number is the user's, nothing of later steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.in_process.row_buffer import UsersRows
 from memlog.delivery.uploader.artifact_files import file_of
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
@@ -19,7 +19,7 @@ class RunState:
 
     Args:
         ride: The way to it.
-        health: Counts what goes wrong.
+        diagnostics: Counts what goes wrong.
 
     Attributes:
         ride: The way to it; to the newest one, where the user opened it more than once.
@@ -27,11 +27,11 @@ class RunState:
         rows: What its rows get.
     """
 
-    def __init__(self, ride: InProcessRun, health: Health) -> None:
+    def __init__(self, ride: InProcessRun, diagnostics: Diagnostics) -> None:
         self.ride = ride
         self.ended = False
-        self.rows = UsersRows(health)
-        self._health = health
+        self.rows = UsersRows(diagnostics)
+        self._diagnostics = diagnostics
         self._others: list[Parameters | Alert | Artifact] = []
         self._in_series = 0
         self._begin()
@@ -72,7 +72,7 @@ class RunState:
 
     def _begin(self) -> None:
         self.is_watched = False
-        with self._health.contained("asking to be told of the user's rows"):
+        with self._diagnostics.contained("asking to be told of the user's rows"):
             self.rows.open(self.ride.watch_rows(self.rows))
             self.is_watched = True
 
@@ -116,7 +116,7 @@ class RunState:
         """
         if not self.is_watched or not self.ride.is_open:
             return
-        with self._health.contained("putting the last values into the user's run"):
+        with self._diagnostics.contained("putting the last values into the user's run"):
             if points := self.rows.rest():
                 self.ride.log(points, new_row=False)
             if final and (points := self.rows.behind()):

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.delivery.in_process.messages import ended_early, kept_nowhere, shared_rows
 from memlog.delivery.in_process.run_state import RunState
@@ -42,12 +42,12 @@ class InProcessWriter:
     Args:
         run: The run's folder.
         backend: The backend's name.
-        health: Counts what goes wrong: nothing is raised.
+        diagnostics: Counts what goes wrong: nothing is raised.
     """
 
-    def __init__(self, run: RunDirectory, backend: str, health: Health) -> None:
+    def __init__(self, run: RunDirectory, backend: str, diagnostics: Diagnostics) -> None:
         self._run = run
-        self._health = health
+        self._diagnostics = diagnostics
         self._run_states: dict[str, RunState] = {}
         self._newest: RunState | None = None
         self._disabled: set[str] = set()
@@ -86,13 +86,13 @@ class InProcessWriter:
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             thread.start()
             self._thread = thread
-        with self._health.contained("asking to be told of a run's end"):
+        with self._diagnostics.contained("asking to be told of a run's end"):
             ride.watch_end(lambda: self._before_end(ride), lambda: self._after_end(ride))
 
     def _join(self, ride: InProcessRun) -> RunState:
         run_state = self._run_states.get(ride.run_id)
         if run_state is None:
-            run_state = self._run_states[ride.run_id] = RunState(ride, self._health)
+            run_state = self._run_states[ride.run_id] = RunState(ride, self._diagnostics)
         else:
             run_state.resume(ride)
         # wandb ends what is open at exit without telling. Handlers run in the opposite order of their
@@ -117,7 +117,7 @@ class InProcessWriter:
             run_state.put_rest(final=False)
             if not run_state.rows.is_waited_for:
                 atexit.unregister(run_state.put_rest)
-        with self._health.contained("keeping how far a ride is"):
+        with self._diagnostics.contained("keeping how far a ride is"):
             self._keep(over=True)
         return True
 
@@ -158,13 +158,13 @@ class InProcessWriter:
             self._bring_what_ends(ending)
             self._keep_now_and_then()
             pause = pace.pause(time.thread_time() - begun)
-        with self._health.contained("ending a ride"):
+        with self._diagnostics.contained("ending a ride"):
             self._follower.look_again()
             self._write_once()  # what came between the last ride and the end
             self._end()
 
     def _write_once(self) -> None:
-        with self._health.contained("riding"):
+        with self._diagnostics.contained("riding"):
             for run_id, header, event in self._follower.news():
                 if (run_state := self._run_states.get(run_id)) is not None:
                     run_state.take(event, heard=self._is_heard(header))
@@ -191,7 +191,7 @@ class InProcessWriter:
             run_state.bring_others(self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             if run_state.ride.is_open:
-                self._health.fault(f"riding on a run in {self.state.backend}", error)
+                self._diagnostics.fault(f"riding on a run in {self.state.backend}", error)
 
     def _take_ending(self) -> list[tuple[InProcessRun, threading.Event]]:
         """The runs whose users wait in their end."""
@@ -211,7 +211,7 @@ class InProcessWriter:
         if now - self._saved >= _SAVE_INTERVAL:
             self._saved = now
             self._follower.look_again()
-            with self._health.contained("keeping how far a ride is"):
+            with self._diagnostics.contained("keeping how far a ride is"):
                 self._keep(over=False)
 
     def _keep(self, *, over: bool) -> None:
@@ -254,6 +254,6 @@ class InProcessWriter:
             artifact = write_series(self._run, name, lambda header: self._target(header) == run_id)
             run_state.bring_series(artifact, self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
-            self._health.fault(f"bringing the whole series to {self.state.backend}", error)
+            self._diagnostics.fault(f"bringing the whole series to {self.state.backend}", error)
         else:
             say(shared_rows(run_state.folded, run_id, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.delivery.uploader.worker import UploadWorker
 from memlog.journal import RunDirectory
@@ -12,7 +12,7 @@ from memlog.sink import Sink, Target
 
 
 def deliver_to(
-    sinks: Sequence[Sink], run: RunDirectory, taken: Sequence[str], health: Health
+    sinks: Sequence[Sink], run: RunDirectory, taken: Sequence[str], diagnostics: Diagnostics
 ) -> list[UploadWorker]:
     """Starts a thread for each of the sinks.
 
@@ -20,11 +20,11 @@ def deliver_to(
         sinks: The sinks.
         run: The run's folder.
         taken: Names of other backends.
-        health: Counts threads that can't be started; they are left out.
+        diagnostics: Counts threads that can't be started; they are left out.
     """
     threads: list[UploadWorker] = []
     for name, sink in zip(_names(sinks, taken), sinks, strict=True):
-        with health.contained(f"starting to deliver to {name}"):
+        with diagnostics.contained(f"starting to deliver to {name}"):
             thread = UploadWorker(Uploader(run, name, _opener(sink), may_open_own=True))
             thread.start()
             threads.append(thread)

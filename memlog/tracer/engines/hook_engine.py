@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import BACKWARD
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
@@ -19,15 +19,15 @@ class Followed:
     Args:
         log: Where events go.
         names: Which module is which layer.
-        health: Where errors are counted.
+        diagnostics: Where errors are counted.
     """
 
-    def __init__(self, log: EventLog, names: ModuleNames, health: Health) -> None:
+    def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
         self._log = log
         self._names = names
-        self._hooks = Hooks(self, health)
+        self._hooks = Hooks(self, diagnostics)
         self._module_stack = ModuleStack(names, self._emit, everywhere=True)
-        self._backward = BackwardMarks(self._backward_reaches, health)
+        self._backward = BackwardMarks(self._backward_reaches, diagnostics)
         self._stopped = False
 
     def leave(self) -> bool:

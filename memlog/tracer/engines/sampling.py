@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import READING, pack
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import ThreadState
@@ -27,14 +27,14 @@ class SamplerEngine(Followed):
     Args:
         log: Where events go.
         names: Which module is which layer.
-        health: Where errors are counted.
+        diagnostics: Where errors are counted.
         device: Whose statistics are read.
     """
 
     def __init__(
-        self, log: EventLog, names: ModuleNames, health: Health, device: torch.device
+        self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, device: torch.device
     ) -> None:
-        super().__init__(log, names, health)
+        super().__init__(log, names, diagnostics)
         self._device = device
         self._read = allocator_stats.reader(device)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError
 from memlog.trace.records import EngineChoice, EngineName, Exactness
 from memlog.tracer.attribution.module_names import ModuleNames
@@ -100,17 +100,17 @@ def build(
     device: torch.device,
     log: EventLog,
     names: ModuleNames,
-    health: Health,
+    diagnostics: Diagnostics,
     *,
     readings: bool,
     types: bool,
 ) -> Engine:
     """The engine of a choice, not yet started; `memlog.tracer.window.TraceWindow` explains what it takes."""
     if choice.engine == "native":
-        return NativeEngine(log, names, health, History(device), readings=readings)
+        return NativeEngine(log, names, diagnostics, History(device), readings=readings)
     if choice.engine == "dispatch":
-        return DispatchEngine(log, names, health, types=types)
-    return SamplerEngine(log, names, health, device)
+        return DispatchEngine(log, names, diagnostics, types=types)
+    return SamplerEngine(log, names, diagnostics, device)
 
 
 def are_compiled(models: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.autograd_sequence import MAX_SPANS
 from memlog.tracer.tensor_storages import tensors_in
@@ -21,12 +21,12 @@ class BackwardMarks:
 
     Args:
         reached: Called with the layer that the backward pass comes to, on the thread that runs it.
-        health: Where errors are counted.
+        diagnostics: Where errors are counted.
     """
 
-    def __init__(self, reached: Callable[[int], None], health: Health) -> None:
+    def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:
         self._reached: Callable[[int], None] | None = reached
-        self._health = health
+        self._diagnostics = diagnostics
         self._marked: set[int] = set()
 
     def close(self) -> None:
@@ -58,6 +58,6 @@ class BackwardMarks:
                 try:
                     self._reached(layer)
                 except Exception as error:  # noqa: BLE001 - training goes on
-                    self._health.fault("following the backward pass", error)
+                    self._diagnostics.fault("following the backward pass", error)
 
         return comes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer.hooks.warning_filter import Silence
 from memlog.tracer.torch_private import compilations
 
@@ -18,13 +18,13 @@ class Calls:
 
     Args:
         called: Told of the module and its inputs. Its errors are counted and reach nobody.
-        health: Where they are counted.
+        diagnostics: Where they are counted.
 
     Attributes:
         resting: Whether calls are passed over.
     """
 
-    def __init__(self, called: Callable[[Any, Any], None], health: Health) -> None:
+    def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
         compiling = torch.compiler.is_compiling
         self.resting = False
         self._compiled = compilations()
@@ -35,7 +35,7 @@ class Calls:
             try:
                 called(module, inputs)
             except Exception as error:  # noqa: BLE001 - training goes on
-                health.fault("noticing a module that is called", error)
+                diagnostics.fault("noticing a module that is called", error)
 
         self._silence = Silence()
         self._handle = register_module_forward_pre_hook(hook)

@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 )
 
 from memlog._internal import fork
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer.attribution.user_scopes import LISTENERS, Scope
 from memlog.tracer.hooks.warning_filter import Silence
 
@@ -56,12 +56,12 @@ class Hooks:
 
     Args:
         listener: Who is told.
-        health: Where errors are counted.
+        diagnostics: Where errors are counted.
     """
 
-    def __init__(self, listener: Listener, health: Health) -> None:
+    def __init__(self, listener: Listener, diagnostics: Diagnostics) -> None:
         self._listener = listener
-        self._health = health
+        self._diagnostics = diagnostics
         self._handles: list[Any] = []
         self._silence: Silence | None = None
         self._optimizers: OptimizersHeard | None = None
@@ -73,7 +73,7 @@ class Hooks:
         try:
             self._handles.append(register_module_forward_pre_hook(begins))
             self._handles.append(register_module_forward_hook(ends, always_call=True))
-            self._optimizers = OptimizersHeard(self._listener, self._health)
+            self._optimizers = OptimizersHeard(self._listener, self._diagnostics)
             LISTENERS.add(self)
         except BaseException:
             self.remove()
@@ -92,18 +92,22 @@ class Hooks:
 
     def scope_begins(self, scope: Scope) -> None:
         """A scope begins, which is to the listener as a module."""
-        with self._health.contained("noticing that a scope begins"):
+        with self._diagnostics.contained("noticing that a scope begins"):
             if not torch.compiler.is_compiling():
                 self._listener.module_begins(scope, ())
 
     def scope_ends(self, scope: Scope) -> None:
         """It has ended."""
-        with self._health.contained("noticing that a scope ends"):
+        with self._diagnostics.contained("noticing that a scope ends"):
             if not torch.compiler.is_compiling():
                 self._listener.module_ends(scope, None)
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        listener, health, compiling = self._listener, self._health, torch.compiler.is_compiling
+        listener, diagnostics, compiling = (
+            self._listener,
+            self._diagnostics,
+            torch.compiler.is_compiling,
+        )
 
         def begins(module: Any, args: Any) -> None:
             if compiling():
@@ -111,7 +115,7 @@ class Hooks:
             try:
                 listener.module_begins(module, args)
             except Exception as error:  # noqa: BLE001 - training goes on
-                health.fault("noticing that a module begins", error)
+                diagnostics.fault("noticing that a module begins", error)
 
         def ends(module: Any, _args: Any, output: Any) -> None:
             if compiling():
@@ -119,7 +123,7 @@ class Hooks:
             try:
                 listener.module_ends(module, output)
             except Exception as error:  # noqa: BLE001 - training goes on
-                health.fault("noticing that a module ends", error)
+                diagnostics.fault("noticing that a module ends", error)
 
         return begins, ends
 
@@ -131,12 +135,12 @@ class OptimizersHeard:
 
     Args:
         listener: Who is told.
-        health: Where its errors are counted.
+        diagnostics: Where its errors are counted.
     """
 
-    def __init__(self, listener: OptimizerListener, health: Health) -> None:
+    def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
         self._listener = listener
-        self._health = health
+        self._diagnostics = diagnostics
         self._at_work: list[weakref.ref[Any]] = []
         self._removed = False
         _watch.acquire(self)
@@ -161,7 +165,7 @@ class OptimizersHeard:
         try:
             self._listener.optimizer_begins(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self._health.fault("noticing an optimizer's step", error)
+            self._diagnostics.fault("noticing an optimizer's step", error)
 
     def ends(self, optimizer: Any) -> None:
         """It has ended."""
@@ -171,7 +175,7 @@ class OptimizersHeard:
         try:
             self._listener.optimizer_ends(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self._health.fault("noticing an optimizer's step", error)
+            self._diagnostics.fault("noticing an optimizer's step", error)
 
 
 class _OptimizerWatch:

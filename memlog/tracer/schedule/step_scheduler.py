@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
 from memlog.tracer.schedule.budget import DEFAULT_SHARE, Budget
 from memlog.tracer.schedule.frozen_modules import Forerunner
@@ -53,7 +53,7 @@ class PeriodicTracer:
         kept: Where the events of the step that tells most are left, the worst of those that are alike: the
             helper process makes a flame graph of them.
         publish: Takes the trace events.
-        health: Counts errors, and windows that could not open.
+        diagnostics: Counts errors, and windows that could not open.
         model: Whose layers; ``None``: the modules at the top are found as they are called, and remembered.
         share: Of training time that tracing may cost, 0 to 1; 0: what is asked for is traced, and no more.
     """
@@ -62,12 +62,12 @@ class PeriodicTracer:
         self,
         kept: Path,
         publish: Callable[[Event], object],
-        health: Health,
+        diagnostics: Diagnostics,
         model: Any = None,
         share: float = DEFAULT_SHARE,
     ) -> None:
         self._findings = Findings(kept, publish)
-        self._health = health
+        self._diagnostics = diagnostics
         self._tops = Tops(model)
         self._share = share
         self._budget: Budget | None = None
@@ -95,7 +95,7 @@ class PeriodicTracer:
     def want(self) -> None:
         """Traces the next step, whatever the budget says."""
         self._retry.want()
-        with self._health.contained("waiting for a step to trace"):
+        with self._diagnostics.contained("waiting for a step to trace"):
             self._wait_for_a_call()
 
     @property
@@ -110,14 +110,14 @@ class PeriodicTracer:
         self._last = step
         self._rhythm.clock_stepped()
         budget = self._begin_budget(now)
-        with self._health.contained("keeping what was traced"):
+        with self._diagnostics.contained("keeping what was traced"):
             self._findings.step_ended()
         if self._window is not None:
             if self._rhythm.whole or self._rhythm.hopeless:
                 self._close(now)
         elif self._since is None and self._stepped:
             budget.plain_step(now - self._stepped)
-        with self._health.contained("waiting for a step to trace"):
+        with self._diagnostics.contained("waiting for a step to trace"):
             self._look_at_waiting()
             if self._window is None:
                 self._settle(now)
@@ -167,7 +167,7 @@ class PeriodicTracer:
             self._close(time.perf_counter(), whosever=True, failed=failed)
         elif self._retry.late:
             self._skip("the run ended before torch.compile was done with the model")
-        with self._health.contained("keeping what was traced"):
+        with self._diagnostics.contained("keeping what was traced"):
             self._findings.finish(lacking=self._rhythm.lacks(self._findings.members))
         if self._held is not None:
             self._held.remove()
@@ -186,7 +186,7 @@ class PeriodicTracer:
 
         with self._lock:
             if self._calls is None and self._window is None and not self._opening:
-                self._calls = Calls(self._called, self._health)
+                self._calls = Calls(self._called, self._diagnostics)
 
     def _may_wait(self) -> bool:
         """A hook of ours must be no reason to compile anything again.
@@ -271,20 +271,20 @@ class PeriodicTracer:
                 )
                 return
             if self._held is None:
-                self._held = OptimizersHeard(self._rhythm, self._health)
+                self._held = OptimizersHeard(self._rhythm, self._diagnostics)
             first, *others = self._tops.known() or [module]
             window = TraceWindow(
                 first,
                 others=others,
                 optimizers=self._rhythm.optimizers(),
-                health=self._health,
+                diagnostics=self._diagnostics,
                 types=True,
                 most_events=_MOST_EVENTS,
             )
             window.start()
             window.module_begins(module, inputs)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self._health.fault("beginning to trace a step", error)
+            self._diagnostics.fault("beginning to trace a step", error)
             self._retry.begun()
             self._skip("it could not begin")
             now = time.perf_counter()
@@ -334,7 +334,7 @@ class PeriodicTracer:
             return
         self._stop_listening()
         self._traced += 1
-        with self._health.contained("tracing a step"):
+        with self._diagnostics.contained("tracing a step"):
             try:
                 trace = window.stop()
             finally:
@@ -348,7 +348,7 @@ class PeriodicTracer:
             return
         self._stop_listening()
         self._forerunner.forget()
-        with self._health.contained("abandoning a traced step"):
+        with self._diagnostics.contained("abandoning a traced step"):
             try:
                 window.abandon()
             finally:
@@ -396,7 +396,7 @@ class PeriodicTracer:
 
     def _skip(self, why: str) -> None:
         self._skipped += 1
-        self._health.drop(
+        self._diagnostics.drop(
             "trace_skipped",
             f"a step could not be traced ({why}); how often that happens is counted",
         )

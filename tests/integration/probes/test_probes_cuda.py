@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import MIB
 from memlog.probes.accelerator import AcceleratorProbe
 
@@ -19,12 +19,12 @@ pytestmark = [
 
 
 @pytest.fixture
-def health() -> Health:
-    return Health()
+def health() -> Diagnostics:
+    return Diagnostics()
 
 
 @pytest.fixture
-def probe(health: Health) -> AcceleratorProbe:
+def probe(health: Diagnostics) -> AcceleratorProbe:
     torch.cuda.init()
     return AcceleratorProbe(health)
 
@@ -33,7 +33,7 @@ def held(size: int) -> Any:
     return torch.ones(size, dtype=torch.uint8, device="cuda:0")
 
 
-def test_figures_are_torchs_own(probe: AcceleratorProbe, health: Health) -> None:
+def test_figures_are_torchs_own(probe: AcceleratorProbe, health: Diagnostics) -> None:
     kept, freed = held(64 * MIB), held(200 * MIB)
     del freed
 

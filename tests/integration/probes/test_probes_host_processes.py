@@ -26,9 +26,9 @@ sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 
 TRAINER = f"""
 import json, resource
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.probes.host import HostProbe
-probe = HostProbe(Health())
+probe = HostProbe(Diagnostics())
 said = {{"kernel": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}}
 said["first"] = probe.read()
 small = b"x" * (100 << 20)
@@ -42,9 +42,9 @@ print(json.dumps(said))
 
 FORKED = """
 import json, os, sys
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.probes.host import HostProbe
-probe = HostProbe(Health())
+probe = HostProbe(Diagnostics())
 passed = b"x" * (100 << 20)
 del passed
 parent = probe.read()

@@ -13,7 +13,7 @@ import pytest
 from support import child
 
 from memlog._internal import terminal
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.events import Batch
 
@@ -44,7 +44,7 @@ def raising() -> Iterator[None]:
 
 @pytest.mark.usefixtures("raising")
 def test_a_log_handler_that_raises_is_counted_and_keeps_an_event_from_nobody() -> None:
-    health, seen = Health(), []
+    health, seen = Diagnostics(), []
     bus = EventBus(health)
     bus.subscribe(lambda _: 1 / 0)
     bus.subscribe(seen.append)
@@ -59,7 +59,7 @@ def test_a_log_handler_that_raises_is_counted_and_keeps_an_event_from_nobody() -
 
 
 def test_an_error_that_cannot_show_itself_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health()
+    health = Diagnostics()
     with health.contained("a part"):
         raise Unable
     assert health.faults == {"a part: Unable": 1}
@@ -96,7 +96,7 @@ def time_is_up() -> Iterator[None]:
 def test_what_a_signal_handler_raises_while_something_is_said_goes_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    health, seen = Health(), []
+    health, seen = Diagnostics(), []
     bus = EventBus(health)
     bus.subscribe(lambda _: 1 / 0)
     bus.subscribe(seen.append)
@@ -113,10 +113,10 @@ COUNTING = """
     import signal
     import sys
 
-    from memlog._internal.diagnostics import Health
+    from memlog._internal.diagnostics import Diagnostics
 
     logging.disable()
-    health, handled = Health(), 0
+    health, handled = Diagnostics(), 0
 
     def count(*_):
         global handled
@@ -126,7 +126,8 @@ COUNTING = """
     signal.signal(signal.SIGUSR1, count)
 
     def interrupting(at):
-        # At each line and call of Health.drop: between lines, and in calls, is when Python runs handlers.
+        # At each line and call of Diagnostics.drop: between lines, and in calls, is when Python runs
+        # handlers.
         left = at
         def trace(frame, event, _):
             nonlocal left
@@ -141,7 +142,7 @@ COUNTING = """
         return trace
 
     for at in range(1, 200):
-        health = Health()
+        health = Diagnostics()
         handled = 0
         for _ in range(2):
             sys.settrace(interrupting(at))
@@ -162,7 +163,7 @@ def test_a_signal_handler_may_count_at_any_moment_and_nothing_hangs_or_is_missed
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_child_of_fork_can_count_whatever_the_parents_threads_held() -> None:
-    health, held, done = Health(), threading.Event(), threading.Event()
+    health, held, done = Diagnostics(), threading.Event(), threading.Event()
 
     def hold() -> None:
         with health._lock:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memlog._internal import redact
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address, remember, without_credentials
 from memlog.delivery.helper.process import _WithoutCredentials
 from memlog.oom.errors import describe
@@ -169,7 +169,7 @@ def test_neither_an_error_of_memlogs_nor_a_clients_log_tells_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     error = OSError("can't reach http://anna:s3cret@host")
-    Health().fault("asking", error)
+    Diagnostics().fault("asking", error)
     assert "http://host" in caplog.text
     assert "s3cret" not in caplog.text
     record = logging.LogRecord(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import memlog
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog.bus import EventBus
 from memlog.events import Batch, Event
@@ -93,7 +93,7 @@ def test_an_error_of_memlogs_own_is_none() -> None:
 
 @pytest.mark.usefixtures("handled")
 def test_the_bus_lets_it_through_and_nothing_else() -> None:
-    health, seen = Health(), []
+    health, seen = Diagnostics(), []
     bus = EventBus(health)
     bus.subscribe(lambda _: interrupted())
     bus.subscribe(lambda _: 1 / 0)
@@ -107,7 +107,7 @@ def test_the_bus_lets_it_through_and_nothing_else() -> None:
 @pytest.mark.usefixtures("handled")
 @pytest.mark.parametrize("block", ["contained", "contained_callback"])
 def test_contained_blocks_let_it_through(block: str) -> None:
-    health = Health()
+    health = Diagnostics()
     with pytest.raises(TimeUp), getattr(health, block)("a test"):
         interrupted()
     assert not health.faults

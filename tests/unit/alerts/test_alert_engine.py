@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from support.journals import GIB, MIB, at, batch, cuda
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.alerts import AlertEngine, engine_for, parse_rules
 from memlog.alerts.limits import host_limit
 from memlog.console import Console, alert_line
@@ -24,7 +24,9 @@ def alerts(
     """What the rules find in the events."""
     found: list[Event] = []
     texts = [rules] if isinstance(rules, str) else rules
-    engine = AlertEngine(parse_rules(texts), found.append, Health(), limit=limit, cooldown=cooldown)
+    engine = AlertEngine(
+        parse_rules(texts), found.append, Diagnostics(), limit=limit, cooldown=cooldown
+    )
     for event in events:
         engine(event)
     assert all(isinstance(event, Alert) for event in found)
@@ -165,7 +167,7 @@ def test_evaluations_are_judged_and_lie_on_their_own_axis() -> None:
 def test_samples_are_the_helpers() -> None:
     rules = parse_rules(["host.rss > 1 GiB", "host.tree > 2 GiB", "host.available < 1 GiB"])
     found: list[Event] = []
-    engine = engine_for(rules, found.append, Health(), pid=0, sampled=True)
+    engine = engine_for(rules, found.append, Diagnostics(), pid=0, sampled=True)
     assert engine is not None
     engine(batch(0, 9 * GIB))
     engine(Sample(at(1), 3, 3 * GIB, 2, MIB, None, None))
@@ -173,13 +175,13 @@ def test_samples_are_the_helpers() -> None:
         (3, "host.tree is 3.0 GiB, over 2 GiB"),
         (3, "host.available is 1.0 MiB, under 1 GiB"),
     ]
-    assert engine_for(rules[1:], found.append, Health(), pid=0) is None
+    assert engine_for(rules[1:], found.append, Diagnostics(), pid=0) is None
 
 
 def test_the_callback_is_told_and_its_errors_are_counted() -> None:
     told: list[Alert] = []
     published: list[Event] = []
-    health = Health()
+    health = Diagnostics()
 
     def on_alert(alert: Alert) -> None:
         told.append(alert)
@@ -195,7 +197,7 @@ def test_the_callback_is_told_and_its_errors_are_counted() -> None:
 
 @pytest.mark.parametrize("wrong", [SystemExit(3), GeneratorExit(), BaseException("any")])
 def test_not_even_sys_exit_in_the_callback_reaches_the_trainer(wrong: BaseException) -> None:
-    health = Health()
+    health = Diagnostics()
 
     def on_alert(alert: Alert) -> None:
         raise wrong
@@ -210,7 +212,7 @@ def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
         raise KeyboardInterrupt
 
     rules = parse_rules(["host.rss > 1 GiB"])
-    engine = AlertEngine(rules, print, Health(), on_alert=on_alert)
+    engine = AlertEngine(rules, print, Diagnostics(), on_alert=on_alert)
     with pytest.raises(KeyboardInterrupt):
         engine(batch(0, 3 * GIB))
 
@@ -279,7 +281,7 @@ def test_the_hosts_limit_is_known_here() -> None:
     ],
 )
 def test_a_rule_that_can_not_be_judged_says_why(rule: str, events: list[Event], why: str) -> None:
-    engine = AlertEngine(parse_rules([rule]), print, Health(), limit=GIB)
+    engine = AlertEngine(parse_rules([rule]), print, Diagnostics(), limit=GIB)
     for event in events:
         engine(event)
     assert engine.never_judged().keys() == {rule}
@@ -288,7 +290,7 @@ def test_a_rule_that_can_not_be_judged_says_why(rule: str, events: list[Event], 
 
 def test_a_rule_that_was_judged_is_not_named() -> None:
     rules = ["host.rss > 90%", "device.peak > 90 GiB", "host.rss grows > 1 TiB/epoch"]
-    engine = AlertEngine(parse_rules(rules), print, Health(), limit=10 * GIB)
+    engine = AlertEngine(parse_rules(rules), print, Diagnostics(), limit=10 * GIB)
     for event in (batch(0, GIB, cuda(GIB)), *(epoch(n, GIB) for n in range(3))):
         engine(event)
     assert engine.never_judged() == {}

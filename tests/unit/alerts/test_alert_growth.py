@@ -9,7 +9,7 @@ import pytest
 from support.journals import MIB, at, batch
 from support.memory_series import BASE, HEALTHY, LEAKS, Series, made
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.alerts import AlertEngine, parse_rules
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.events import Alert, Event, Sample
@@ -28,7 +28,7 @@ LONG_RISES = {"sawtooth of 25", "ring buffer", "sorted by length, again each epo
 def judged(rule: str, sizes: Iterable[float], *, every: int = 1) -> list[Alert]:
     """The alarms about steps of 10 ms, of so many MiB: all are within the cooldown."""
     found: list[Event] = []
-    engine = AlertEngine(parse_rules([rule]), found.append, Health())
+    engine = AlertEngine(parse_rules([rule]), found.append, Diagnostics())
     for step, size in enumerate(sizes):
         if step % every == 0:
             engine(batch(step, int(size * MIB)))
@@ -120,7 +120,7 @@ def test_a_file_that_is_read_in_is_no_growth() -> None:
     found: list[Event] = []
     mapped = iter(range(0, 10**6, 20))
     engine = AlertEngine(
-        parse_rules([STEP]), found.append, Health(), files=lambda: next(mapped) * MIB
+        parse_rules([STEP]), found.append, Diagnostics(), files=lambda: next(mapped) * MIB
     )
     for step in range(100):
         engine(batch(step, (500 + 20 * step) * MIB))
@@ -135,7 +135,7 @@ def garbage(size: int) -> None:
 @glibc
 def test_garbage_that_python_has_not_come_to_collect_is_no_growth() -> None:
     found: list[Event] = []
-    engine = AlertEngine(parse_rules(["host.rss grows > 1 KiB/step"]), found.append, Health())
+    engine = AlertEngine(parse_rules(["host.rss grows > 1 KiB/step"]), found.append, Diagnostics())
     for step in range(60):
         if step < 20:
             garbage(MIB)
@@ -151,7 +151,7 @@ def test_garbage_hides_no_leak_beside_it(size: int) -> None:
     found: list[Event] = []
     kept: list[bytearray] = []
     level = 500 * MIB
-    engine = AlertEngine(parse_rules(["host.rss grows > 1 MiB/step"]), found.append, Health())
+    engine = AlertEngine(parse_rules(["host.rss grows > 1 MiB/step"]), found.append, Diagnostics())
     for step in range(60):
         garbage(size * MIB)
         kept.append(bytearray(2 * MIB))
@@ -180,7 +180,7 @@ def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
 def test_samples_count_by_the_step_at_which_they_were_taken() -> None:
     """Ten looks at each step: it is one level, the lowest; files of the tree are left out."""
     found: list[Event] = []
-    engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Health())
+    engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Diagnostics())
     for look in range(300):
         step, file = look // 10, 300 * look
         held = (500 + 20 * step + 7 * (look % 10) + file) * MIB

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.fuzz import meet
 from support.journals import BEGUN_US, MadeRun, batch
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.cli.main import cli
 from memlog.delivery.helper.protocol import decode
 from memlog.errors import ConfigurationError, MemlogError, RunNotFoundError
@@ -70,7 +70,9 @@ def test_no_run_id_leads_out_of_the_folder(tmp_path_factory: Any, name: str) -> 
     if not root.exists():
         for _ in range(2):
             run = new_run(root)
-            JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health()).close()
+            JournalWriter(
+                run.path, run=run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
+            ).close()
     try:
         assert find_run(root, name).path.parent == root
     except RunNotFoundError:

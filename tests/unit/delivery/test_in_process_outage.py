@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support.journals import MadeRun, at, batch
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Rows
@@ -45,7 +45,7 @@ def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) 
     made = MadeRun(tmp_path, alive=True).bound("wandb", "users", None)
     (made.directory.artifacts).mkdir()
     (made.directory.artifacts / "notes.txt").write_text("kept")
-    ride, health = Away(), Health()
+    ride, health = Away(), Diagnostics()
     writer = InProcessWriter(made.directory, "wandb", health)
     writer._join(ride)  # without the thread that `begin` starts
     made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.journals import batch
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.in_process.throttle import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
 from memlog.delivery.in_process.writer import InProcessWriter
@@ -62,9 +62,9 @@ class Trainer:
 
     def __init__(self, directory: Path) -> None:
         self.run: RunDirectory = new_run(directory)
-        self.health = Health()
+        self.health = Diagnostics()
         self.journal = JournalWriter(
-            self.run.path, run=self.run.id, role="trainer", begun_us=0, health=self.health
+            self.run.path, run=self.run.id, role="trainer", begun_us=0, diagnostics=self.health
         )
         self.writer = InProcessWriter(self.run, "tracker", self.health)
         self.bus = EventBus(self.health)

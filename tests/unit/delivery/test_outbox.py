@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.sinks import ListTracker
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.uploader.outbox import take_over
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
@@ -24,7 +24,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def journal(run: RunDirectory) -> JournalWriter:
-    return JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health())
+    return JournalWriter(
+        run.path, run=run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
+    )
 
 
 def uploader(run: RunDirectory, tracker: ListTracker) -> Uploader:

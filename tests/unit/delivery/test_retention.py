@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.journals import GIB, MIB, MadeRun, batch, cuda
 from support.sinks import ListTracker
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
@@ -297,7 +297,7 @@ def test_a_session_keeps_its_limit(tmp_path: Path) -> None:
 
 def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
     """Steps without a new peak find no room then; everything else does, and the numbers have no gap."""
-    health = Health()
+    health = Diagnostics()
     journal = JournalWriter(
         tmp_path,
         run="r",
@@ -305,7 +305,7 @@ def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
         begun_us=1,
         segment_bytes=4096,
         limit=20_000,
-        health=health,
+        diagnostics=health,
     )
     for step in range(2_000):
         journal.append(batch(step, GIB + (MIB * step if step % 500 == 499 else 0)))
@@ -326,7 +326,7 @@ def test_a_writer_begins_segments_small_enough_for_the_limit(tmp_path: Path) -> 
     assert Settings().segment_size == Settings().segment_bytes
 
 
-def writer(directory: Path, health: Health, limit: int = 20_000) -> JournalWriter:
+def writer(directory: Path, health: Diagnostics, limit: int = 20_000) -> JournalWriter:
     return JournalWriter(
         directory,
         run="r",
@@ -334,7 +334,7 @@ def writer(directory: Path, health: Health, limit: int = 20_000) -> JournalWrite
         begun_us=1,
         segment_bytes=4096,
         limit=limit,
-        health=health,
+        diagnostics=health,
     )
 
 
@@ -348,7 +348,7 @@ def test_recording_goes_on_once_the_journal_is_small_again(
 ) -> None:
     monkeypatch.setattr(backpressure, "LOOK_EVERY_S", 0.0)
     made = MadeRun(tmp_path, alive=True)
-    directory, health = made.directory.path, Health()
+    directory, health = made.directory.path, Diagnostics()
     made.trainer.close()
     for path in directory.glob("*.jsonl"):
         path.unlink()
@@ -365,7 +365,7 @@ def test_recording_goes_on_once_the_journal_is_small_again(
 
 
 def test_peaks_below_the_highest_are_kept_while_there_is_no_room(tmp_path: Path) -> None:
-    health = Health()
+    health = Diagnostics()
     journal = writer(tmp_path, health)
     peaks = set(range(1_500, 12_000, backpressure.STRETCH))
     for step in range(12_000):

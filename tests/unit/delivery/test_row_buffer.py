@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.journals import at, batch, finished_run
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.in_process.row_buffer import UsersRows
 from memlog.delivery.in_process.series_csv import write_series
 from memlog.events import Loss, Sample
@@ -19,7 +19,7 @@ class Users:
     """A user's run whose rows are read: what each has, by the number or the order of the rows."""
 
     def __init__(self, opened: int | None = None) -> None:
-        self.rows = UsersRows(Health())
+        self.rows = UsersRows(Diagnostics())
         self.rows.open(opened)
         self.has: dict[int, dict[str, float]] = {}
         self._row = 0 if opened is None else opened
@@ -164,7 +164,7 @@ def test_a_row_without_news_gets_nothing() -> None:
 
 
 def test_what_a_row_could_not_get_waits_for_the_next() -> None:
-    rows = UsersRows(Health())
+    rows = UsersRows(Diagnostics())
     rows.hear(batch(0, 200 * MIB))
     _, points = rows.enter(0)
     rows.give_back(points)
@@ -209,7 +209,7 @@ def test_a_user_who_logs_first_and_fails_gets_that_step_in_the_next_row() -> Non
 
 
 def test_events_that_nobody_folds_are_folded_as_they_come() -> None:
-    rows = UsersRows(Health())
+    rows = UsersRows(Diagnostics())
     for number in range(10_000):
         rows.hear(batch(number, MIB))
     assert len(rows._heard) < 1000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.journals import GIB, MadeRun, batch
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.sampler import Sampler, StepFollower, _Pace
 from memlog.events import Event, Sample
 
@@ -16,7 +16,7 @@ def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
     run = MadeRun(tmp_path)
     found: list[Event] = []
     follower = StepFollower(run.directory.files()[0])
-    health = Health()
+    health = Diagnostics()
     sampler = Sampler(os.getpid(), 1000.0, found.append, follower, health)
     sampler.sample_if_due()
     assert len(found) == 1  # by time: the first
@@ -62,7 +62,7 @@ def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> No
     """Of a process tree that takes 20 ms to read a sample a second would be all that a share allows."""
     run = MadeRun(tmp_path)
     follower = StepFollower(run.directory.files()[0])
-    sampler = Sampler(os.getpid(), 1.0, [].append, follower, Health())
+    sampler = Sampler(os.getpid(), 1.0, [].append, follower, Diagnostics())
     rests = [sampler._rest(0.02) for _ in range(20)]
     assert rests[:10] == pytest.approx([0.05] * 10)
     assert rests[10:] == pytest.approx([1.0] * 10)

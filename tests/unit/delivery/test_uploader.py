@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.journals import bury
 from support.sinks import ListTracker
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, TrackerUnavailableError
 from memlog.events import Batch, End, Parameters
@@ -28,7 +28,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def writer(run: RunDirectory) -> JournalWriter:
-    return JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health())
+    return JournalWriter(
+        run.path, run=run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
+    )
 
 
 def batch(step: int) -> Batch:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
 from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
@@ -21,13 +21,13 @@ def batch(step: int) -> Batch:
     return Batch(1_795_000_000_000_000 + step, step, 2**30, 2**30, "watermark")
 
 
-def writer(directory: Path, health: Health | None = None, **options: int) -> JournalWriter:
+def writer(directory: Path, health: Diagnostics | None = None, **options: int) -> JournalWriter:
     return JournalWriter(
         directory,
         run=directory.name,
         role="trainer",
         begun_us=1,
-        health=health or Health(),
+        diagnostics=health or Diagnostics(),
         **options,
     )
 
@@ -190,7 +190,7 @@ def test_a_full_disk_costs_the_events_it_has_no_room_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``/dev/full`` answers every write as a full disk does."""
-    health = Health()
+    health = Diagnostics()
     journal = writer(tmp_path, health)
     journal.append(batch(0))
     full = os.open("/dev/full", os.O_WRONLY)
@@ -215,7 +215,7 @@ def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
 ) -> None:
     # Any write is slow by this measure: what is tested is the move, not a disk.
     monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
-    health = Health()
+    health = Diagnostics()
     journal = writer(tmp_path, health, segment_bytes=4096)
     written = [batch(step) for step in range(500)]
     for event in written:
@@ -289,7 +289,9 @@ def test_a_run_is_found_by_id_beginning_or_as_the_latest(tmp_path: Path) -> None
     runs = []
     for begun in (1, 2):
         run = new_run(tmp_path)
-        JournalWriter(run.path, run=run.id, role="trainer", begun_us=begun, health=Health()).close()
+        JournalWriter(
+            run.path, run=run.id, role="trainer", begun_us=begun, diagnostics=Diagnostics()
+        ).close()
         runs.append(run.id)
     assert [run.id for run in list_runs(tmp_path)] == runs
     assert find_run(tmp_path, "latest").id == runs[1]
@@ -303,7 +305,9 @@ def test_a_run_that_is_not_there_is_one_clear_line(tmp_path: Path, name: str) ->
         find_run(tmp_path, name)
     for begun in (1, 2):
         run = new_run(tmp_path)
-        JournalWriter(run.path, run=run.id, role="trainer", begun_us=begun, health=Health()).close()
+        JournalWriter(
+            run.path, run=run.id, role="trainer", begun_us=begun, diagnostics=Diagnostics()
+        ).close()
     with pytest.raises(RunNotFoundError, match=r"memlog runs|name more of the id"):
         find_run(tmp_path, name)
 

@@ -10,7 +10,7 @@ from support.journals import MIB, MadeRun, at, batch
 from support.sinks import ListSink, ListTracker
 from support.thirdparty import ListBackend
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.cli.main import cli
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.events import Artifact, Batch, End, Run
@@ -114,7 +114,9 @@ class SwappingSink(ListSink):
 def kept_file(tmp_path: Path) -> RunDirectory:
     run = new_run(tmp_path / "runs")
     (tmp_path / "graph").write_text("content")
-    journal = JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health())
+    journal = JournalWriter(
+        run.path, run=run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
+    )
     for event in (Batch(1, 0, MIB, MIB, "exact"), keep(run, tmp_path / "graph", None, "file")):
         journal.append(event)
     journal.close()

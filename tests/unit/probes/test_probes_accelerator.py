@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.events import DeviceReading
 from memlog.probes._backends import Figures, parse_flat, parse_nested
 from memlog.probes.accelerator import AcceleratorProbe
@@ -118,8 +118,8 @@ class Torch(SimpleNamespace):
 
 
 @pytest.fixture
-def health() -> Health:
-    return Health()
+def health() -> Diagnostics:
+    return Diagnostics()
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def probe(health: Health, clock: Clock) -> AcceleratorProbe:
+def probe(health: Diagnostics, clock: Clock) -> AcceleratorProbe:
     return AcceleratorProbe(health, clock=clock)
 
 
@@ -154,7 +154,7 @@ def test_what_the_statistics_lack_is_unknown(parse: Any) -> None:
 
 
 def test_without_torch_there_is_nothing_and_torch_stays_away(
-    probe: AcceleratorProbe, health: Health, monkeypatch: pytest.MonkeyPatch
+    probe: AcceleratorProbe, health: Diagnostics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
@@ -165,7 +165,7 @@ def test_without_torch_there_is_nothing_and_torch_stays_away(
 
 
 def test_the_real_torch_without_a_device_in_use_has_nothing_to_say(
-    probe: AcceleratorProbe, health: Health
+    probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_initialized():
@@ -190,7 +190,7 @@ def test_a_device_is_noticed_once_it_is_initialised(use: Any, probe: Accelerator
 
 @pytest.mark.seed(203)
 def test_reads_statistics_once_for_each_device_in_use(
-    use: Any, probe: AcceleratorProbe, health: Health
+    use: Any, probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     cuda = Devices(nested(GIB, 3 * GIB, 2 * GIB, 7), nested(0, 0, 0), nested(0, GIB, GIB))
     use(Torch(cuda=cuda))
@@ -276,7 +276,7 @@ def test_new_devices_are_described_once(use: Any, probe: AcceleratorProbe) -> No
 
 
 def test_a_device_that_cannot_be_read_is_unknown_and_counted(
-    use: Any, probe: AcceleratorProbe, health: Health
+    use: Any, probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     use(Torch(cuda=Devices(RuntimeError("gone"), nested(2, 2, 2))))
 
@@ -288,7 +288,7 @@ def test_a_device_that_cannot_be_read_is_unknown_and_counted(
 
 
 def test_a_device_that_cannot_be_described_is_announced_all_the_same(
-    use: Any, probe: AcceleratorProbe, health: Health
+    use: Any, probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     cuda = Devices(nested(1, 1, 1))
     use(Torch(cuda=cuda))
@@ -302,7 +302,7 @@ def test_a_device_that_cannot_be_described_is_announced_all_the_same(
 
 
 def test_trouble_with_one_kind_is_not_the_others(
-    use: Any, probe: AcceleratorProbe, health: Health
+    use: Any, probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     cuda, xpu = Devices(nested(1, 1, 1)), Devices(nested(2, 2, 2))
     cuda.device_count = None  # type: ignore[assignment, method-assign]
@@ -355,7 +355,7 @@ def test_mps_is_not_touched_until_a_tensor_lies_there(use: Any, probe: Accelerat
 
 
 def test_other_kinds_come_through_the_accelerator_interface(
-    use: Any, probe: AcceleratorProbe, health: Health
+    use: Any, probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     npu: Any = Devices(nested(1, 2, 3, 1))
     npu.current_accelerator = lambda: SimpleNamespace(type="npu")
@@ -373,7 +373,7 @@ def test_other_kinds_come_through_the_accelerator_interface(
 
 
 def test_the_accelerator_interface_is_not_asked_on_builds_that_have_their_own_class(
-    use: Any, probe: AcceleratorProbe, health: Health
+    use: Any, probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     accelerator: Any = Devices()
     accelerator.current_accelerator = lambda: pytest.fail("may ask the driver")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import MIB
 from memlog.probes.host import HostProbe, HostReading, _max_rss, _PortableMemory
 
@@ -14,8 +14,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture
-def health() -> Health:
-    return Health()
+def health() -> Diagnostics:
+    return Diagnostics()
 
 
 def fake_proc(folder: Path, status: str) -> Path:
@@ -26,7 +26,7 @@ def fake_proc(folder: Path, status: str) -> Path:
     return folder
 
 
-def test_reads_this_process(health: Health) -> None:
+def test_reads_this_process(health: Diagnostics) -> None:
     reading = HostProbe(health).read()
 
     assert reading.rss is not None
@@ -36,7 +36,7 @@ def test_reads_this_process(health: Health) -> None:
     assert not health.faults
 
 
-def test_two_ways_to_read_agree(health: Health) -> None:
+def test_two_ways_to_read_agree(health: Diagnostics) -> None:
     rss, watermark = _PortableMemory().read()
     reading = HostProbe(health).read()
 
@@ -46,7 +46,9 @@ def test_two_ways_to_read_agree(health: Health) -> None:
 
 
 @linux
-def test_a_watermark_above_the_process_own_is_not_believed(health: Health, tmp_path: Path) -> None:
+def test_a_watermark_above_the_process_own_is_not_believed(
+    health: Diagnostics, tmp_path: Path
+) -> None:
     own = _max_rss() // 2 // 1024 * 1024
     proc = fake_proc(tmp_path, f"VmHWM:\t{own // 1024:8} kB\n")
 
@@ -55,7 +57,7 @@ def test_a_watermark_above_the_process_own_is_not_believed(health: Health, tmp_p
 
 @linux
 def test_an_inherited_watermark_that_cannot_be_checked_is_unknown(
-    health: Health, tmp_path: Path
+    health: Diagnostics, tmp_path: Path
 ) -> None:
     reading = HostProbe(health, proc=fake_proc(tmp_path, "")).read()
 
@@ -63,7 +65,7 @@ def test_an_inherited_watermark_that_cannot_be_checked_is_unknown(
 
 
 @linux
-def test_the_watermark_never_falls_by_itself(health: Health, tmp_path: Path) -> None:
+def test_the_watermark_never_falls_by_itself(health: Diagnostics, tmp_path: Path) -> None:
     proc = fake_proc(tmp_path, "VmHWM:\t    2000 kB\n")
     probe = HostProbe(health, proc=proc)
     assert probe.read().rss_peak == 2000 * 1024
@@ -74,7 +76,7 @@ def test_the_watermark_never_falls_by_itself(health: Health, tmp_path: Path) -> 
 
 
 @linux
-def test_without_proc_everything_is_unknown_and_said(health: Health, tmp_path: Path) -> None:
+def test_without_proc_everything_is_unknown_and_said(health: Diagnostics, tmp_path: Path) -> None:
     probe = HostProbe(health, proc=tmp_path)
 
     assert probe.read() == HostReading(None, None, None)
@@ -82,7 +84,7 @@ def test_without_proc_everything_is_unknown_and_said(health: Health, tmp_path: P
 
 
 @linux
-def test_survives_that_somebody_closes_its_descriptors(health: Health) -> None:
+def test_survives_that_somebody_closes_its_descriptors(health: Diagnostics) -> None:
     probe = HostProbe(health)
     os.close(probe._memory._statm)  # type: ignore[union-attr]
 
@@ -102,7 +104,7 @@ def open_descriptors() -> int:
 
 
 @linux
-def test_stops_opening_what_cannot_be_read(health: Health, tmp_path: Path) -> None:
+def test_stops_opening_what_cannot_be_read(health: Diagnostics, tmp_path: Path) -> None:
     proc = fake_proc(tmp_path, "")
     (proc / "self" / "statm").write_text("nonsense")
     before = open_descriptors()
@@ -115,7 +117,7 @@ def test_stops_opening_what_cannot_be_read(health: Health, tmp_path: Path) -> No
 
 
 @linux
-def test_gives_its_descriptors_back(health: Health, tmp_path: Path) -> None:
+def test_gives_its_descriptors_back(health: Diagnostics, tmp_path: Path) -> None:
     before = open_descriptors()
     probe = HostProbe(health)
     assert open_descriptors() == before + 2
@@ -129,7 +131,7 @@ def test_gives_its_descriptors_back(health: Health, tmp_path: Path) -> None:
 
 
 @linux
-def test_never_closes_what_its_numbers_stand_for_now(health: Health, tmp_path: Path) -> None:
+def test_never_closes_what_its_numbers_stand_for_now(health: Diagnostics, tmp_path: Path) -> None:
     probe = HostProbe(health)
     number = probe._memory._statm  # type: ignore[union-attr]
     with (tmp_path / "the user's").open("w") as users:
@@ -141,7 +143,7 @@ def test_never_closes_what_its_numbers_stand_for_now(health: Health, tmp_path: P
 
 
 @linux
-def test_a_forked_child_reads_its_own_and_keeps_no_more(health: Health) -> None:
+def test_a_forked_child_reads_its_own_and_keeps_no_more(health: Diagnostics) -> None:
     probe = HostProbe(health)
     before = open_figures()
     child = os.fork()

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from support import training
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.postmortem import OUT_OF_MEMORY as LIKELY
 from memlog.delivery.helper.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.helper.postmortem import _rule, explain_afterwards
@@ -74,7 +74,7 @@ def changed(**fields: object) -> OutOfMemory:
 
 
 def told(moments: LastMoments, witness: Witness = KILLED) -> Report:
-    health = Health()
+    health = Diagnostics()
     found = report(moments, witness, None, health)
     assert not health.faults
     return found
@@ -133,7 +133,7 @@ def test_a_part_that_fails_costs_the_others_nothing(
 
     for room, name in ((postmortem, "_holders"), (postmortem, "_trend"), (advice, "_by_category")):
         monkeypatch.setattr(room, name, fails)
-    health = Health()
+    health = Diagnostics()
     text = report(ended(tmp_path, trace(), FAILURE), KILLED, None, health).text
     assert text.count("This part could not be written") == 2
     assert sum(health.faults.values()) == 3

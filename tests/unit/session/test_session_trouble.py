@@ -16,7 +16,7 @@ import pytest
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.autolog.run_detector import RunDetector
 from memlog.delivery.helper.protocol import Bind, Connect, Message
 from memlog.errors import ConfigurationError
@@ -37,7 +37,9 @@ def test_closing_beside_a_publishing_thread_touches_nobody_elses_file(tmp_path: 
     """A descriptor that is closed is soon another file's."""
     for attempt in range(30):
         run = new_run(tmp_path / str(attempt))
-        journal = JournalWriter(run.path, run=run.id, role="trainer", begun_us=1, health=Health())
+        journal = JournalWriter(
+            run.path, run=run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
+        )
         stop = threading.Event()
 
         def publish(writer: JournalWriter = journal, stop: threading.Event = stop) -> None:
@@ -253,9 +255,11 @@ class OneRun:
 
 
 def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -> None:
-    journal = JournalWriter(tmp_path, run="r", role="trainer", begun_us=1, health=Health())
+    journal = JournalWriter(
+        tmp_path, run="r", role="trainer", begun_us=1, diagnostics=Diagnostics()
+    )
     told: list[Message] = []
-    run_detector = RunDetector({"one": OneRun()}, journal, told.append, Health())
+    run_detector = RunDetector({"one": OneRun()}, journal, told.append, Diagnostics())
     assert (run_detector.look(), run_detector.look()) == (True, False)
     assert told == [
         Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.artifacts.journal_store import JournalStore
 from memlog.events import End
 from memlog.journal import JournalWriter, RunDirectory, new_run
@@ -28,7 +28,7 @@ class TestTheJournalsStore(ArtifactStoreContract):
 
     def run_with(self, files: Mapping[tuple[str, str], bytes]) -> str:
         journal = JournalWriter(
-            self.run.path, run=self.run.id, role="trainer", begun_us=1, health=Health()
+            self.run.path, run=self.run.id, role="trainer", begun_us=1, diagnostics=Diagnostics()
         )
         for (kind, name), data in files.items():
             source = self.root.with_name(f"source-{name}")

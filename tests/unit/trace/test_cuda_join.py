@@ -13,7 +13,7 @@ from support.histories import Script, SimulatedHistory
 from support.models import GPT, text
 from torch import nn
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
 from memlog.trace.cuda_join import Join, Mark, Seed, label, number_of
 from memlog.trace.encoding import (
@@ -225,7 +225,7 @@ class Run:
 
     def __init__(self, model: nn.Module, *, takes_notes: bool = True, known: bool = True) -> None:
         self.rows: list[dict[tuple[str, int], int]] = []
-        self.health = Health()
+        self.health = Diagnostics()
         engines: list[tuple[Any, Any, Any]] = []
         for make in (self._truth, lambda *args: self._native(*args, takes_notes=takes_notes)):
             names, books = ModuleNames(model if known else None), Accountant()
@@ -298,7 +298,7 @@ def test_categories_are_found_by_address(known: bool) -> None:
 @pytest.mark.seed(176, 190, 225)
 def test_layers_read_the_allocator_where_that_is_wanted(wanted: bool) -> None:
     """``enable_fragmentation_tracking``: what the allocator says at each change of layer, or nothing."""
-    model, health = GPT(), Health()
+    model, health = GPT(), Diagnostics()
     names, books = ModuleNames(model), Accountant()
     log = EventLog(10**6, books)
     history: Any = SimulatedHistory()

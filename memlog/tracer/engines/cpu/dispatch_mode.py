@@ -13,7 +13,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog._internal import fork
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Scratch
@@ -70,7 +70,7 @@ class ObservingMode(TorchDispatchMode):
 
     Args:
         observer: Who is shown results. Its errors are counted and reach nobody.
-        health: Where they are counted.
+        diagnostics: Where they are counted.
 
     Attributes:
         failures: Operations that could not be shown, because of an error in memlog.
@@ -79,11 +79,11 @@ class ObservingMode(TorchDispatchMode):
     supports_higher_order_operators = True
     """They (``torch.cond``, ``while_loop``, …) refuse to run below a mode that doesn't say so."""
 
-    def __init__(self, observer: Observer, health: Health) -> None:
+    def __init__(self, observer: Observer, diagnostics: Diagnostics) -> None:
         super().__init__()
         self.failures = 0
         self._observer: Observer | None = observer
-        self._health = health
+        self._diagnostics = diagnostics
         self._inside = False
         self._thread: threading.Thread | None = None
 
@@ -182,12 +182,12 @@ class ObservingMode(TorchDispatchMode):
                 observer.operation(func, kind, args, shown, inside)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self.failures += 1
-                self._health.fault("recording an operation", error)
+                self._diagnostics.fault("recording an operation", error)
         return out
 
     def _by_types(self, kind: int, args: Any) -> int:
         mixed = False
-        with self._health.contained("looking at an operation's types"):
+        with self._diagnostics.contained("looking at an operation's types"):
             mixed = op_workspace.mixes_types(args)
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
@@ -202,7 +202,7 @@ class ObservingMode(TorchDispatchMode):
                 self._observer.changes(tensors_in(kwargs) or args[:1])
                 return kind, storages_in((args, kwargs))
         except Exception as error:  # noqa: BLE001 - training goes on
-            self._health.fault("looking at an operation's arguments", error)
+            self._diagnostics.fault("looking at an operation's arguments", error)
         return kind & ~RESULT, None
 
     def _kind_of(self, func: Any) -> int:
@@ -211,7 +211,7 @@ class ObservingMode(TorchDispatchMode):
             if len(_kinds) < _MAX_KINDS:
                 _kinds[func] = kind
         except Exception as error:  # noqa: BLE001 - training goes on
-            self._health.fault("looking at an operation", error)
+            self._diagnostics.fault("looking at an operation", error)
             return NOTHING
         return kind
 

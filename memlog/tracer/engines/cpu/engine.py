@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import (
     BACKWARD,
     BEFORE,
@@ -55,17 +55,17 @@ class DispatchEngine:
     Args:
         log: Where events go.
         names: Which module is which layer.
-        health: Where errors are counted.
+        diagnostics: Where errors are counted.
         types: Whether it is found out what each storage would hold under autocast.
     """
 
     def __init__(
-        self, log: EventLog, names: ModuleNames, health: Health, *, types: bool = False
+        self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, *, types: bool = False
     ) -> None:
         self._log = log
-        self._health = health
-        self._hooks = Hooks(self, health)
-        self._mode = dispatch_mode.ObservingMode(self, health)
+        self._diagnostics = diagnostics
+        self._hooks = Hooks(self, diagnostics)
+        self._mode = dispatch_mode.ObservingMode(self, diagnostics)
         self._fakes = torch_private.faking()
         self._live_storages = LiveStorages(log, fakes=self._fakes, types=types)
         self._copies = Copies(self._live_storages)
@@ -100,7 +100,7 @@ class DispatchEngine:
             self._hooks.remove()
             for tap, listener in self._patches():
                 tap.unsubscribe(listener)
-            with self._health.contained("ending a trace"):
+            with self._diagnostics.contained("ending a trace"):
                 self._look_at_parameters()
                 self._precision_changed = op_workspace.look_at_precisions()
             self._module_stack.close()
@@ -307,12 +307,12 @@ class DispatchEngine:
             yield tap, self._compiled_code_ran
 
     def _compiled_code_ran(self, _result: Any, _args: Any) -> None:
-        with self._health.contained("noticing that compiled code ran"):
+        with self._diagnostics.contained("noticing that compiled code ran"):
             if self._module_stack.thread_state() is not None:
                 self._compiled_calls += 1
 
     def _random_state_copied(self, state: Any, _args: Any) -> None:
-        with self._health.contained("noticing a copy of a generator's state"):
+        with self._diagnostics.contained("noticing a copy of a generator's state"):
             thread_state = self._module_stack.thread_state()
             if thread_state is not None:
                 layer, phase = self._owner(thread_state)
@@ -320,7 +320,7 @@ class DispatchEngine:
 
     def _storage_resized(self, _result: Any, args: Any) -> None:
         storage = args[0]
-        with self._health.contained("noticing that a storage was resized"):
+        with self._diagnostics.contained("noticing that a storage was resized"):
             thread_state = self._module_stack.thread_state()
             if thread_state is not None and storage.device.type == "cpu":
                 layer, phase = self._owner(thread_state)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlog._internal.diagnostics import Health
+from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.cuda_join import Join, Mark, Seed, label
 from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer.attribution.module_names import ModuleNames
@@ -38,7 +38,7 @@ class NativeEngine(Followed):
     Args:
         log: Where events go.
         names: Which module is which layer.
-        health: Where errors are counted.
+        diagnostics: Where errors are counted.
         history: The device allocator's.
         readings: Whether its statistics are read at every change, for the fragmentation of each layer.
     """
@@ -47,12 +47,12 @@ class NativeEngine(Followed):
         self,
         log: EventLog,
         names: ModuleNames,
-        health: Health,
+        diagnostics: Diagnostics,
         history: History,
         *,
         readings: bool,
     ) -> None:
-        super().__init__(log, names, health)
+        super().__init__(log, names, diagnostics)
         self._history = history
         self._device = history.device
         self._owners = Owners(names)
