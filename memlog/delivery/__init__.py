@@ -1,7 +1,6 @@
-"""From the journal to the trackers: the helper process and its couriers.
+"""From the journal to the trackers, outside the training loop.
 
-The trainer's side: `launcher` starts the helper and tells it what only the trainer knows, `binder`
-notices the runs that the user opens. The helper's side: `helper`, which samples the process tree
-(`sampler`) and holds a `loop` around each `courier`. ``memlog sync`` is another holder of couriers; how
-far each got stands in `state`, by which `retention` knows what may go from a journal that is too large.
+`helper` is the process beside the trainer, and its client in the trainer's process. `uploader` brings a
+journal to one tracker, in the helper process and in ``memlog sync``. `in_process` writes to a run that only
+the trainer's process can write to.
 """

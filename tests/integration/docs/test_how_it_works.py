@@ -1,0 +1,96 @@
+"""`docs/how-it-works.md` names the stops of a batch event; a real run passes them in that order."""
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import mlflow
+import pytest
+import torch
+
+import memlog
+from memlog.delivery.uploader.uploader import Uploader
+from memlog.delivery.uploader.worker import UploadWorker
+from memlog.journal import RunDirectory
+from memlog.sink import find_backends
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "how-it-works.md"
+ROW = re.compile(r"^\| (\d+) \| `([\w/.]+)` \| `([\w.]+)` \|", re.MULTILINE)
+FIRST_OF_THE_UPLOADER = 8
+
+
+def stops() -> list[tuple[int, str, str]]:
+    """Number, file and last name of the function of each."""
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
+    return [(int(number), file, name.rpartition(".")[2]) for number, file, name in rows]
+
+
+@contextmanager
+def entered(into: list[tuple[str, str]], switch: Callable[[object], object]) -> Iterator[None]:
+    """Collects file and function of every call of memlog's, in order."""
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(ROOT):
+            into.append((str(file.relative_to(ROOT)), frame.f_code.co_name))
+
+    switch(note)
+    try:
+        yield
+    finally:
+        switch(None)
+
+
+def expect_in_order(calls: list[tuple[str, str]], road: list[tuple[int, str, str]]) -> None:
+    positions = [calls.index((file, name)) for _, file, name in road]
+    assert positions == sorted(positions)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
+def test_a_batch_event_passes_the_stops_that_the_page_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    road = stops()
+    assert len(road) <= 16
+    assert [number for number, *_ in road] == list(range(1, len(road) + 1))
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    session = memlog.init("local")
+    for _ in range(3):
+        optimizer.step()
+    step: list[tuple[str, str]] = []
+    with entered(step, sys.setprofile):
+        optimizer.step()
+    memlog.finish()
+    expect_in_order(step, [stop for stop in road if stop[0] < FIRST_OF_THE_UPLOADER])
+    assert not [file for file, _ in step if file.startswith("memlog/delivery/")]
+
+    assert session.directory is not None
+    backend = find_backends()["mlflow"]
+    uploader = Uploader(
+        RunDirectory(session.directory),
+        "mlflow",
+        backend.open_sink,
+        project="road",
+        name=None,
+        begun_us=1,
+    )
+    uploader.may_open_own = True
+    upload: list[tuple[str, str]] = []
+    worker = UploadWorker(uploader)
+    with entered(upload, threading.setprofile):
+        worker.start()
+        worker.complete()
+        assert worker.join(60)
+    assert worker.delivered
+    expect_in_order(upload, [stop for stop in road if stop[0] >= FIRST_OF_THE_UPLOADER])
