@@ -88,7 +88,7 @@ _PACED = """
     import time
 
     import memlog
-    from memlog.journal.delivery_state import CourierState
+    from memlog.journal.delivery_state import UploadState
     from memlog.journal import RunDirectory
 
     rate, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -97,7 +97,7 @@ _PACED = """
     run = RunDirectory(session.directory)
 
     def remembered():
-        return CourierState.load(run, "mlflow")
+        return UploadState.load(run, "mlflow")
 
     def behind():
         [file] = [file for file in run.files() if file.process.startswith("trainer")]

@@ -2,7 +2,7 @@
 
 ``pytest tests/test_memory_tracer.py -v`` is the document's own command, and these are its six subjects. On a
 machine without a GPU everything runs on the CPU, where nothing is reserved. What the document does not have
-is in ``tests/unit/test_tracer_*.py`` and ``tests/integration/test_tracer_*.py``.
+is in ``tests/unit/tracer`` and ``tests/integration/tracer``.
 """
 
 from __future__ import annotations

@@ -226,14 +226,14 @@ def test_a_run_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: P
         + """
     session = memlog.init("mlflow", finish_timeout=120)
     import mlflow
-    from memlog.journal.delivery_state import CourierState
+    from memlog.journal.delivery_state import UploadState
     from memlog.journal import RunDirectory
 
     directory = RunDirectory(session.directory)
 
     def wait_for(what):
         deadline = time.monotonic() + 120
-        while not what(CourierState.load(directory, "mlflow")):
+        while not what(UploadState.load(directory, "mlflow")):
             assert time.monotonic() < deadline
             time.sleep(0.1)
 

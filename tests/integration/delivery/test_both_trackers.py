@@ -99,12 +99,13 @@ def test_resumed_training_goes_on_at_its_step_and_run(tmp_path: Path) -> None:
         TRAINER
         + """
     import sys
+    from memlog._internal import current_session
     first = int(sys.argv[1])
     memlog.init("wandb", initial_step=first, finish_timeout=120)
     import wandb
     quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
     run = wandb.init(id="same", project="p", mode="offline", settings=quiet)
-    session = memlog.current.publisher()
+    session = current_session.publisher()
     for step in range(first, first + 40):
         session.step()
         run.log({"loss": step}, step=step)
