@@ -127,7 +127,7 @@ class WandbInTheLoop(Bare):
 
 
 class WandbInProcess(WandbInTheLoop):
-    """The same, and memlog rides on it."""
+    """The same, and memlog writes beside it, in process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ LOOPS: dict[str, Callable[[], Bare]] = {
     "mlflow.log_metrics": lambda: MlflowInTheLoop(synchronous=True),
     "mlflow.log_metrics, async": lambda: MlflowInTheLoop(synchronous=False),
     "wandb.log": WandbInTheLoop,
-    "wandb.log, memlog riding": WandbInProcess,
+    "wandb.log, memlog in process": WandbInProcess,
 }
 
 

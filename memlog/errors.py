@@ -109,17 +109,17 @@ class DeliveryError(MemlogError):
 
 
 class TrackerUnavailableError(DeliveryError):
-    """The tracker can't be reached or is in trouble; the courier tries again."""
+    """The tracker can't be reached or is in trouble; the uploader tries again."""
 
 
 class TrackerRejectedError(DeliveryError):
-    """The tracker refused this content; the courier isolates it, counts it and goes on."""
+    """The tracker refused this content; the uploader isolates it, counts it and goes on."""
 
 
 class RunRefusedError(TrackerRejectedError):
     """The tracker's run is deleted or gone: nothing can be written to it, whatever it is.
 
-    The courier keeps what is for that run, until it is there again, and goes on with others.
+    The uploader keeps what is for that run, until it is there again, and goes on with others.
     """
 
 

@@ -192,7 +192,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
         values["enabled"] = False
     try:
         settings = msgspec.convert(values, Settings)
-        # Two couriers of one name would keep each other from delivering.
+        # Two uploaders of one name would keep each other from delivering.
         return msgspec.structs.replace(settings, backends=tuple(dict.fromkeys(settings.backends)))
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigurationError):

@@ -194,7 +194,7 @@ class Backend(Protocol):
     """The top-level module of the tracker's client, such as ``"mlflow"``."""
     extra: str
     """The extra of the backend's own distribution that installs it."""
-    rides: bool
+    in_process: bool
     """Whether a run of the user's can be written only from the trainer's own process, beside the user."""
 
     def active_run(self) -> TrackerRun | None:
@@ -290,7 +290,7 @@ class InProcessRun(Protocol):
 
 @runtime_checkable
 class InProcessBackend(Backend, Protocol):
-    """A backend whose users' runs are ridden."""
+    """A backend whose users' runs are written in process."""
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
         """Begins to write to a run that `active_run` has just found. Takes microseconds, loads nothing."""
@@ -298,7 +298,7 @@ class InProcessBackend(Backend, Protocol):
 
 def writes_in_process(backend: Backend) -> bool:
     """Whether a run of the user's is written from the trainer's process; one that does not say is not."""
-    return bool(getattr(backend, "rides", False))
+    return bool(getattr(backend, "in_process", False))
 
 
 def home_of(backend: Backend) -> Home:

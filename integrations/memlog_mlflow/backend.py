@@ -25,7 +25,7 @@ class MlflowBackend:
     name = "mlflow"
     requires = "mlflow"
     extra = "mlflow"
-    rides = False
+    in_process = False
 
     def __init__(self) -> None:
         self._seen = _Seen()

@@ -32,7 +32,7 @@ _NEVER = (
 )
 
 _BOUNDS = {
-    # The courier tries again itself; MLflow's seven retries would hold it for four minutes, and a
+    # The uploader tries again itself; MLflow's seven retries would hold it for four minutes, and a
     # repeated "create run" could make two.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": "20",

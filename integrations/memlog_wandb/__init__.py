@@ -1,8 +1,8 @@
 """memlog's integration with Weights & Biases.
 
 `backend` is the light half: importing this package loads no wandb. A run that the user has open is
-*ridden* (`memlog_wandb.ride`): written beside the user, in the trainer's own process, since W&B knows no
-other way that leaves the user's rows alone. A run of memlog's own is written by the sink, which
+written in process (`memlog_wandb.in_process`), beside the user's own rows, since W&B knows no other
+way that leaves them alone. A run of memlog's own is written by the sink, which
 `backend.open_sink` imports in memlog's helper process.
 """
 

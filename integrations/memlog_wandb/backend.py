@@ -12,18 +12,18 @@ from memlog._internal.credential_scope import Home
 from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of
-from memlog_wandb.ride import WandbRide
+from memlog_wandb.in_process import WandbInProcessRun
 
 logger = logging.getLogger("memlog")
 
 
 class WandbBackend:
-    """Finds the user's W&B run, rides on it, and gathers what W&B's client needs to connect."""
+    """Finds the user's W&B run, writes to it in process, and gathers what W&B's client needs to connect."""
 
     name = "wandb"
     requires = "wandb"
     extra = "wandb"
-    rides = True
+    in_process = True
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -64,7 +64,7 @@ class WandbBackend:
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
         """Begins to write to the user's run, which `active_run` has just found."""
-        return WandbRide(self._run, run.run_id)
+        return WandbInProcessRun(self._run, run.run_id)
 
     def connection(self) -> Connection:
         """The server's address (``None``: W&B's default) and what the client reads of the environment."""

@@ -1,4 +1,4 @@
-"""What a run of W&B's gets, whether it is ridden or memlog's own: rows, definitions, alerts, artifacts."""
+"""What a run of W&B's gets, the user's or memlog's own: rows, definitions, alerts, artifacts."""
 
 from __future__ import annotations
 

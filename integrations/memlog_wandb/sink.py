@@ -18,8 +18,8 @@ from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_wandb import contents
 from memlog_wandb.addresses import RunPath, address_of, run_path
 from memlog_wandb.errors import translated, unavailable
-from memlog_wandb.given_up import rows_given_up
 from memlog_wandb.probe import probe
+from memlog_wandb.upload_failures import rows_given_up
 
 INIT_TIMEOUT = 20.0
 """Seconds for opening a run; wandb itself tries for about twice as long."""
@@ -36,7 +36,7 @@ _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 class WandbSink:
     """A `memlog.sink.Sink` for W&B.
 
-    It writes to runs of memlog's own alone: a run of the user's is ridden, from the trainer's process.
+    It writes to runs of memlog's own alone: a run of the user's is written from the trainer's process.
     wandb uploads in the background, so nothing is safe until the run has finished.
 
     Args:

@@ -23,8 +23,8 @@ class RunDetector:
         journal: Gets a new segment for each run that is found.
         tell: Tells the helper process how to reach it.
         diagnostics: Counts what a backend gets wrong.
-        writers: Ride, in this process, on the runs of those backends that can't be told a helper, by name.
-        on_in_process: Called, on the publishing thread, whenever a ride begins.
+        writers: Write, in this process, to runs of those backends that only it can write to, by name.
+        on_in_process: Called, on the publishing thread, whenever a writer joins a run.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from memlog.delivery.uploader.uploader import Uploader
 class Meter(Progress):
     """A bar on standard error, where that is a terminal: the journal's bytes, and the points.
 
-    It looks at what the courier remembers whenever it draws, which it does in a thread of its own.
+    It looks at what the uploader remembers whenever it draws, which it does in a thread of its own.
 
     Args:
         uploader: What delivers.

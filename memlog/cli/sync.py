@@ -166,9 +166,9 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
         before = copy.deepcopy(uploader.state)
         with Meter(uploader):
             _deliver(uploader, timeout, complete=complete)
-        ride = InProcessState.load(run, name)
-        if ride is not None and complete and uploader.refused is None:
-            ride.made_good(run)
+        user_run = InProcessState.load(run, name)
+        if user_run is not None and complete and uploader.refused is None:
+            user_run.made_good(run)
     told = f"{name}: {_told(before, uploader.state)}{_where(uploader.state, delivery.known)}"
     return told, uploader.refused
 
@@ -209,7 +209,7 @@ def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) ->
 
 
 def _is_done(run: RunDirectory, state: UploadState) -> bool:
-    """Whether a courier has delivered the whole journal; answered without asking the tracker."""
+    """Whether an uploader has delivered the whole journal; answered without asking the tracker."""
     if state.stage != "done":
         return False
     sent = {file: state.files.get(file.process, Progress()).sent for file in run.files()}

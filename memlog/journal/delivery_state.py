@@ -1,4 +1,4 @@
-"""How far a courier got: kept beside the journal, replaced whole, so that any other courier goes on."""
+"""How far an uploader got: kept beside the journal, replaced whole, so that any other uploader goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ALERTS = 1000
 """Alerts of one run that a tracker shows at most."""
 
 MAX_STATE = 64 * 1024**2
-"""Bytes of what a courier or a ride remembers; a larger file is not memlog's."""
+"""Bytes of the state of an uploader or an in-process writer; a larger file is not memlog's."""
 
 _POLL = 0.1
 """Seconds between looks at a lock that another process holds."""
@@ -83,7 +83,7 @@ class Outbox(msgspec.Struct):
 
 
 class UploadState(msgspec.Struct, kw_only=True):
-    """What a courier remembers of its run and backend."""
+    """What an uploader remembers of its run and backend."""
 
     backend: str
     stage: Stage = "waiting"
@@ -147,7 +147,7 @@ def held_name(process: str, segment: int) -> str:
 
 
 def read_states(run: RunDirectory) -> list[UploadState]:
-    """What every courier of a run remembers."""
+    """What every uploader of a run remembers."""
     backends = sorted(path.stem for path in run.delivery.glob("*.json"))
     return [UploadState.load(run, backend) for backend in backends]
 
@@ -185,10 +185,10 @@ class _Lock:
 
 
 class UploadLock(_Lock):
-    """Keeps a second courier away from the same run and backend.
+    """Keeps a second uploader away from the same run and backend.
 
     Raises:
-        DeliveryError: another courier holds it.
+        DeliveryError: another uploader holds it.
     """
 
     def __init__(self, run: RunDirectory, backend: str) -> None:
@@ -209,7 +209,7 @@ class UploadLock(_Lock):
 
 
 class TakenOver(UploadLock):
-    """A courier's lock, for which the helper process of a run that is over makes way.
+    """An uploader's lock, for which the helper process of a run that is over makes way.
 
     Args:
         run: The run.
@@ -263,7 +263,7 @@ def _wanted_name(run: RunDirectory, backend: str) -> str:
 class HelperLock(_Lock):
     """Held by a run's helper process as long as it lives, and by who does its work afterwards.
 
-    As a context manager it says whether it was to be had: not while the helper lives, nor while a courier
+    As a context manager it says whether it was to be had: not while the helper lives, nor while an uploader
     of the run is at work.
     """
 
@@ -291,7 +291,7 @@ def _is_held(path: Path) -> bool:
 def _locked(file: BinaryIO, *, shared: bool) -> bool:
     """Locks an open file until it is closed; ``False`` where another process has it."""
     if sys.platform == "win32":
-        return True  # couriers are kept apart by their users alone
+        return True  # uploaders are kept apart by their users alone
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

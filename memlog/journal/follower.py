@@ -1,4 +1,4 @@
-"""Following a run's journal while it is written, for those of the user's runs that are ridden."""
+"""Following a run's journal while it is written, for runs that are written in process."""
 
 from __future__ import annotations
 

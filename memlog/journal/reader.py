@@ -67,7 +67,7 @@ class JournalFile:
     @property
     def segments(self) -> list[int]:
         """The numbers of the segments that exist."""
-        # Every ride asks: a glob takes three times as long.
+        # Every pass of the in-process writer asks: a glob takes three times as long.
         try:
             with os.scandir(self._directory) as entries:
                 # What is no plain file is no segment; of a name that is one alone, the system is asked.

@@ -41,7 +41,7 @@ class RunDirectory:
 
     @property
     def delivery(self) -> Path:
-        """The folder in which couriers keep how far they got."""
+        """The folder in which uploaders keep how far they got."""
         return self.path / "delivery"
 
     @property

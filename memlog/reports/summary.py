@@ -1,4 +1,4 @@
-"""Summing up a run, from its journal and from what its couriers remember."""
+"""Summing up a run, from its journal and from what its uploaders remember."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class DeliveryState(Protocol):
-    """What a courier remembers, as far as the document tells it."""
+    """What an uploader remembers, as far as the document tells it."""
 
     @property
     def backend(self) -> str:
@@ -79,7 +79,7 @@ def summarize(
 
     Args:
         run: The run; its journal is read once, and nothing of it is kept but aggregates.
-        states: What its couriers remember.
+        states: What its uploaders remember.
         remember: A run that is over may be read from what an earlier call kept beside its journal, or
             kept there: for listing many runs.
 

@@ -25,7 +25,7 @@ def split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink
     several = isinstance(backend, (list, tuple))
     given: list[Any] = list(backend) if several else [] if backend is None else [backend]  # type: ignore[arg-type]
     names = tuple(item for item in given if isinstance(item, str))
-    # One that was given twice is one: two couriers would deliver everything twice.
+    # One that was given twice is one: two uploaders would deliver everything twice.
     sinks = list({id(item): item for item in given if isinstance(item, Sink)}.values())
     for item in given:
         if not isinstance(item, (str, Sink)):

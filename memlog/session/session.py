@@ -393,7 +393,7 @@ def _finish_at_exit() -> None:
 
 
 def _finish_first_at_exit() -> None:
-    """A tracker whose run memlog rides on ends it at exit: memlog's last values have to come before.
+    """A tracker whose run is written in process ends it at exit: memlog's last values have to come before.
 
     The handlers run in the opposite order of their registration.
     """

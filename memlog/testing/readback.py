@@ -24,13 +24,14 @@ RUN = "conformance"
 class TrackerReading:
     """What a subclass says of its tracker: how to reach it, and what its own client then reads of it.
 
-    Every method is to be implemented, but for those of a ride where there is none, and those of which
+    Every method is to be implemented, except the in-process ones if there are none, and those of which
     ``cannot_show`` says why not.
     """
 
-    rides = False
-    """As the backend's ``rides``: a user's run is no sink's to join, but is written from the trainer's own
-    process. Its ride is tested in the place of joining, for which four more methods are needed."""
+    in_process = False
+    """As the backend's ``in_process``: a user's run is no sink's to join, but is written from the trainer's
+    own process. Its writing in process is tested in place of joining, for which four more methods are
+    needed."""
     cannot_show: ClassVar[Mapping[Shown, str]] = {}
     """What the tracker can give nobody back, each with the reason: that alone is not looked at."""
 
@@ -45,19 +46,19 @@ class TrackerReading:
         raise NotImplementedError
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
-        """A ride on a run of `user_run`, as the backend's ``open_ride`` makes it; where it `rides`."""
+        """A way to write to a run of `user_run`, made by the backend's ``open_in_process``."""
         raise NotImplementedError
 
     def user_logs(self, run: TrackerRun, value: float) -> None:
-        """Commits one row of the user's with this value, as a user would; where it `rides`."""
+        """Commits one row of the user's with this value, as a user would; if `in_process`."""
         raise NotImplementedError
 
     def user_values(self, run_id: str) -> Sequence[float]:
-        """The user's own values that the tracker holds, in their order; where it `rides`."""
+        """The user's own values that the tracker holds, in their order; if `in_process`."""
         raise NotImplementedError
 
     def user_ends(self, run: TrackerRun) -> None:
-        """Ends a run of `user_run`, as a user would; where it `rides`."""
+        """Ends a run of `user_run`, as a user would; if `in_process`."""
         raise NotImplementedError
 
     def down(self) -> AbstractContextManager[object]:

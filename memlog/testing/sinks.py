@@ -57,13 +57,13 @@ class SinkContract(TrackerReading):
     # Opening and closing
 
     def test_opening_again_is_the_same_run(self) -> None:
-        """A courier opens again whenever it is not sure."""
+        """An uploader opens again whenever it is not sure."""
         sink = self._own()
         assert sink.open().run_id == sink.open().run_id
         sink.close("finished")
 
     def test_closing_again_is_harmless(self) -> None:
-        """A courier closes again whenever it is not sure."""
+        """An uploader closes again whenever it is not sure."""
         sink = self._own()
         run = sink.open()
         _log(sink, points(3))
@@ -102,7 +102,7 @@ class SinkContract(TrackerReading):
     def test_a_users_run_is_joined_or_ridden_and_never_ended(self, tmp_path: Path) -> None:
         """It is the user's, and so are the rows that are in it."""
         run = self.user_run()
-        if self.rides:
+        if self.in_process:
             self._is_refused(run)
             self._is_ridden(run, tmp_path)
         else:
@@ -246,7 +246,7 @@ class SinkContract(TrackerReading):
         self._has_all_of(run, tracked, Fault(-1), repeated=False)
 
     def test_a_failure_at_any_call_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
-        """Each call in turn fails before or after it was done, and another courier takes over."""
+        """Each call in turn fails before or after it was done, and another uploader takes over."""
         for answered in (False, True):
             folder = tmp_path / str(answered)
             self._survives(folder, lambda at: Fault(at, answered=answered, error=unavailable))  # noqa: B023 - called here
@@ -291,26 +291,26 @@ class SinkContract(TrackerReading):
 
     def _is_ridden(self, run: TrackerRun, folder: Path) -> None:
         """Values go into the rows that the user commits, in the same call, and what is left into one more."""
-        ride, rows = self.open_in_process(run), _OneEach()
-        assert ride.run_id == run.run_id
-        assert ride.watch_rows(rows) is None  # the user has not logged yet
+        user_run, rows = self.open_in_process(run), _OneEach()
+        assert user_run.run_id == run.run_id
+        assert user_run.watch_rows(rows) is None  # the user has not logged yet
         made = [point for point in points_everywhere() if point.index <= 1_000]
         for number, point in enumerate(made[:-1]):
             rows.points = [point, Point("memory/odd", float("nan"), "step", 3, BEGUN_US)]
             self.user_logs(run, float(number))
         assert rows.left == len(made) - 1
-        ride.leave_rows()
+        user_run.leave_rows()
         rows.points = made[:1]
         self.user_logs(run, float(len(made)))
         assert rows.points
-        ride.log(made[-1:], new_row=False)
-        ride.log_parameters(FACTS)
-        ride.log_alert(alert(0))
-        ride.log_artifact(*file_in(folder), RUN)
-        was_open = ride.is_open
+        user_run.log(made[-1:], new_row=False)
+        user_run.log_parameters(FACTS)
+        user_run.log_alert(alert(0))
+        user_run.log_artifact(*file_in(folder), RUN)
+        was_open = user_run.is_open
         assert self.status(run.run_id) is None
         self.user_ends(run)
-        assert (was_open, ride.is_open) == (True, False)
+        assert (was_open, user_run.is_open) == (True, False)
         assert list(self.user_values(run.run_id)) == [*map(float, range(len(made) - 1)), len(made)]
         held = [row for row in self.rows(run.run_id) if row[0] != "memory/odd"]
         assert sorted(held) == sorted((point.name, point.index, point.value) for point in made)
@@ -319,7 +319,7 @@ class SinkContract(TrackerReading):
         self._holds_files(run, {_GRAPH: CONTENT})
 
     def _survives(self, root: Path, fault_at: Callable[[int], Fault]) -> None:
-        """A courier meets a fault at each call in turn; another one goes on, and all is there."""
+        """An uploader meets a fault at each call in turn; another one goes on, and all is there."""
         for at in range(_AT_MOST):
             fault = fault_at(at)
             run = recorded(root / str(at))
@@ -387,7 +387,7 @@ class _OneEach:
 
 
 def _lost_to(fault: Fault) -> Counter[str]:
-    """What a courier counts as lost to a fault: of refused points, a single one; others it sends in half."""
+    """Points that an uploader counts as lost to a fault: a refused one; of others it sends half."""
     if not fault.refuses:
         return Counter()
     reasons = {"log_alerts": "alerts_rejected", "log_artifact": "artifact_rejected"}

@@ -96,7 +96,7 @@ def stop(process: "subprocess.Popen[str]", directory: Path) -> Told:
 def wait_for_state(
     directory: Path, backend: str, holds: Callable[[UploadState], bool], seconds: float = 60
 ) -> UploadState:
-    """What the newest run's courier remembers, once ``holds`` is true of it."""
+    """What the newest run's uploader remembers, once ``holds`` is true of it."""
     run = newest_run(directory)
     deadline = time.monotonic() + seconds
     while not holds(state := UploadState.load(run, backend)):
@@ -106,7 +106,7 @@ def wait_for_state(
 
 
 def wait_until_unreachable(directory: Path, backend: str, because: str) -> UploadState:
-    """Until the courier has met a trouble with ``because`` in its words."""
+    """Until the uploader has met a trouble with ``because`` in its words."""
 
     def has_met(state: UploadState) -> bool:
         return state.stage == "unreachable" and because in (state.problem or "")

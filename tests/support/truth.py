@@ -45,7 +45,7 @@ def rows_in_mlflow(uri: str, run_id: str) -> "Counter[Row]":
 def wait_until_delivered(
     runs: Path, backend: str = "mlflow", seconds: float = 150, run_id: str = "latest"
 ) -> UploadState:
-    """What a run's courier remembers once it is done: it outlives a trainer that is killed.
+    """What a run's uploader remembers once it is done: it outlives a trainer that is killed.
 
     Only then may a test open the tracker's database: while MLflow makes one, nobody else can.
     """

@@ -140,7 +140,7 @@ def test_a_loss_that_comes_late_keeps_its_batch() -> None:
 def test_going_on_from_where_a_plan_was_open_yields_the_rest(
     readings: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """What a courier does that died: it feeds a fresh plan from `open_since` on."""
+    """What an uploader does that died: it feeds a fresh plan from `open_since` on."""
     events = [batch(step, rss) for step, rss in sorted(readings)]
     cut = data.draw(st.integers(0, len(events)))
     first: Plan[int] = Plan("bucketed")

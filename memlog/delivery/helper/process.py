@@ -1,4 +1,4 @@
-"""The helper process: holds the couriers, samples the process tree, outlives the trainer.
+"""The helper process: holds the uploaders, samples the process tree, outlives the trainer.
 
 It ends when the trainer has said that the run is over, or has died, and everything is delivered; where a
 tracker can't be reached, after ``linger`` seconds more. What is left then stays in the journal for
@@ -232,7 +232,7 @@ class Helper:
             claim=claims_while_in_process if writes_in_process(backend) else None,
         )
         # The client takes seconds to import: a named backend will need it, another perhaps never, nor one
-        # whose users' runs are ridden.
+        # whose users' runs are written in process.
         thread = UploadWorker(
             uploader, backend.prepare if named and not writes_in_process(backend) else None
         )

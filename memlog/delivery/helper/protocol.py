@@ -41,7 +41,7 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
     run: TrackerRun
 
 
-class WrittenInProcess(msgspec.Struct, frozen=True, tag="ridden"):
+class WrittenInProcess(msgspec.Struct, frozen=True, tag="written_in_process"):
     """The user has a run open that the trainer's own process writes to: events from here on belong to it."""
 
     backend: str

@@ -48,7 +48,7 @@ class Retention:
     Args:
         run: The run.
         limit: Bytes that all its segments together may take.
-        backends: Those that the run was told to deliver to; others show by what couriers keep.
+        backends: Those that the run was told to deliver to; others show by what uploaders keep.
     """
 
     def __init__(self, run: RunDirectory, limit: int, backends: Collection[str] = ()) -> None:
@@ -111,7 +111,7 @@ class Retention:
         return self._windows[path]
 
     def _states(self) -> list[UploadState]:
-        """What each sink's courier has kept: that, and no more, will not be asked for again."""
+        """What each sink's uploader has kept: that, and no more, will not be asked for again."""
         uploaders = {
             path.stem for path in self._run.delivery.iterdir() if path.suffix in (".json", ".lock")
         }

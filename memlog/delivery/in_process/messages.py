@@ -1,4 +1,4 @@
-"""What is said of rides: to the user, and by ``memlog show``."""
+"""Messages on runs that are written in process: to the user, and in ``memlog show``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from memlog.metrics import place, replaces, values
 from memlog.sink import Axis, Point
 
 _MAX_HEARD = 1000
-"""Events that wait to be folded by the rider's thread, at most: then the publisher's folds them."""
+"""Events that wait to be folded by the writer's thread, at most: then the publisher's folds them."""
 
 
 class UsersRows:

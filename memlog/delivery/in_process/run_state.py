@@ -1,4 +1,4 @@
-"""A run of the user's that is ridden: what it has got, what waits for it, and whether it has everything."""
+"""State of one run that is written in process: what it has, what waits for it, whether it is complete."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class RunState:
     """One run, by its id: the user may end it and open it anew, and what it lacked then is not forgotten.
 
     Args:
-        ride: The way to it.
+        user_run: The way to it.
         diagnostics: Counts what goes wrong.
 
     Attributes:
-        ride: The way to it; to the newest one, where the user opened it more than once.
+        user_run: The way to it; to the newest one, where the user opened it more than once.
         ended: Whether the user has ended it and the tracker's client came to the end of that.
         rows: What its rows get.
     """
 
-    def __init__(self, ride: InProcessRun, diagnostics: Diagnostics) -> None:
-        self.ride = ride
+    def __init__(self, user_run: InProcessRun, diagnostics: Diagnostics) -> None:
+        self.user_run = user_run
         self.ended = False
         self.rows = UsersRows(diagnostics)
         self._diagnostics = diagnostics
@@ -52,7 +52,7 @@ class RunState:
 
         What waits for a row of a run that is open gets one, at the latest as that ends.
         """
-        rows_come = self.is_watched and self.ride.is_open
+        rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.is_waited_for and not rows_come)
 
     @property
@@ -65,15 +65,15 @@ class RunState:
         """Whether the tracker has everything of it so far."""
         return not self.is_waiting and not self.needs_series
 
-    def resume(self, ride: InProcessRun) -> None:
+    def resume(self, user_run: InProcessRun) -> None:
         """The user has opened it anew."""
-        self.ride, self.ended = ride, False
+        self.user_run, self.ended = user_run, False
         self._begin()
 
     def _begin(self) -> None:
         self.is_watched = False
         with self._diagnostics.contained("asking to be told of the user's rows"):
-            self.rows.open(self.ride.watch_rows(self.rows))
+            self.rows.open(self.user_run.watch_rows(self.rows))
             self.is_watched = True
 
     def hear(self, event: Event) -> None:
@@ -95,12 +95,12 @@ class RunState:
 
     def _is_wanted(self, event: Event) -> bool:
         """What memlog says of itself and reads between steps is nothing that an ended run lacks."""
-        return self.ride.is_open or not isinstance(event, (HealthEvent, Sample))
+        return self.user_run.is_open or not isinstance(event, (HealthEvent, Sample))
 
     def bring_others(self, run: RunDirectory) -> None:
         """Hands over what goes into no row."""
         self.rows.fold_heard()
-        if not self._others or not self.ride.is_open:
+        if not self._others or not self.user_run.is_open:
             return
         # Files last: while the server is away a file alone is waited for, and then fails.
         for other in sorted(self._others, key=lambda event: isinstance(event, Artifact)):
@@ -114,25 +114,25 @@ class RunState:
             final: Whether the user logs nothing more. Otherwise what is behind their last row waits for the
                 next one: a row of memlog's would keep them from logging to that last one again.
         """
-        if not self.is_watched or not self.ride.is_open:
+        if not self.is_watched or not self.user_run.is_open:
             return
         with self._diagnostics.contained("putting the last values into the user's run"):
             if points := self.rows.rest():
-                self.ride.log(points, new_row=False)
+                self.user_run.log(points, new_row=False)
             if final and (points := self.rows.behind()):
-                self.ride.log(points, new_row=True)
+                self.user_run.log(points, new_row=True)
             if not self.rows.is_waited_for:
-                self.ride.leave_rows()
+                self.user_run.leave_rows()
 
     def bring_series(self, artifact: Artifact, run: RunDirectory) -> None:
         """Hands over the whole series, which has everything that was taken in so far."""
-        self.ride.log_artifact(artifact, run.path / artifact.path, run.id)
+        self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.folded
 
     def _hand_over(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
         if isinstance(event, Parameters):
-            self.ride.log_parameters(event.values)
+            self.user_run.log_parameters(event.values)
         elif isinstance(event, Alert):
-            self.ride.log_alert(event)
+            self.user_run.log_alert(event)
         elif (file := file_of(event, run)) is not None:
-            self.ride.log_artifact(event, file, run.id)
+            self.user_run.log_artifact(event, file, run.id)

@@ -1,8 +1,8 @@
-"""What is kept of rides on the user's runs, and what it means for couriers.
+"""State of writing to the user's runs, kept on disk, and what it means for uploaders.
 
-A run of the user's that can be written only beside the user (W&B's) is ridden in the trainer's process. A
-courier, which lives in another one, passes over what belongs to it; ``memlog sync`` delivers it to a run
-of memlog's own where the ride did not come to a clean end, since a run that the user has finished is never
+A run of the user's that can be written only beside the user (W&B's) is written in the trainer's process. A
+uploader, which lives in another one, passes over what belongs to it; ``memlog sync`` delivers it to a run
+of memlog's own if that writing did not come to a clean end, since a run that the user has finished is never
 written to.
 """
 
@@ -18,21 +18,21 @@ from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import MAX_STATE, Stage, UploadState, read_states
 from memlog.journal.format import UNDECODABLE
 
-Claim: TypeAlias = Literal["riding", "whole", "missing"]
-"""Of a run of the user's: it is, or may still be, ridden; it has everything; it has not."""
+Claim: TypeAlias = Literal["in process", "whole", "missing"]
+"""Of a run of the user's: it is, or may still be, written in process; it has everything; it has not."""
 ClaimOf: TypeAlias = Callable[[str], Claim]
 
 _SUFFIX = ".ride"
 
 
 class InProcessState(msgspec.Struct, kw_only=True):
-    """What the rides of one session on one backend have come to."""
+    """What one session has written to one backend's runs in process."""
 
     backend: str
     stage: Stage = "delivering"
     problem: str | None = None
     joined: list[str] = []
-    """Ids of the user's runs that were ridden."""
+    """Ids of the user's runs that were written."""
     whole: list[str] = []
     """Those of them that have everything, or whose whole series was delivered beside them since, or of
     which the tracker keeps nothing."""
@@ -52,9 +52,9 @@ class InProcessState(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def load(run: RunDirectory, backend: str) -> InProcessState | None:
-        """What was kept; ``None`` where there was no ride.
+        """What was kept; ``None`` if nothing was written in process.
 
-        Of a trainer that is gone before the ride came to its end, that what the tracker has is not certain.
+        Of a trainer that died before it was done, that what the tracker has is not certain.
         """
         try:
             kept = read_plain(run.path, f"{run.delivery.name}/{backend}{_SUFFIX}", MAX_STATE)
@@ -64,7 +64,8 @@ class InProcessState(msgspec.Struct, kw_only=True):
         if state.stage == "delivering" and not run.is_alive():
             state.stage = "waiting"
             state.problem = (
-                "the trainer's process ended before the ride did, so what the run has is not certain: "
+                "the trainer's process ended before everything was written, so what the run has is not "
+                "certain: "
                 f"`memlog sync {run.id}` brings the whole series, as a run beside it"
             )
         return state
@@ -77,19 +78,19 @@ class InProcessState(msgspec.Struct, kw_only=True):
 
 
 def read_in_process_states(run: RunDirectory) -> list[InProcessState]:
-    """What is kept of every backend's rides."""
+    """The kept states of every backend."""
     backends = sorted(path.stem for path in run.delivery.glob(f"*{_SUFFIX}"))
     return [state for name in backends if (state := InProcessState.load(run, name)) is not None]
 
 
 def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
-    """What every courier and every ride of a run remembers."""
+    """The states of all uploaders and all in-process writers of a run."""
     return [*read_in_process_states(run), *read_states(run)]
 
 
 def claims_while_in_process(_run_id: str) -> Claim:
-    """For the helper process, beside which the trainer rides."""
-    return "riding"
+    """For the helper process, beside which the trainer writes."""
+    return "in process"
 
 
 def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
@@ -97,7 +98,7 @@ def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
 
     Args:
         run: The run.
-        backend: The backend that is ridden.
+        backend: The backend that is written in process.
         complete: Whether the trainer is gone.
     """
     state = InProcessState.load(run, backend)
@@ -106,6 +107,6 @@ def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
     def claim(run_id: str) -> Claim:
         if run_id in whole:
             return "whole"
-        return "missing" if complete else "riding"
+        return "missing" if complete else "in process"
 
     return claim

@@ -1,8 +1,8 @@
-"""Riding: writing to a run beside the user, in the trainer's own process, what the journal gets.
+"""Writing what the journal gets to a run of the user's, in the trainer's own process.
 
 The values of this process's own events are added to what the user logs, on the user's thread, as they log it
 (`memlog.delivery.in_process.row_buffer`): at any other moment another thread can't know which of the user's
-rows is open. Everything else (what the helper process samples, alerts, files) takes the road that a courier
+rows is open. Everything else (what the helper process samples, alerts, files) takes the way that an uploader
 takes, through the journal, in one thread for all the runs that a user opens one after another. It keeps
 itself small (`memlog.delivery.in_process.throttle`).
 """
@@ -37,7 +37,7 @@ _SAVE_INTERVAL = 1.0
 
 
 class InProcessWriter:
-    """Rides on a user's runs of one backend. `begin` is called on the thread that publishes.
+    """Writes to a user's runs of one backend. `begin` is called on the thread that publishes.
 
     Args:
         run: The run's folder.
@@ -60,41 +60,43 @@ class InProcessWriter:
         self.state = InProcessState(backend=backend)
 
     def is_over(self, run_id: str) -> bool:
-        """Whether the user has ended a run that was ridden: one opened anew has the same id."""
+        """Whether the user has ended a run that was written: one opened anew has the same id."""
         run_state = self._run_states.get(run_id)
-        return run_state is not None and not run_state.ride.is_open
+        return run_state is not None and not run_state.user_run.is_open
 
     def hear(self, event: Event) -> None:
         """Takes each event as this process publishes it, on the publisher's thread."""
         if self._newest is not None:
             self._newest.hear(event)
 
-    def begin(self, ride: InProcessRun, *, kept: bool = True) -> None:
+    def begin(self, user_run: InProcessRun, *, kept: bool = True) -> None:
         """The user has a run open; to be called before events are bound to it.
 
         Args:
-            ride: The way to it.
+            user_run: The way to it.
             kept: Whether the tracker keeps anything of it: the user may have disabled it.
         """
         if not kept:
-            self._disabled.add(ride.run_id)
-        self._newest = self._join(ride) if kept else None
-        if ride.run_id not in self.state.joined:
-            self.state.joined = [*self.state.joined, ride.run_id]
+            self._disabled.add(user_run.run_id)
+        self._newest = self._join(user_run) if kept else None
+        if user_run.run_id not in self.state.joined:
+            self.state.joined = [*self.state.joined, user_run.run_id]
         if self._thread is None:
-            name = f"memlog-{self.state.backend}-ride"
+            name = f"memlog-{self.state.backend}-writer"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             thread.start()
             self._thread = thread
         with self._diagnostics.contained("asking to be told of a run's end"):
-            ride.watch_end(lambda: self._before_end(ride), lambda: self._after_end(ride))
+            user_run.watch_end(
+                lambda: self._before_end(user_run), lambda: self._after_end(user_run)
+            )
 
-    def _join(self, ride: InProcessRun) -> RunState:
-        run_state = self._run_states.get(ride.run_id)
+    def _join(self, user_run: InProcessRun) -> RunState:
+        run_state = self._run_states.get(user_run.run_id)
         if run_state is None:
-            run_state = self._run_states[ride.run_id] = RunState(ride, self._diagnostics)
+            run_state = self._run_states[user_run.run_id] = RunState(user_run, self._diagnostics)
         else:
-            run_state.resume(ride)
+            run_state.resume(user_run)
         # wandb ends what is open at exit without telling. Handlers run in the opposite order of their
         # registration: this one after the session's, which is registered anew, and before wandb's.
         atexit.unregister(run_state.put_rest)
@@ -117,31 +119,31 @@ class InProcessWriter:
             run_state.put_rest(final=False)
             if not run_state.rows.is_waited_for:
                 atexit.unregister(run_state.put_rest)
-        with self._diagnostics.contained("keeping how far a ride is"):
+        with self._diagnostics.contained("keeping what was written in process"):
             self._keep(over=True)
         return True
 
-    def _before_end(self, ride: InProcessRun) -> None:
+    def _before_end(self, user_run: InProcessRun) -> None:
         """On the user's thread, which ends the run: waits until it has what it can get."""
-        self._wait_for_what_it_can_get(ride)
-        run_state = self._run_states.get(ride.run_id)
-        if run_state is not None and run_state.ride is ride:
+        self._wait_for_what_it_can_get(user_run)
+        run_state = self._run_states.get(user_run.run_id)
+        if run_state is not None and run_state.user_run is user_run:
             run_state.put_rest()
 
-    def _wait_for_what_it_can_get(self, ride: InProcessRun) -> None:
+    def _wait_for_what_it_can_get(self, user_run: InProcessRun) -> None:
         if self._complete.is_set() or self._thread is None or not self._thread.is_alive():
             return
         done = threading.Event()
-        self._ending.append((ride, done))
+        self._ending.append((user_run, done))
         self._wake.set()
         deadline = time.monotonic() + END_TIMEOUT
         while not done.wait(_POLL) and self._thread.is_alive() and time.monotonic() < deadline:
             pass
 
-    def _after_end(self, ride: InProcessRun) -> None:
+    def _after_end(self, user_run: InProcessRun) -> None:
         """Likewise: the run has come to its end in order."""
-        run_state = self._run_states.get(ride.run_id)
-        if run_state is not None and run_state.ride is ride:
+        run_state = self._run_states.get(user_run.run_id)
+        if run_state is not None and run_state.user_run is user_run:
             run_state.ended = True
             atexit.unregister(run_state.put_rest)
 
@@ -158,13 +160,13 @@ class InProcessWriter:
             self._bring_what_ends(ending)
             self._keep_now_and_then()
             pause = pace.pause(time.thread_time() - begun)
-        with self._diagnostics.contained("ending a ride"):
+        with self._diagnostics.contained("ending the writing in process"):
             self._follower.look_again()
-            self._write_once()  # what came between the last ride and the end
+            self._write_once()  # what came between the last pass and the end
             self._end()
 
     def _write_once(self) -> None:
-        with self._diagnostics.contained("riding"):
+        with self._diagnostics.contained("writing in process"):
             for run_id, header, event in self._follower.news():
                 if (run_state := self._run_states.get(run_id)) is not None:
                     run_state.take(event, heard=self._is_heard(header))
@@ -190,8 +192,8 @@ class InProcessWriter:
         try:
             run_state.bring_others(self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
-            if run_state.ride.is_open:
-                self._diagnostics.fault(f"riding on a run in {self.state.backend}", error)
+            if run_state.user_run.is_open:
+                self._diagnostics.fault(f"writing to a run in {self.state.backend}", error)
 
     def _take_ending(self) -> list[tuple[InProcessRun, threading.Event]]:
         """The runs whose users wait in their end."""
@@ -199,9 +201,9 @@ class InProcessWriter:
 
     def _bring_what_ends(self, ending: Iterable[tuple[InProcessRun, threading.Event]]) -> None:
         """A user waits in the end of a run, for what it can only be told now."""
-        for ride, done in ending:
-            run_state = self._run_states.get(ride.run_id)
-            if run_state is not None and run_state.ride is ride:
+        for user_run, done in ending:
+            run_state = self._run_states.get(user_run.run_id)
+            if run_state is not None and run_state.user_run is user_run:
                 self._bring_series(run_state)
                 self._saved = 0.0
             done.set()
@@ -211,11 +213,11 @@ class InProcessWriter:
         if now - self._saved >= _SAVE_INTERVAL:
             self._saved = now
             self._follower.look_again()
-            with self._diagnostics.contained("keeping how far a ride is"):
+            with self._diagnostics.contained("keeping what was written in process"):
                 self._keep(over=False)
 
     def _keep(self, *, over: bool) -> None:
-        """Saves how far the rides are; one that may still go on is not called whole."""
+        """Saves what was written; one that may still go on is not called whole."""
         every = list(self._run_states.values())
         self.state.delivered = sum(run_state.delivered for run_state in every)
         self.state.folded = sum(run_state.folded for run_state in every)
@@ -246,9 +248,9 @@ class InProcessWriter:
 
     def _bring_series(self, run_state: RunState) -> None:
         """Brings the whole series, where rows were too sparse for it and the run can still take it."""
-        if run_state.is_waiting or not run_state.needs_series or not run_state.ride.is_open:
+        if run_state.is_waiting or not run_state.needs_series or not run_state.user_run.is_open:
             return
-        run_id = run_state.ride.run_id
+        run_id = run_state.user_run.run_id
         name = f"series-{run_id}.csv"
         try:
             artifact = write_series(self._run, name, lambda header: self._target(header) == run_id)

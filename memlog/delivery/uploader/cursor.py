@@ -1,4 +1,4 @@
-"""Where a courier stands in one process's segments."""
+"""Where an uploader stands in one process's segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memlog.sink import Point
 
 
 class Reading:
-    """What a courier holds in memory of one process's segments."""
+    """What an uploader holds in memory of one process's segments."""
 
     def __init__(self, progress: Progress) -> None:
         self._taken_up = progress

@@ -1,4 +1,4 @@
-"""The runs of a tracker's that one courier delivers to, and the open sinks for them."""
+"""The runs of a tracker's that one uploader delivers to, and the open sinks for them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Targets:
 
     Args:
         open_sink: Builds a sink for a target; may import the tracker's client.
-        state: What the courier remembers: which runs there are, and which are refused.
+        state: What the uploader remembers: which runs there are, and which are refused.
         begins: What a run that a sink opens is told; the rest of it is filled in.
-        claim: Where the user's runs are ridden, in the trainer's process: what a run of the user's has.
+        claim: If the user's runs are written in the trainer's process: what a run of the user's has.
         may_replace: Whether what a run can't take, since the tracker refuses it, goes to one of the sink's
             own.
 
@@ -68,7 +68,7 @@ class Targets:
         self._uris.setdefault(binding.run_id, binding.uri)
 
     def claimed(self, target: str | None) -> Claim | None:
-        """What a run of the user's has that is ridden; ``None``: the courier delivers to it."""
+        """What a run has that is written in process; ``None``: the uploader delivers to it."""
         return None if target is None or self._claim is None else self._claim(target)
 
     @property
@@ -131,7 +131,7 @@ class Targets:
         """Ends the runs that sinks opened, but for those that the tracker refuses."""
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
-                self.sink(None)  # opened by an earlier courier, which died before it could end it
+                self.sink(None)  # opened by an earlier uploader, which died before it could end it
         for target, sink in self._sinks.items():
             try:
                 sink.close(end.status if end else None, end.time_us if end else None)

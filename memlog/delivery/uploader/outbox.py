@@ -1,6 +1,6 @@
 """Sending what a tracker is to get besides points: alerts and files.
 
-The courier takes them over from the journal together with its position, so that they are neither lost nor
+The uploader takes them over from the journal together with its position, so that they are neither lost nor
 dependent on the points; here each is crossed off once the tracker has it.
 """
 

@@ -18,10 +18,10 @@ _OWN = ""
 
 
 class Refusals:
-    """What a courier knows of the runs that its tracker refuses.
+    """What an uploader knows of the runs that its tracker refuses.
 
     Args:
-        state: What the courier remembers: says which runs are refused, and why.
+        state: What the uploader remembers: says which runs are refused, and why.
         memlog_run: memlog's own id of the run, for the remedy.
         is_replaceable: Whether a run of the sink's own can take a target's place.
     """

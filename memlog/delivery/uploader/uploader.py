@@ -25,10 +25,10 @@ _STUBBORN_FAILURES = 5
 
 
 class Uploader:
-    """Delivers one run to one backend, from where the last courier stopped.
+    """Delivers one run to one backend, from where the last uploader stopped.
 
     What it hands over is decided by the journal alone. Its place in the journal is saved after each
-    batch, so that a courier that dies repeats at most one batch, with the same points.
+    batch, so that an uploader that dies repeats at most one batch, with the same points.
 
     Of a run that the tracker refuses, because it is deleted or gone, the segments are passed over and
     remembered: they are delivered when it is there again, and nothing else waits for that.
@@ -44,7 +44,7 @@ class Uploader:
             then they wait. Set it when waiting is over.
         may_replace: Whether what a run can't take, since the tracker refuses it, goes to one of the sink's
             own.
-        claim: Where the user's runs are ridden, in the trainer's process: what a run of the user's has.
+        claim: If the user's runs are written in the trainer's process: what a run of the user's has.
 
     Attributes:
         state: What it remembers; saved in the run's folder.
@@ -74,7 +74,7 @@ class Uploader:
         self._readings: dict[str, Reading] = {}
         self._failures = 0
         self._copies = Copies(run)
-        self.state.provisional = 0  # of a courier that did not come to close its sink: sent again
+        self.state.provisional = 0  # of an uploader that did not come to close its sink: sent again
         self._clean = self._kept()
 
     def connect(self, connection: Connection) -> None:
@@ -283,10 +283,10 @@ class Uploader:
             return False
         target = binding.run_id if binding else None
         claim = self._targets.claimed(target)
-        if claim == "riding" or reading.plan is None or target != reading.target:
+        if claim == "in process" or reading.plan is None or target != reading.target:
             reading.finish()
             self._hand_over(file.process, reading)
-            if claim == "riding":
+            if claim == "in process":
                 return False
             reading.turn(target, entry.start.segment)
             reading.passing = claim == "whole"

@@ -1,4 +1,4 @@
-"""Keeping a courier going: again and again, patiently where the tracker is in trouble."""
+"""Keeping an uploader going: again and again, patiently where the tracker is in trouble."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_what_a_killed_helper_left_is_brought_by_sync(tmp_path: Path, server: Wa
     assert_everything_is_there(tmp_path, server, times=2)
 
 
-RIDE = """
+IN_PROCESS = """
     import sys
     import time
     from pathlib import Path
@@ -209,7 +209,7 @@ def test_a_ride_on_a_users_run_whose_server_is_down_slows_nothing(
     tmp_path: Path, server: WandbServer
 ) -> None:
     server.start()
-    with training(RIDE, tmp_path, **server.environment) as process:
+    with training(IN_PROCESS, tmp_path, **server.environment) as process:
         wait_for((tmp_path / "down").exists)
         wait_for_rows(server)
         server.stop()

@@ -57,7 +57,7 @@ def stopped(server: WandbServer) -> Iterator[None]:
 
 
 class TestWandb(SinkContract):
-    rides = True
+    in_process = True
     cannot_show: ClassVar[Mapping[Shown, str]] = {
         "ends": "W&B knows no other end of a run than the moment at which it is told",
     }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.riding import PREAMBLE, assert_every_step_is_there, full_plan, recorded, sync_offline
+from support.in_process import PREAMBLE, assert_every_step_is_there, full_plan, recorded, sync_offline
 from support.wandb_file import WandbFile, find_runs, read_run
 
 from memlog.delivery.in_process.saved_state import all_states
@@ -46,7 +46,7 @@ def test_steps_between_two_openings_of_one_run_reach_it(tmp_path: Path) -> None:
     first = start(id="sameid")
     for s in steps(10):
         first.log({"loss": s}, step=s)
-        time.sleep(0.2)  # a ride for each row: nothing but the steps between is folded
+        time.sleep(0.2)  # a pass for each row: nothing but the steps between is folded
     first.finish()
     for s in steps(5, first=10):
         pass
@@ -155,7 +155,7 @@ def test_all_runs_that_lack_something_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_just_before_the_end_of_each_run_reaches_it(tmp_path: Path) -> None:
-    """A ride may be under way as the user ends a run: what it has not read is waited for."""
+    """The writer may be at work as the user ends a run: what it has not read is waited for."""
     errors = train(
         """
     from pathlib import Path

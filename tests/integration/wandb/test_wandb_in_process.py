@@ -1,10 +1,10 @@
-"""Riding on a W&B run of the user's: the user's rows stay, and memlog's values are the plan's."""
+"""Writing to a W&B run of the user's in process: the user's rows stay, and memlog's values are the plan's."""
 
 from pathlib import Path
 
 import pytest
 from support import child
-from support.riding import (
+from support.in_process import (
     PREAMBLE,
     assert_every_step_is_there,
     full_plan,
@@ -83,7 +83,7 @@ def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
 
 @pytest.mark.parametrize("how", USERS)
 def test_the_users_rows_are_those_without_memlog(tmp_path: Path, how: str) -> None:
-    plain, written = tmp_path / "plain", tmp_path / "ridden"
+    plain, written = tmp_path / "plain", tmp_path / "written"
     for folder, arguments in ((plain, []), (written, ["--memlog"])):
         folder.mkdir()
         child.run(PREAMBLE + USERS[how], folder, *arguments)
@@ -320,7 +320,7 @@ def test_two_runs_one_after_the_other_keep_apart(tmp_path: Path) -> None:
         with start(name=f"fold-{fold}") as run:
             for s in steps(100):
                 run.log({"loss": s + fold}, step=s)
-            time.sleep(1)   # so that what waits is ridden
+            time.sleep(1)   # so that what waits is written
             run.log({"end": 1}, step=100)
     """,
         tmp_path,

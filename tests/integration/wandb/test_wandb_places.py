@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.riding import PREAMBLE, sync_offline
+from support.in_process import PREAMBLE, sync_offline
 from support.wandb_file import find_runs, read_only_run, read_run
 
 pytestmark = pytest.mark.integration

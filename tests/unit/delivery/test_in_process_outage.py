@@ -1,4 +1,4 @@
-"""A ride beside a server that is away: what can be handed over is, whatever waits."""
+"""Writing in process beside a server that is away: what can be handed over is, whatever waits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ class Away:
 
     def watch_end(self, before: object, after: object) -> None: ...
 
-    def watch_rows(self, rows: Rows) -> int | None:  # noqa: ARG002 - as a ride's
+    def watch_rows(self, rows: Rows) -> int | None:  # noqa: ARG002 - as a run's
         return None
 
     def leave_rows(self) -> None: ...
@@ -35,7 +35,7 @@ class Away:
     def log_alert(self, alert: Alert) -> None:
         self.had.append(alert.title)
 
-    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:  # noqa: ARG002 - as a ride's
+    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:  # noqa: ARG002 - as a run's
         if not self.takes_files:
             raise ConnectionError("nobody there")
         self.had.append(artifact.name)
@@ -45,16 +45,16 @@ def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) 
     made = MadeRun(tmp_path, alive=True).bound("wandb", "users", None)
     (made.directory.artifacts).mkdir()
     (made.directory.artifacts / "notes.txt").write_text("kept")
-    ride, health = Away(), Diagnostics()
+    user_run, health = Away(), Diagnostics()
     writer = InProcessWriter(made.directory, "wandb", health)
-    writer._join(ride)  # without the thread that `begin` starts
+    writer._join(user_run)  # without the thread that `begin` starts
     made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))
     writer._write_once()
     made.write(batch(1, 2**20), Alert(at(1), 1, "error", "rule", "high", "text"), batch(2, 2**20))
     writer._write_once()
-    assert ride.had == ["high"]
+    assert user_run.had == ["high"]
     assert sum(health.faults.values()) == 2
-    ride.takes_files = True
+    user_run.takes_files = True
     writer._write_once()
     writer._write_once()
-    assert ride.had[1:] == ["notes.txt"]
+    assert user_run.had[1:] == ["notes.txt"]

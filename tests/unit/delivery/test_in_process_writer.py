@@ -1,4 +1,4 @@
-"""Riding on runs that end, and are opened anew under the same id."""
+"""Writing to runs that end, and are opened anew under the same id."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from memlog.sink import Point, Rows
 
 
 class Users:
-    """A run of the user's, as far as a ride goes."""
+    """A run of the user's, as far as the writer sees it."""
 
     def __init__(self, run_id: str = "same") -> None:
         self.run_id = run_id
@@ -58,7 +58,7 @@ class Users:
 
 
 class Trainer:
-    """A journal that steps are written to, and a rider beside it."""
+    """A journal that steps are written to, and a writer beside it."""
 
     def __init__(self, directory: Path) -> None:
         self.run: RunDirectory = new_run(directory)
@@ -148,7 +148,7 @@ def test_pauses_keep_rides_within_their_share() -> None:
 def test_what_is_published_as_a_run_ends_is_waited_for_although_a_ride_is_under_way(
     tmp_path: Path,
 ) -> None:
-    """The journal was read before: the end must wait for the next ride."""
+    """The journal was read before: the end must wait for the next pass."""
     trainer = Trainer(tmp_path)
     trainer.run.artifacts.mkdir()
 

@@ -105,7 +105,7 @@ def test_points_do_not_wait_for_files(
                 carrier.deliver(complete=True)
     assert len(tracker.all_points()) == 11
     assert [shown.step for shown in tracker.alerts[f"own-{run.id}"]] == [4]
-    # A courier of another process goes on with what is left, and with that alone.
+    # An uploader of another process goes on with what is left, and with that alone.
     successor = uploader(run, tracker)
     successor.deliver(complete=True)
     successor.close()

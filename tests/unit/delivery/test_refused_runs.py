@@ -261,7 +261,7 @@ def read(run: RunDirectory) -> list[JournalFile]:
 
 
 class Sweep:
-    """A trainer, whose runs are deleted and restored as it goes on, and a courier that comes and goes."""
+    """A trainer, whose runs are deleted and restored as it goes on, and an uploader that comes and goes."""
 
     def __init__(self, directory: str, *, thinned: bool) -> None:
         self.made = MadeRun(Path(directory), alive=True).bound("list", "r0", None)
@@ -317,7 +317,7 @@ MOVES = ("steps", "turn", "deliver", "fail", "restart", "delete", "restore", "th
 def test_whatever_is_deleted_and_restored_every_point_arrives_once(
     moves: list[tuple[str, int]], thinned: bool
 ) -> None:
-    """Any order of runs, steps, deliveries, failures, new couriers, deletions and thinning."""
+    """Any order of runs, steps, deliveries, failures, new uploaders, deletions and thinning."""
     with tempfile.TemporaryDirectory() as directory:
         sweep = Sweep(directory, thinned=thinned)
         for move, number in moves:

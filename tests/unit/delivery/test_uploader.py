@@ -1,4 +1,4 @@
-"""A courier hands over exactly the plan's points, wherever it is stopped and taken up again."""
+"""An uploader hands over exactly the plan's points, wherever it is stopped and taken up again."""
 
 import contextlib
 import tempfile
@@ -73,7 +73,7 @@ def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("stop_every", [1, 2, 3, 7])
-def test_another_courier_goes_on_where_one_stopped(run: RunDirectory, stop_every: int) -> None:
+def test_another_uploader_goes_on_where_one_stopped(run: RunDirectory, stop_every: int) -> None:
     journal, tracker = writer(run), ListTracker()
     carrier = uploader(run, tracker)
     for step in range(40):
@@ -198,7 +198,7 @@ def test_a_process_that_is_gone_without_its_end_was_killed(run: RunDirectory) ->
     assert tracker.ended == {f"own-{run.id}": "killed"}
 
 
-def test_two_couriers_of_one_backend_never_run_at_once(run: RunDirectory) -> None:
+def test_two_uploaders_of_one_backend_never_run_at_once(run: RunDirectory) -> None:
     with UploadLock(run, "list"):
         with pytest.raises(DeliveryError, match="own helper process"), UploadLock(run, "list"):
             pass
@@ -211,7 +211,7 @@ def test_two_couriers_of_one_backend_never_run_at_once(run: RunDirectory) -> Non
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["step", "jump", "deliver", "fail", "restart"]), max_size=40))
 def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
-    """Any order of steps, deliveries, failures and new couriers gives the plan's points, once each."""
+    """Any order of steps, deliveries, failures and new uploaders gives the plan's points, once each."""
     with tempfile.TemporaryDirectory() as directory:
         run = new_run(Path(directory))
         journal, tracker = writer(run), ListTracker()

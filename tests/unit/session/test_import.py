@@ -48,7 +48,7 @@ except memlog.MissingExtraError as error:
 def test_the_helper_process_samples_before_it_loads_what_trackers_and_reports_need() -> None:
     program = """
 import sys, memlog.delivery.helper.__main__
-late = ("alerts", "analysis", "exporters", "tracer", "delivery.courier", "delivery.postmortem")
+late = ("alerts", "reports", "trace", "tracer", "delivery.uploader.uploader", "delivery.helper.postmortem")
 print([name for name in late if "memlog." + name in sys.modules])
 """
     done = subprocess.run(

@@ -129,7 +129,7 @@ def test_the_environment_fills_what_nobody_said(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("said", ["argument", "config", "environment"])
 def test_a_backend_that_is_named_twice_is_one(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two couriers of one name would keep each other from delivering."""
+    """Two uploaders of one name would keep each other from delivering."""
     if said == "environment":
         monkeypatch.setenv("MEMLOG_BACKEND", "mlflow,local, mlflow")
     names = ("mlflow", "local", "mlflow")

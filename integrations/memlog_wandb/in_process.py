@@ -1,4 +1,4 @@
-"""Riding on a run of the user's: written beside the user, in the trainer's process.
+"""Writing to a run of the user's in the trainer's process, beside the user's own rows.
 
 Whoever calls ``run.log(values)`` beside a user who passes ``step=`` destroys the user's rows; with
 ``commit=False`` the values join the row that happens to be open, which another thread can't know. So memlog's
@@ -17,7 +17,7 @@ from memlog_wandb import contents
 from memlog_wandb.rows import RowWatch, watch, watches_no_more
 
 
-class WandbRide:
+class WandbInProcessRun:
     """A `memlog.sink.InProcessRun` on a W&B run. Importing this module loads no wandb.
 
     Args:
