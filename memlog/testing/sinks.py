@@ -387,7 +387,7 @@ class _OneEach:
 
 
 def _lost_to(fault: Fault) -> Counter[str]:
-    """Points that an uploader counts as lost to a fault: a refused one; of others it sends half."""
+    """What counts as lost to a fault: a single point that was refused (of several, halves are sent again)."""
     if not fault.refuses:
         return Counter()
     reasons = {"log_alerts": "alerts_rejected", "log_artifact": "artifact_rejected"}

@@ -14,7 +14,9 @@ def _prepare(told: str) -> None:
     from _frozen_importlib_external import SourceFileLoader
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    loader = SourceFileLoader("memlog_imports", os.path.join(package, "imports.py"))
+    loader = SourceFileLoader(
+        "memlog_imports", os.path.join(package, "_internal", "import_hook.py")
+    )
     imports = type(sys)("memlog_imports")
     loader.exec_module(imports)
     imports.ImportWatch("torch.optim.optimizer", "memlog", callback=_wait_for_a_session)

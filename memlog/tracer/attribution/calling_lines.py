@@ -15,7 +15,7 @@ MAX_LINES: Final = 1000
 """Lines that are told apart at most."""
 _LONGEST: Final = 40
 """Characters of a name."""
-_MEMLOG: Final = f"{Path(__file__).absolute().parents[1]}{os.sep}"
+_MEMLOG: Final = f"{Path(__file__).absolute().parents[2]}{os.sep}"
 _TORCH: Final = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 _INSTALLED: Final = (
     "<frozen ",
