@@ -66,8 +66,6 @@ THREADS = """
     print(json.dumps([faults, descriptors() - before, helpers()]))
 """
 
-_OF_FILES = ("memlog._internal.descriptors", "memlog._internal.safe_files")
-
 
 @pytest.fixture
 def for_everybody() -> Iterator[Path]:
@@ -168,10 +166,11 @@ INTERRUPTED = """
     def interrupting(at):
         # At the calls of memlog's functions; in the moment before a number is known nobody can give it back.
         left = at
+        of_files = ("memlog._internal.descriptors", "memlog._internal.safe_files")
         def trace(frame, event, _):
             nonlocal left
             name = frame.f_globals.get("__name__", "")
-            if name.startswith("memlog.") and name not in _OF_FILES:
+            if name.startswith("memlog.") and name not in of_files:
                 left -= 1
                 if left == 0:
                     sys.settrace(None)

@@ -170,7 +170,7 @@ def test_removed_hooks_are_gone() -> None:
 def test_torch_imported_later_is_noticed_and_left_as_it_would_be() -> None:
     script = """
 import sys
-from memlog.autolog import Autolog
+from memlog.autolog.optimizer_steps import Autolog
 steps = []
 before = list(sys.meta_path)
 autolog = Autolog(lambda optimizer: steps.append(1))
