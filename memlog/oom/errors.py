@@ -11,7 +11,8 @@ from types import ModuleType
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
 from memlog.oom.frames import where
-from memlog.oom.limits import NO_ROOM, highest_resident, host_room, idle_memory, machine_memory
+from memlog.oom.limits import NO_ROOM, highest_resident, host_room, machine_memory
+from memlog.probes.malloc import read_heap
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000
@@ -114,7 +115,9 @@ def describe(
     layer, phase = (None, None) if worker else where(error)
     device = _device(message) if is_of_a_device(error) else "host"
     # A worker's limit is not this process's, and it is gone.
-    room = NO_ROOM if worker or device != "host" else host_room()
+    here = device == "host" and not worker
+    room = host_room() if here else NO_ROOM
+    heap = read_heap() if here else None
     return OutOfMemory(
         time_us=now_us(),
         step=step,
@@ -133,8 +136,8 @@ def describe(
         raised_as=None if raised is None or raised is error else _shown(_named(raised)),
         signal=None if ended is None else ended["signal"],
         machine=machine_memory() if device == "host" else None,
-        resident=None if worker or device != "host" else highest_resident(),
-        idle=None if worker or device != "host" else idle_memory(),
+        resident=highest_resident() if here else None,
+        idle=None if heap is None else heap.idle,
     )
 
 

@@ -7,7 +7,6 @@ allocation came on top of no more than it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 from contextlib import suppress
@@ -47,28 +46,6 @@ def host_room() -> Room:
 def highest_resident() -> int | None:
     """The most memory that this process ever had resident, in bytes; ``None`` if unknown."""
     return _own_memory().get("VmHWM")
-
-
-class _Mallinfo(ctypes.Structure):
-    """What glibc tells of its allocator, from 2.33 on."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-def idle_memory() -> int | None:
-    """Bytes that the C library's allocator holds though nothing uses them; ``None`` if it does not tell."""
-    try:
-        ask = ctypes.PyDLL(None).mallinfo2
-    except (AttributeError, OSError):
-        return None
-    ask.argtypes, ask.restype = (), _Mallinfo
-    return int(ask().fordblks)
 
 
 def _own_memory() -> dict[str, int]:

@@ -7,10 +7,10 @@ read, and not the resident set.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from memlog.probes.malloc import read_heap
 
 
 class Collection(NamedTuple):
@@ -31,36 +31,9 @@ def collect_garbage() -> Collection | None:
     """
     if not gc.isenabled():
         return None
-    before = _in_use()
+    before = read_heap()
     gc.collect(1)
-    after = _in_use()
+    after = read_heap()
     if before is None or after is None:
         return None
-    return Collection(max(before - after, 0), after)
-
-
-class _MallocInfo(ctypes.Structure):
-    """What glibc 2.33 and later tell: see ``mallinfo2(3)``."""
-
-    _fields_ = (
-        ("arena", ctypes.c_size_t),
-        ("ordblks", ctypes.c_size_t),
-        ("smblks", ctypes.c_size_t),
-        ("hblks", ctypes.c_size_t),
-        ("hblkhd", ctypes.c_size_t),
-        ("usmblks", ctypes.c_size_t),
-        ("fsmblks", ctypes.c_size_t),
-        ("uordblks", ctypes.c_size_t),
-        ("fordblks", ctypes.c_size_t),
-        ("keepcost", ctypes.c_size_t),
-    )
-
-
-def _in_use() -> int | None:
-    """Bytes that are allocated from the C library, in all its arenas and mapped ones."""
-    with suppress(AttributeError, OSError):
-        mallinfo: Any = ctypes.CDLL(None).mallinfo2
-        mallinfo.restype = _MallocInfo
-        info = mallinfo()
-        return int(info.uordblks + info.hblkhd)
-    return None
+    return Collection(max(before.in_use - after.in_use, 0), after.in_use)

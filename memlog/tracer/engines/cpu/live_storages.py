@@ -270,9 +270,7 @@ class LiveStorages:
                     met = self._hold(storage, layer, made, category, 0, kind) or met
             elif known.category != category and not _stays(known.category, category):
                 known.category = category
-                self.settle()
-                now = self._log.now()
-                self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
+                self._tell_category(known, layer)
         return met
 
     def repeat(self, tensor: Tensor, layer: int) -> None:
@@ -280,9 +278,12 @@ class LiveStorages:
         for plain in held_by(tensor):
             known = self._known.get(plain.untyped_storage()._cdata) if plain.is_cpu else None
             if known is not None:
-                self.settle()
-                now, category = self._log.now(), known.category
-                self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, category, 0))
+                self._tell_category(known, layer)
+
+    def _tell_category(self, known: TrackedStorage, layer: int) -> None:
+        self.settle()
+        now = self._log.now()
+        self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, known.category, 0))
 
     def largest(self, tensors: Iterable[Tensor]) -> tuple[int, int]:
         """The serials of the largest two storages that hold them; 0 for what is not followed."""
