@@ -7,9 +7,12 @@ where it holds that many steps of the clock, and a step of everybody who takes p
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
+
+from memlog.tracer.schedule.top_modules import is_elsewhere
 
 LONGEST = 16
 """Steps of the clock that a window covers at most. An optimizer that steps more rarely has none in most of
@@ -47,6 +50,7 @@ class Rhythm:
         elif self._now > part.last:
             part.interval = self._now - part.last
         part.last = self._now
+        part.thread = threading.current_thread()
         self._parts[id(optimizer)] = part  # the newest stands last
         if len(self._parts) > _MOST:
             del self._parts[next(iter(self._parts))]
@@ -102,8 +106,9 @@ class Rhythm:
         )
 
     def optimizers(self) -> list[Any]:
-        """Those that are there, whose state takes memory also where they step no more."""
-        found = [part.optimizer() for part in list(self._parts.values())]
+        """Those that no other thread steps; their state takes memory also where they step no more."""
+        parts = list(self._parts.values())
+        found = [part.optimizer() for part in parts if not is_elsewhere(part.thread)]
         return [optimizer for optimizer in found if optimizer is not None]
 
     def members(self) -> Members:
@@ -152,15 +157,17 @@ class _Part:
         interval: Steps of the clock between its last two; ``None``: it has not stepped twice.
         in_window: Whether it stepped in the window.
         had_state: Whether it had state then.
+        thread: On which.
     """
 
-    __slots__ = ("had_state", "in_window", "interval", "last", "optimizer")
+    __slots__ = ("had_state", "in_window", "interval", "last", "optimizer", "thread")
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.last = 0
         self.interval: int | None = None
         self.in_window = self.had_state = False
+        self.thread: threading.Thread | None = None
 
     @property
     def patience(self) -> int:

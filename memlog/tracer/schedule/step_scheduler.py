@@ -329,6 +329,7 @@ class PeriodicTracer:
         if self._thread is not None and not self._thread.is_alive() and not whosever:
             self._abandon(now)  # what trains now is another thread
             return
+        thread = self._thread
         window = self._take_window(whosever=whosever)
         if window is None:
             return
@@ -339,7 +340,7 @@ class PeriodicTracer:
                 trace = window.stop()
             finally:
                 self._leave(window)
-            self._tops.remember(window.tops())
+            self._tops.remember(window.tops(), thread)
             self._tell(trace, window, failed=failed)
 
     def _abandon(self, now: float) -> None:

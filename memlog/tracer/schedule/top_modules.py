@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +12,19 @@ _MOST_PARAMETERS = 10_000
 """That are looked at, to find one that is trained."""
 
 
+def is_elsewhere(thread: threading.Thread | None) -> bool:
+    """Whether what that thread trains may change while this thread looks at it.
+
+    torch guards no gradient: reading ``parameter.grad`` here while that thread resets it ends the process.
+    Threads that Python has not started are autograd's, on which an optimizer may step for its trainer's.
+    """
+    if thread is None or thread is threading.current_thread():
+        return False
+    return thread.is_alive() and not isinstance(thread, threading._DummyThread)
+
+
 class Tops:
-    """They are remembered from trace to trace, held weakly.
+    """They are remembered from trace to trace, held weakly, each with the thread that trains it.
 
     Args:
         model: The first, where the user has named one.
@@ -20,20 +32,34 @@ class Tops:
 
     def __init__(self, model: Any = None) -> None:
         self._model = model
-        self._others: list[weakref.ref[Any]] = []
+        self._thread: threading.Thread | None = None
+        self._others: list[tuple[weakref.ref[Any], threading.Thread | None]] = []
 
     def known(self) -> list[Any]:
-        """As far as they are known: always in one order, so that names stay."""
-        known = [self._model, *(top() for top in self._others)]
+        """Those that no other thread trains, as far as they are known: in one order, so that names stay."""
+        known = [
+            None if is_elsewhere(self._thread) else self._model,
+            *(top() for top, thread in self._others if not is_elsewhere(thread)),
+        ]
         return [module for module in known if module is not None]
 
-    def remember(self, tops: Sequence[Any]) -> None:
-        """Modules without parameters are found anew each time, and parts of others are no top."""
+    def remember(self, tops: Sequence[Any], thread: threading.Thread | None) -> None:
+        """Modules without parameters are found anew each time, and parts of others are no top.
+
+        Args:
+            tops: What one trace was of.
+            thread: That was traced.
+        """
         trained = [top for top in tops if next(top.parameters(), None) is not None]
         parts = {id(part) for top in trained for part in top.modules() if part is not top}
+        if any(top is self._model for top in trained):
+            self._thread = thread
+        mine = {id(top): top for top in trained if top is not self._model and id(top) not in parts}
         self._others = [
-            weakref.ref(top) for top in trained if top is not self._model and id(top) not in parts
-        ]
+            (top, other)
+            for top, other in self._others
+            if is_elsewhere(other) and id(top()) not in mine
+        ] + [(weakref.ref(top), thread) for top in mine.values()]
 
     def train(self, module: Any) -> bool:
         """Whether what is called may begin a training step.

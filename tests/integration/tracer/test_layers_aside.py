@@ -4,7 +4,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -275,6 +275,50 @@ def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not session.health.faults
     assert at_once == []
     assert left() == []
+
+
+def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
+    """As Optuna's ``n_jobs`` does: torch crashes if a gradient is read while another thread resets it."""
+
+    class Watched(nn.Parameter):
+        readers: ClassVar[set[int]] = set()
+
+        @property
+        def grad(self) -> Any:
+            self.readers.add(threading.get_ident())
+            return torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+
+        @grad.setter
+        def grad(self, value: Any) -> None:
+            torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+    theirs, mine, over = network(), network(), threading.Event()
+    for layer in theirs:
+        if isinstance(layer, nn.Linear):
+            layer.weight = Watched(layer.weight.detach())
+    session = memlog.init("local", layers=True)
+    trained = threading.Event()
+
+    def train() -> None:
+        optimizer = torch.optim.Adam(theirs.parameters())
+        for _ in range(3):
+            step(theirs, optimizer)
+        trained.set()
+        over.wait(60)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert trained.wait(60)
+    optimizer = sgd(mine)
+    for _ in range(3):
+        session.snapshot()
+        step(mine, optimizer)
+    memlog.finish()
+    over.set()
+    thread.join(60)
+    assert Watched.readers == {thread.ident}
+    assert not session.health.faults
+    assert len(traces(session)) >= 2
 
 
 def test_a_step_inside_torch_func_is_counted_as_skipped() -> None:

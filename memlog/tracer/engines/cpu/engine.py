@@ -101,7 +101,8 @@ class DispatchEngine:
             for tap, listener in self._patches():
                 tap.unsubscribe(listener)
             with self._diagnostics.contained("ending a trace"):
-                self._look_at_parameters()
+                if self._module_stack.thread_state() is not None:
+                    self._look_at_parameters()  # of another thread they may change at any moment
                 self._precision_changed = op_workspace.look_at_precisions()
             self._module_stack.close()
             self._live_storages.close()
