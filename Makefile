@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 # -qq: pip's progress is noise in a log. Its errors are still shown.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 PYTEST := $(BIN)/python -m pytest
-# A worker a core; a file's tests stay together, since they share a server.
-PARALLEL := -n logical --maxprocesses 4 --dist loadfile
+# One worker per core. The tests of a file stay together because they share a server. A worker that crashes
+# ends the run: a single worker that restarts would hang it.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 0
 SETTINGS := pyproject.toml constraints.txt
 OLDEST := .venv-oldest-torch
 # Of the line `torch = ["torch>=2.6"]`.
