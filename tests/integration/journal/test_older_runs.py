@@ -1,13 +1,16 @@
-"""Journals written before the code was laid out in rooms give the same documents and points as they did."""
+"""Journals and stores of older code give the same documents, points, rows and files."""
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 from support import child
+from support.wandb_file import read_only_run
 
 pytestmark = pytest.mark.integration
 WRITTEN = Path(__file__).parents[2] / "data" / "runs-of-0.1"
@@ -40,14 +43,67 @@ def test_compare_gives_the_same_document(runs: Path) -> None:
 def test_sync_gives_the_same_points(runs: Path) -> None:
     address = f"sqlite:///{runs}/mlflow.db"
     child.memlog(*("sync", FIRST, "--to", "mlflow"), directory=runs, MLFLOW_TRACKING_URI=address)
-    client = MlflowClient(address)
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    [run] = client.search_runs(experiments)
-    points = {
-        name: [
-            [metric.step, metric.value]
-            for metric in client.get_metric_history(run.info.run_id, name)
-        ]
+    client = client_of(runs)
+    run = only_run(client)
+    told = {"metrics": points_of(client, run), "params": dict(run.data.params)}
+    assert told == expected("points")
+
+
+@pytest.fixture
+def stored(runs: Path) -> Path:
+    """Also the MLflow store, and the state of delivery to it, as they were after ``memlog sync``."""
+    store = WRITTEN / "mlflow-store"
+    shutil.copytree(store / "mlruns", runs / "mlruns")
+    delivery = runs / "memlog_runs" / FIRST / "delivery"
+    delivery.mkdir()
+    with closing(sqlite3.connect(runs / "mlflow.db")) as database:
+        database.executescript(with_root(store / "mlflow.sql", runs))
+    (delivery / "mlflow.json").write_text(with_root(store / "delivery" / "mlflow.json", runs))
+    return runs
+
+
+def with_root(path: Path, root: Path) -> str:
+    return path.read_text(encoding="utf-8").replace("{root}", str(root))
+
+
+def points_of(client: MlflowClient, run: Any) -> dict[str, list[list[float]]]:
+    history = client.get_metric_history
+    return {
+        name: [[metric.step, metric.value] for metric in history(run.info.run_id, name)]
         for name in run.data.metrics
     }
-    assert {"metrics": points, "params": dict(run.data.params)} == expected("points")
+
+
+def only_run(client: MlflowClient) -> Any:
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    [run] = client.search_runs(experiments)
+    return run
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
+def test_pull_brings_the_files_of_an_older_store(stored: Path) -> None:
+    address = {"MLFLOW_TRACKING_URI": f"sqlite:///{stored}/mlflow.db"}
+    for run, out in ((FIRST, "by-its-id"), (only_run(client_of(stored)).info.run_id, "by-mlflows")):
+        pull = ("pull", run, "--backend", "mlflow", "-o", out)
+        child.memlog(*pull, directory=stored, **address)
+        note = WRITTEN / "runs" / FIRST / "artifacts" / "note.txt"
+        assert (stored / out / "note.txt").read_bytes() == note.read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_sync_adds_nothing_to_an_older_store_that_is_complete(stored: Path) -> None:
+    address = {"MLFLOW_TRACKING_URI": f"sqlite:///{stored}/mlflow.db"}
+    child.memlog("sync", FIRST, "--to", "mlflow", directory=stored, **address)
+    client = client_of(stored)
+    assert points_of(client, only_run(client)) == expected("points")["metrics"]
+
+
+def client_of(folder: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{folder}/mlflow.db")
+
+
+def test_sync_gives_wandb_the_same_rows(runs: Path) -> None:
+    child.memlog("sync", SECOND, "--to", "wandb", directory=runs, WANDB_MODE="offline")
+    run = read_only_run(runs / "wandb")
+    rows = [{name: row[name] for name in row if name != "_runtime"} for row in run.rows]
+    assert {"rows": rows, "alerts": run.alerts, "config": run.config} == expected("wandb")
