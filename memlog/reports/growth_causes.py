@@ -42,6 +42,8 @@ class Growth(NamedTuple):
     """Bytes that came free with the failed step; ``None``: unknown."""
     idle: int
     """Bytes that the process's allocator held at the end though nothing used them, as far as is known."""
+    whole: int
+    """Bytes by which it had grown since the first step, in all of which those became idle."""
     lasting: bool
     """Whether it grew throughout."""
 
@@ -57,8 +59,8 @@ class Growth(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing uses most of what it grew by."""
-        return self.idle >= _MOST * self.size
+        """Whether nothing uses most of what it grew by; when blocks became idle is not known."""
+        return self.idle >= _MOST * self.whole
 
     @property
     def is_kept(self) -> bool:
@@ -89,6 +91,7 @@ def growth(moments: LastMoments) -> Growth | None:
         _growth_of_a_step(series, freed),
         freed,
         (failure.idle or 0) if failure is not None and on_host else 0,
+        max(size, after[-1] - _at_first(moments, after[0])) if on_host else size,
         lasting,
     )
 
@@ -223,12 +226,19 @@ def _kept(found: Growth, grew: str) -> str:
     )
     unused = found.idle >= _SOME * found.size
     if found.own is None or unused:
-        of_it = f" (at the end nothing used {format_bytes(found.idle)} of it)" if unused else ""
+        held = f"nothing used {format_bytes(found.idle)} of what it held"
+        of_it = f" (at the end {held})" if unused else ""
         return (
             f"{found.of} grew throughout, {grew}{of_it}: either something keeps what each step makes, or the "
             f"steps themselves became larger. {often}"
         )
     return f"{found.of} grew throughout, {grew}: something keeps what each step makes. {often}"
+
+
+def _at_first(moments: LastMoments, level: int) -> int:
+    """The process's memory after the first step of all; ``level`` if unknown."""
+    first = moments.first
+    return level if first is None or first.rss is None else first.rss
 
 
 def _growth_of_a_step(series: Sequence[Level], freed: int | None) -> int | None:

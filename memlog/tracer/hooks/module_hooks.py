@@ -141,17 +141,20 @@ class OptimizersHeard:
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
         self._listener = listener
         self._diagnostics = diagnostics
-        self._at_work: list[weakref.ref[Any]] = []
+        self._at_work: list[tuple[weakref.ref[Any], int]] = []
         self._removed = False
         _watch.acquire(self)
 
     def remove(self) -> None:
         """Ends what has begun, and tells no more. Calling it again is harmless.
 
-        A session's own hook closes a window before the last step's end is heard.
+        A session's own hook closes a window before the last step's end is heard. What is at work on another
+        thread goes on, and its state is none of this one's.
         """
         if not self._removed:
-            for optimizer in [reference() for reference in self._at_work[::-1]]:
+            here = threading.get_ident()
+            mine = [reference for reference, thread in self._at_work[::-1] if thread == here]
+            for optimizer in [reference() for reference in mine]:
                 if optimizer is not None:
                     self.ends(optimizer)
             self._removed = True
@@ -161,7 +164,7 @@ class OptimizersHeard:
         """An optimizer's step begins."""
         if self._removed:
             return
-        self._at_work.append(weakref.ref(optimizer))
+        self._at_work.append((weakref.ref(optimizer), threading.get_ident()))
         try:
             self._listener.optimizer_begins(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
@@ -171,7 +174,7 @@ class OptimizersHeard:
         """It has ended."""
         if self._removed:
             return
-        self._at_work = [other for other in self._at_work if other() is not optimizer]
+        self._at_work = [other for other in self._at_work if other[0]() is not optimizer]
         try:
             self._listener.optimizer_ends(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on

@@ -321,6 +321,42 @@ def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
     assert len(traces(session)) >= 2
 
 
+def test_a_trace_leaves_out_the_optimizer_that_is_at_work_on_another_thread() -> None:
+    """A window that ends meanwhile ends its own optimizer's step, and that one alone."""
+
+    class Waiting(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            done = super().step(closure)
+            at_work.set()
+            over.wait(60)
+            return done
+
+    theirs, mine = torch.nn.Linear(256, 256), network()
+    at_work, over = threading.Event(), threading.Event()
+    session = memlog.init("local", layers=True)
+
+    def train() -> None:
+        theirs(torch.randn(8, 256)).square().mean().backward()
+        Waiting(theirs.parameters()).step()
+
+    optimizer = sgd(mine)
+    step(mine, optimizer)
+    session.snapshot()
+    mine(BATCH).square().mean().backward()
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert at_work.wait(60)
+    optimizer.step()
+    over.set()
+    thread.join(60)
+    memlog.finish()
+    found = traces(session)
+    assert len(found) == 2
+    state = 2 * 4 * sum(parameter.numel() for parameter in theirs.parameters())
+    assert all((trace.peak or 0) < state for trace in found)
+    assert not session.health.faults
+
+
 def test_a_step_inside_torch_func_is_counted_as_skipped() -> None:
     model = network()
     parameters = {name: value.detach().clone() for name, value in model.named_parameters()}

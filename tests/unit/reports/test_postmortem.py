@@ -395,10 +395,26 @@ def test_what_the_allocator_holds_unused_is_not_kept(tmp_path: Path) -> None:
     some = msgspec.structs.replace(KEPT, idle=200 * MIB)
     text = grown(tmp_path / "some", LEAK, some)
     assert (
-        "(at the end nothing used 200.0 MiB of it): either something keeps what each step" in text
+        "(at the end nothing used 200.0 MiB of what it held): either something keeps what each step"
+        in text
     )
     little = msgspec.structs.replace(KEPT, idle=100 * MIB)
     assert ": something keeps what each step makes" in grown(tmp_path / "little", LEAK, little)
+
+
+def test_what_nothing_uses_is_compared_with_all_growth_not_with_the_last_steps(
+    tmp_path: Path,
+) -> None:
+    """Blocks become unused throughout, and the report is of the last 200 steps."""
+    long = [400 + 2 * n for n in range(600)]
+    some = msgspec.structs.replace(KEPT, idle=210 * MIB)
+    text = grown(tmp_path / "kept", long, some)
+    assert "nothing used 210.0 MiB of what it held): either something keeps what each" in text
+    assert "only lets it fail later" in text
+    most = msgspec.structs.replace(KEPT, idle=700 * MIB)
+    text = grown(tmp_path / "unused", long, most)
+    assert "something keeps" not in text
+    assert "likely its steps became larger" in text
 
 
 def test_a_leak_beside_steps_that_need_much_is_kept(tmp_path: Path) -> None:
