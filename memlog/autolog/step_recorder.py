@@ -1,4 +1,4 @@
-"""From "a step is over" to a batch event: what happens in the trainer's loop, and no more."""
+"""Publication of a batch event for each step, in the trainer's loop."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from memlog.probes.host import HostProbe
 from memlog.settings import Settings
 
 HEALTH_INTERVAL_NS = 10_000_000_000
-"""Between health events."""
+"""Nanoseconds between health events."""
 NO_STEPS = (
     "no optimizer step was noticed (none was made, or it was inside torch.compile): "
     "call session.step() after each step"
 )
 NO_TORCH = (
     "nothing was recorded: without PyTorch memlog notices no step by itself: call session.step() after each "
-    "step, or use its monitors or memlog.watch_loss"
+    "step, or use memlog's monitors or memlog.watch_loss"
 )
 
 
 class BatchRecorder:
-    """Numbers the steps, reads memory at each and publishes it; knows what that cost.
+    """Recorder of steps: numbers them, reads memory at each, publishes it and measures its own cost.
 
     Args:
-        settings: Which steps, from which number on.
-        bus: Where events go.
-        journal: Asked whether it is queued.
-        run_detector: Looks for the user's runs before each event.
-        diagnostics: Counts errors: none leaves this class.
+        settings: Which steps to publish, and the first step's number.
+        bus: Target of events.
+        journal: Asked whether it writes through a queue.
+        run_detector: Searches for the user's runs before each event.
+        diagnostics: Counts errors; none leaves this class.
         model: Its size is recorded once.
     """
 
@@ -60,7 +60,7 @@ class BatchRecorder:
         self._diagnostics = diagnostics
         self._model = model
         self._model_size: dict[str, str] = {}
-        self._generation = self._said_in = fork.generation
+        self._generation = self._warned_in = fork.generation
         self._host = HostProbe(diagnostics)
         self._accelerators = AcceleratorProbe(diagnostics)
         self._next = settings.initial_step
@@ -69,14 +69,14 @@ class BatchRecorder:
         self._last: Batch | None = None
         self._cost = _Cost()
         self.after_step: Callable[[int], object] | None = None
-        """Called with the number of each step that is over. Must not raise."""
+        """Called with the number of each completed step. Must not raise."""
         self.tracing_cost: Callable[[], tuple[float, float]] | None = None
-        """Seconds that tracing has cost, and setting it up. Must not raise."""
+        """Returns the seconds that tracing and its set-up have cost. Must not raise."""
         self.look_around: Callable[[int], object] | None = None
         """Called after each step with the time, ``time.perf_counter_ns()``. Must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """The clock's optimizer made a step. Never raises."""
+        """Record a step of the clock's optimizer. Never raises."""
         if self._is_a_copy() or self._by_hand:
             return
         if self._next == self._settings.initial_step:
@@ -85,22 +85,25 @@ class BatchRecorder:
         self._record()
 
     def step_by_hand(self) -> None:
-        """The caller says that a step is over, and counts alone from now on. Never raises."""
+        """Record a step that the caller reports. From now on only the caller counts. Never raises."""
         if self._is_a_copy():
             return
-        # The step that the first call means has been noticed already where an optimizer made it.
-        noticed = not self._by_hand and self._next > self._settings.initial_step
+        # An optimizer may already have recorded the step that the first call reports.
+        recorded = not self._by_hand and self._next > self._settings.initial_step
         self._by_hand = True
-        if not noticed:
+        if not recorded:
             self._record()
 
     def claim(self) -> None:
-        """The caller counts alone from now on, and says each step by hand."""
+        """Let only the caller count the steps from now on."""
         if self._next == self._settings.initial_step:
             self._by_hand = True
 
     def count(self) -> tuple[int, Batch | None] | None:
-        """Like `step_by_hand`; tells the step's number, and its event where one was published."""
+        """Do the same as `step_by_hand`, and return the step's number and its event.
+
+        The event is ``None`` if none was published for this step.
+        """
         if self._is_a_copy():
             return None
         self.step_by_hand()
@@ -108,12 +111,12 @@ class BatchRecorder:
         return step, last if last is not None and last.step == step else None
 
     def _is_a_copy(self) -> bool:
-        """Whether this is a fork's copy, which records nothing; then says so, once in each such process."""
+        """Return True in a forked process, which records nothing. Print this once in each such process."""
         if fork.generation == self._generation:
             return False
-        if self._said_in != fork.generation:
-            self._said_in = fork.generation
-            # Not in the copy of the run's: a thread that is not here may have held its lock.
+        if self._warned_in != fork.generation:
+            self._warned_in = fork.generation
+            # New diagnostics, because a thread that no longer exists may have held the copied lock.
             Diagnostics().say_once(
                 "fork",
                 "this process is a fork of the one that began the run, so its steps are not recorded: call "
@@ -123,25 +126,29 @@ class BatchRecorder:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that is over; ``None`` before the first."""
+        """Last completed step; ``None`` before the first."""
         return self._next - 1 if self._next > self._settings.initial_step else None
 
     @property
     def rss_file(self) -> int | None:
-        """What of the last step's resident set was pages of mapped files, in bytes."""
+        """Bytes of the last step's resident set that were pages of mapped files."""
         return self._host.rss_file
 
     def say_if_nothing_was_noticed(self) -> None:
-        """Warns of a run without a step, an epoch or an evaluation: it would be empty in silence."""
+        """Print a warning if the run has no step, epoch or evaluation."""
         if self._next == self._settings.initial_step and not self._begun:
             self._diagnostics.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
 
     def close(self) -> None:
-        """Gives back what it holds of the system: the run is over."""
+        """Close the files of the host's memory figures."""
         self._host.close()
 
     def publish_health(self, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
-        """Publishes memlog's own state, at the end with the rules that were never judged; returns it."""
+        """Publish memlog's own cost and errors, and return the event.
+
+        Args:
+            unjudged: At the end of the run, the rules that were never judged, with the reason.
+        """
         per_step, total = self._cost.take()
         tracing, set_up = self.tracing_cost() if self.tracing_cost is not None else (0.0, 0.0)
         event = HealthEvent(
@@ -183,33 +190,33 @@ class BatchRecorder:
             self.look_around(ended)
 
     def _count_if_lost(self, step: int) -> None:
-        """A signal handler raised while the step was being recorded: it may have come before its event."""
+        """Count a lost event if a signal handler raised before the step's event was written."""
         last = self._last
         if last is None or last.step != step or self._journal.newest_step is not last:
             self._diagnostics.drop(
                 "interrupted",
-                "an exception that a signal handler raised came while a step was being recorded: that "
-                "step's event is lost",
+                "a signal handler raised an exception while a step was being recorded: that step's event is "
+                "lost",
             )
 
     def _publish(self, step: int) -> None:
-        bound = self._run_detector.look()
+        joined = self._run_detector.look()
         devices = self._accelerators.read()
-        if bound:
-            self._begun = False  # its parameters are for every run of the user's
+        if joined:
+            self._begun = False  # every run of the user gets the parameters
         self._begin(devices)
         rss, rss_peak, rss_peak_source = self._host.read()
         self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
         self._bus.publish(self._last)
 
     def begin(self) -> None:
-        """Training begins without a step: with an epoch, or an evaluation. Never raises."""
+        """Begin a training without steps, at an epoch or evaluation. Never raises."""
         if not self._begun:
             with self._diagnostics.contained("beginning a run"):
                 self._begin(self._accelerators.read())
 
     def _begin(self, devices: tuple[DeviceReading, ...]) -> None:
-        """Says what is new: a device, and once how clients connect, and the run's parameters."""
+        """Publish new devices and, once, the run's parameters. Also once, send how clients connect."""
         if not self._begun:
             self._begun = True
             self._introduce(devices)
@@ -231,13 +238,13 @@ class BatchRecorder:
             **self._settings.described(),
         }
         if self._model is not None:
-            # Once, and then only the figures are kept: the model is the user's to free.
+            # Only the figures are kept, so that the user can free the model.
             self._model_size, self._model = _model_size(self._model), None
         return {**values, **self._model_size}
 
 
 def run_event(settings: Settings, begun_us: int) -> Run:
-    """What a run's journal begins with."""
+    """Return the first event of a run's journal."""
     return Run(
         time_us=begun_us,
         name=settings.name,
@@ -248,7 +255,10 @@ def run_event(settings: Settings, begun_us: int) -> Run:
 
 
 def _device_type(optimizer: Any) -> str:
-    """Where the parameters are: MPS can't be asked whether it is in use without putting it to use."""
+    """Return the type of the device that holds the parameters.
+
+    MPS can't be queried without initialising it.
+    """
     return str(next(iter(optimizer.param_groups[0]["params"])).device.type)
 
 
@@ -263,7 +273,7 @@ def _model_size(model: Any) -> dict[str, str]:
 
 
 class _Cost:
-    """Time that memlog took from the trainer's thread."""
+    """Time that memlog took on the trainer's thread."""
 
     def __init__(self) -> None:
         self._spent = self._steps = 0
@@ -271,13 +281,13 @@ class _Cost:
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
 
     def add(self, spent_ns: int, now_ns: int) -> bool:
-        """Adds a step's; says whether a health event is due."""
+        """Add a step's time. Return True if a health event is due."""
         self._spent += spent_ns
         self._steps += 1
         return now_ns >= self._due
 
     def take(self) -> tuple[float | None, float]:
-        """Mean a step since last time and total since the beginning, in ms."""
+        """Return the mean per step since the last call and the total since the beginning, in ms."""
         mean = self._spent / self._steps / 1e6 if self._steps else None
         self._total += self._spent
         self._spent = self._steps = 0

@@ -632,7 +632,7 @@ def test_ctrl_c_while_finish_waits_says_that_delivery_goes_on(
     else:
         assert ("KeyboardInterrupt" if interrupt == "signal.SIGINT" else "TimeUp") in errors
     [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
-    assert "goes on in the background" in told
+    assert "delivery continues in the background" in told
     assert "ResourceWarning" not in errors
     expect_no_helper(output)
     [summary] = summaries(tmp_path)

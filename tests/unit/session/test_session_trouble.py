@@ -166,7 +166,7 @@ def test_a_helper_that_is_stopped_is_said_at_the_end(
     finally:
         os.kill(pid, signal.SIGKILL)
     assert [f"`kill -CONT {pid}`" in message for message in caplog.messages] == [True]
-    assert "it goes on in the background" not in capsys.readouterr().err
+    assert "continues in the background" not in capsys.readouterr().err
 
 
 def test_a_helper_that_cannot_start_costs_delivery_and_nothing_else(
