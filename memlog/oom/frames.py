@@ -1,4 +1,4 @@
-"""In which layer, and in which phase of a step, something happened: read from Python's frames."""
+"""Location of an event: the layer and the phase of a step, read from Python's frames."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _MODULE_CALL = "_call_impl"
-"""The function of ``torch.nn.Module`` that runs a module's ``forward``."""
+"""Function of ``torch.nn.Module`` that runs a module's ``forward``."""
 _BACKWARD = "_engine_run_backward"
 _MAX_FRAMES = 2000
 
 
 def where(error: BaseException) -> tuple[str | None, str | None]:
-    """The innermost module's path and the phase in which an exception was raised; ``None`` if unknown."""
+    """Return the layer's path and the phase in which an exception was raised; ``None`` if unknown."""
     return locate(_of_traceback(error.__traceback__))
 
 
 def here() -> tuple[str | None, str | None]:
-    """The same for the calling thread, now."""
-    frames = list(_of_stack(sys._getframe(1)))  # noqa: SLF001 - the documented way to one's own frames
+    """Return the module's path and the phase of the calling thread now."""
+    frames = list(_of_stack(sys._getframe(1)))  # noqa: SLF001 - documented access to the current frame
     return locate(reversed(frames))
 
 
 def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
-    """The module's path and the phase that these frames, outermost first, are in.
+    """Return the module's path and the phase of the given frames, the outermost first.
 
-    The path is that in the outermost module's ``named_modules()``. In backward no frame of a module is on
-    the stack, unless one is computed again (checkpointing): the phase is told, and the layer is unknown.
+    The path is that in the outermost module's ``named_modules()``. During backward no frame of a module is on
+    the stack, unless a module is computed again (checkpointing). The phase is then known, and the layer is
+    ``None``.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -40,7 +41,7 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
     for frame in frames:
         name = frame.f_code.co_name
         if phase == "optimizer" and not frame.f_code.co_filename.startswith(homes):
-            phase = None  # a closure: what it runs is no work of the optimizer's
+            phase = None  # in a closure, whose code is not the optimizer's
         if name == _MODULE_CALL:
             phase = "backward" if phase == "backward" else "forward"
         elif name == _BACKWARD:
