@@ -163,7 +163,7 @@ def test_what_is_recorded_of_the_settings_is_what_differs() -> None:
     [
         ({"evry": 5}, "did you mean 'every'"),
         ({"sample_intervall": 1}, "did you mean 'sample_interval'"),
-        ({"zzz": 1}, "there are alerts, backend, backends"),
+        ({"zzz": 1}, "known keys are alerts, backend, backends"),
         (5, "pass a mapping"),
     ],
 )
