@@ -26,7 +26,7 @@ from memlog.errors import ConfigurationError
 
 DEFAULT_DIRECTORY = Path("memlog_runs")
 
-_SEED_KEYS = {
+_MONITOR_KEYS = {
     "enable_memory_monitoring": "enabled",
     "memory_monitor_batches": "verbose_batches",
 }
@@ -41,14 +41,14 @@ _STORED_ELSEWHERE = {"directory", "backends", "project", "name"}
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _SMALLEST_LIMIT = 1024**2
-_LARGEST = 2**62
+_MAX_NUMBER = 2**62
 """Largest accepted whole number. Numbers that grow from there still fit into a journal and a tracker."""
 LONGEST_NAME = 1000
 """Most characters of a run's or project's name."""
-_MOST_RULES = 20_000
+_MAX_RULES_LENGTH = 20_000
 """Most characters of all alert rules together."""
 _NAMES = f"text of at most {LONGEST_NAME:,} valid Unicode characters"
-_RULES = f"rules of at most {_MOST_RULES:,} valid Unicode characters in all"
+_RULES = f"rules of at most {_MAX_RULES_LENGTH:,} valid Unicode characters in all"
 _SHOWN = 100
 LONGEST_WAIT = 1e6
 """Seconds, about twelve days."""
@@ -125,12 +125,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Counters must be able to grow, and names and rules must fit into one message to the helper process.
         """
         for field in ("every", "initial_step", "verbose_batches", "segment_bytes", "journal_limit"):
-            self._require(field, getattr(self, field) <= _LARGEST, f"at most {_LARGEST}")
+            self._require(field, getattr(self, field) <= _MAX_NUMBER, f"at most {_MAX_NUMBER}")
         for field in ("name", "project"):
             text = getattr(self, field) or ""
             self._require(field, len(text) <= LONGEST_NAME and _is_unicode(text), _NAMES)
         rules = "".join(self.alerts)
-        self._require("alerts", len(rules) <= _MOST_RULES and _is_unicode(rules), _RULES)
+        self._require("alerts", len(rules) <= _MAX_RULES_LENGTH and _is_unicode(rules), _RULES)
 
     def _require(self, field: str, holds: bool, wanted: str) -> None:
         if not holds:
@@ -248,14 +248,14 @@ def _known(section: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     In memlog's own section an unknown key is an error. In other sections only a misspelling of a memlog key
     is.
     """
-    names = {**_SEED_KEYS, "backend": "backends", "dir": "directory"}
+    names = {**_MONITOR_KEYS, "backend": "backends", "dir": "directory"}
     names.update({field: field for field in Settings.__struct_fields__})
     known = {}
     for key, value in section.items():
         if key in names:
             known[names[key]] = _as_tuple(value) if names[key] in ("backends", "alerts") else value
         elif key not in _SECTIONS:
-            _refuse_misspelling(str(key), names if strict else _SEED_KEYS, strict=strict)
+            _refuse_misspelling(str(key), names if strict else _MONITOR_KEYS, strict=strict)
     return _without_none(known)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from memlog._internal.import_hook import ImportWatch
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
-SILENCE = 10
+INACTIVE_AFTER = 10
 """Steps by other optimizers after which the clock counts as inactive."""
 _SETTLED = 2
 """Steps of the clock after which the usual number of other optimizers' steps between them is known."""
@@ -35,11 +35,11 @@ _PARTNERS = 32
 class OptimizerClock:
     """Filter that decides which optimizer steps count.
 
-    If optimizers alternate, the first is the clock. Suppose a new optimizer steps after the clock has been
-    inactive for longer than ever before. Its steps are counted at once, because it may have replaced the
-    clock. If the old clock steps again within `SILENCE` steps, the two alternate after all. Then the old
-    clock is the clock again, and as many of its steps are skipped as were counted meanwhile. So the step
-    number equals the number of its own steps again.
+    If optimizers alternate, the first is the clock. Suppose another optimizer steps after the clock has been
+    inactive for longer than ever before. Its steps count at once, because it may have replaced the clock. If
+    the old clock steps again within `INACTIVE_AFTER` steps, the two alternate after all. The old clock is
+    then the clock again, and as many of its steps are skipped as were counted meanwhile. So the step number
+    is again the number of its own steps.
 
     Args:
         on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
@@ -51,12 +51,12 @@ class OptimizerClock:
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.on_step = on_step
-        self._tenure: _Tenure | None = None
-        self._before: list[_Tenure] = []
-        self._at_work: list[int] = []
+        self._period: _ClockPeriod | None = None
+        self._before: list[_ClockPeriod] = []
+        self._running: list[int] = []
         self._armed = False
         self._backward: int | None = None
-        self._again = False
+        self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
         """Handle the beginning of a step.
@@ -65,61 +65,61 @@ class OptimizerClock:
             optimizer: Optimizer that steps.
             backward: Number of the backward pass during which it steps; ``None``: it steps outside of one.
         """
-        nested = bool(self._at_work) and id(optimizer) not in self._at_work
-        self._at_work.append(id(optimizer))
+        nested = bool(self._running) and id(optimizer) not in self._running
+        self._running.append(id(optimizer))
         # True from the second step within one backward pass on.
-        self._again = backward is not None and backward == self._backward
+        self._same_backward = backward is not None and backward == self._backward
         self._backward = backward
-        tenure = self._tenure
-        if tenure is None or tenure.clock() is None or tenure.others >= SILENCE:
+        period = self._period
+        if period is None or period.clock() is None or period.others >= INACTIVE_AFTER:
             self._before.clear()
-            self._follow(_Tenure(optimizer))
-        elif tenure.clock() is not optimizer and not nested and not self._again:
-            self._look_at_another(optimizer, tenure)
-        if self._tenure is not None and self._tenure.clock() is optimizer:
+            self._set_clock(_ClockPeriod(optimizer))
+        elif period.clock() is not optimizer and not nested and not self._same_backward:
+            self._handle_other(optimizer, period)
+        if self._period is not None and self._period.clock() is optimizer:
             self._armed = True
 
     def end(self, optimizer: Any) -> None:
         """Handle the end of a step."""
-        if id(optimizer) in self._at_work:  # together with nested steps that raised
-            del self._at_work[self._at_work.index(id(optimizer)) :]
-        tenure = self._tenure
-        if tenure is None:
+        if id(optimizer) in self._running:  # together with nested steps that raised
+            del self._running[self._running.index(id(optimizer)) :]
+        period = self._period
+        if period is None:
             return
-        if tenure.clock() is not optimizer:
-            if self._again:
-                tenure.meet(optimizer)
+        if period.clock() is not optimizer:
+            if self._same_backward:
+                period.add_partner(optimizer)
                 return
-            tenure.other_stepped(optimizer, nested=bool(self._at_work))
+            period.other_stepped(optimizer, nested=bool(self._running))
         elif self._armed:
             # A subclass's step that calls its parent's step begins and ends twice. The hooks can't be
             # paired by counting, because a step that raises begins and never ends.
             self._armed = False
-            if tenure.clock_stepped():
+            if period.clock_stepped():
                 self.on_step(optimizer)
 
-    def _look_at_another(self, optimizer: Any, tenure: _Tenure) -> None:
+    def _handle_other(self, optimizer: Any, period: _ClockPeriod) -> None:
         """Handle a step of an optimizer that is not the clock: it may be a former clock, or a new one."""
-        meanwhile = [tenure]
+        meanwhile = [period]
         for former in reversed(self._before):
-            if sum(between.steps for between in meanwhile) >= SILENCE:
+            if sum(between.steps for between in meanwhile) >= INACTIVE_AFTER:
                 break
             if former.clock() is optimizer:
                 del self._before[-len(meanwhile) :]
-                former.returns(meanwhile)
-                self._follow(former)
+                former.resume(meanwhile)
+                self._set_clock(former)
                 return
             meanwhile.append(former)
-        if tenure.may_be_over(optimizer):
-            self._before = [*self._before[1 - SILENCE :], tenure]
-            self._follow(_Tenure(optimizer))
+        if period.may_be_over(optimizer):
+            self._before = [*self._before[1 - INACTIVE_AFTER :], period]
+            self._set_clock(_ClockPeriod(optimizer))
 
-    def _follow(self, tenure: _Tenure) -> None:
-        self._tenure = tenure
+    def _set_clock(self, period: _ClockPeriod) -> None:
+        self._period = period
         self._armed = False
 
 
-class _Tenure:
+class _ClockPeriod:
     """Period in which one optimizer is the clock, and the steps of others in that period.
 
     Args:
@@ -129,7 +129,7 @@ class _Tenure:
         clock: Weak reference to the optimizer.
         steps: Number of its steps.
         others: Steps of other optimizers since its last step.
-        apart: Those of ``others`` that were not nested in a third optimizer's step.
+        separate: Those of ``others`` that were not nested in a third optimizer's step.
         partners: Optimizers that made such steps at any time.
     """
 
@@ -137,42 +137,42 @@ class _Tenure:
         self.clock = weakref.ref(optimizer)
         self.steps = 0
         self.others = 0
-        self.apart = 0
+        self.separate = 0
         self._longest = 0
         self.partners: list[weakref.ref[Any]] = []
-        self._passed_over = 0
+        self._to_skip = 0
 
     def clock_stepped(self) -> bool:
         """Note a step of the clock. Return True if it counts."""
         self.steps += 1
-        self._longest = max(self._longest, self.apart)
-        self.others = self.apart = 0
-        counts = not self._passed_over
-        self._passed_over = max(0, self._passed_over - 1)
+        self._longest = max(self._longest, self.separate)
+        self.others = self.separate = 0
+        counts = not self._to_skip
+        self._to_skip = max(0, self._to_skip - 1)
         return counts
 
     def other_stepped(self, optimizer: Any, *, nested: bool) -> None:
         """Note a step of another optimizer, alone or nested in a third optimizer's step."""
         self.others += 1
         if not nested:
-            self.apart += 1
-            self.meet(optimizer)
+            self.separate += 1
+            self.add_partner(optimizer)
 
     def may_be_over(self, newcomer: Any) -> bool:
         """Return True if ``newcomer``, whose step is not nested, may have replaced the clock."""
         known = any(partner() is newcomer for partner in self.partners)
-        return not known and self.steps >= _SETTLED and self.apart >= self._longest
+        return not known and self.steps >= _SETTLED and self.separate >= self._longest
 
-    def returns(self, meanwhile: list[_Tenure]) -> None:
+    def resume(self, meanwhile: list[_ClockPeriod]) -> None:
         """Make this optimizer the clock again, after others had replaced it."""
-        for tenure in meanwhile:
-            self._passed_over += tenure.steps
-            self.apart += tenure.steps + tenure.apart
-            self.meet(tenure.clock())
-            for partner in tenure.partners:
-                self.meet(partner())
+        for period in meanwhile:
+            self._to_skip += period.steps
+            self.separate += period.steps + period.separate
+            self.add_partner(period.clock())
+            for partner in period.partners:
+                self.add_partner(partner())
 
-    def meet(self, partner: Any) -> None:
+    def add_partner(self, partner: Any) -> None:
         """Remember an optimizer that alternates with the clock."""
         if partner is None or len(self.partners) >= _PARTNERS:
             return

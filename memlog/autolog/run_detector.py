@@ -62,7 +62,7 @@ class RunDetector:
                 self._diagnostics.fault(f"looking for a run in {name}", error)
         return joined
 
-    def glance(self) -> None:
+    def resolve_active_runs(self) -> None:
         """Ask each backend for its active run without joining it.
 
         A backend resolves a run's address when it first sees the run. This must happen before the user

@@ -72,12 +72,12 @@ class BatchRecorder:
         """Called with the number of each completed step. Must not raise."""
         self.tracing_cost: Callable[[], tuple[float, float]] | None = None
         """Returns the seconds that tracing and its set-up have cost. Must not raise."""
-        self.look_around: Callable[[int], object] | None = None
+        self.check_helper: Callable[[int], object] | None = None
         """Called after each step with the time, ``time.perf_counter_ns()``. Must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Record a step of the clock's optimizer. Never raises."""
-        if self._is_a_copy() or self._by_hand:
+        if self._is_forked_copy() or self._by_hand:
             return
         if self._next == self._settings.initial_step:
             with self._diagnostics.contained("looking for the model's device"):
@@ -86,7 +86,7 @@ class BatchRecorder:
 
     def step_by_hand(self) -> None:
         """Record a step that the caller reports. From now on only the caller counts. Never raises."""
-        if self._is_a_copy():
+        if self._is_forked_copy():
             return
         # An optimizer may already have recorded the step that the first call reports.
         recorded = not self._by_hand and self._next > self._settings.initial_step
@@ -104,13 +104,13 @@ class BatchRecorder:
 
         The event is ``None`` if none was published for this step.
         """
-        if self._is_a_copy():
+        if self._is_forked_copy():
             return None
         self.step_by_hand()
         step, last = self._next - 1, self._last
         return step, last if last is not None and last.step == step else None
 
-    def _is_a_copy(self) -> bool:
+    def _is_forked_copy(self) -> bool:
         """Return True in a forked process, which records nothing. Print this once in each such process."""
         if fork.generation == self._generation:
             return False
@@ -134,7 +134,7 @@ class BatchRecorder:
         """Bytes of the last step's resident set that were pages of mapped files."""
         return self._host.rss_file
 
-    def say_if_nothing_was_noticed(self) -> None:
+    def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if self._next == self._settings.initial_step and not self._begun:
             self._diagnostics.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
@@ -186,8 +186,8 @@ class BatchRecorder:
         ended = time.perf_counter_ns()
         if self._cost.add(ended - begun, ended):
             self.publish_health()
-        if self.look_around is not None:
-            self.look_around(ended)
+        if self.check_helper is not None:
+            self.check_helper(ended)
 
     def _count_if_lost(self, step: int) -> None:
         """Count a lost event if a signal handler raised before the step's event was written."""

@@ -10,8 +10,8 @@ from types import ModuleType
 
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
-from memlog.oom.frames import where
-from memlog.oom.limits import NO_ROOM, highest_resident, host_room, machine_memory
+from memlog.oom.frames import error_location
+from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom, machine_memory
 from memlog.probes.malloc import read_heap
 
 _MAX_MESSAGE = 300
@@ -113,26 +113,26 @@ def describe(
     message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)
     worker = _worker(error, ended)
-    layer, phase = (None, None) if worker else where(error)
+    layer, phase = (None, None) if worker else error_location(error)
     device = _device(message) if is_of_a_device(error) else "host"
     # A worker has a limit of its own, and it has ended.
     here = device == "host" and not worker
-    room = host_room() if here else NO_ROOM
+    headroom = host_headroom() if here else UNKNOWN_HEADROOM
     heap = read_heap() if here else None
     return OutOfMemory(
         time_us=now_us(),
         step=step,
         device=device,
         requested=_requested(message),
-        free=room.free if device == "host" else _size(_FREE.search(message)),
-        limit=room.limit,
-        limited_by=room.limited_by,
-        allocated=room.used,
+        free=headroom.free if device == "host" else _size(_FREE.search(message)),
+        limit=headroom.limit,
+        limited_by=headroom.limited_by,
+        allocated=headroom.used,
         reserved=None,
         layer=layer,
         phase=phase,
         message=_shown(message),
-        free_after=room.free_after,
+        free_after=headroom.free_after,
         worker=worker,
         raised_as=None if raised is None or raised is error else _shown(_named(raised)),
         signal=None if ended is None else ended["signal"],

@@ -14,14 +14,14 @@ _BACKWARD = "_engine_run_backward"
 _MAX_FRAMES = 2000
 
 
-def where(error: BaseException) -> tuple[str | None, str | None]:
+def error_location(error: BaseException) -> tuple[str | None, str | None]:
     """Return the layer's path and the phase in which an exception was raised; ``None`` if unknown."""
-    return locate(_of_traceback(error.__traceback__))
+    return locate(_traceback_frames(error.__traceback__))
 
 
-def here() -> tuple[str | None, str | None]:
+def current_location() -> tuple[str | None, str | None]:
     """Return the module's path and the phase of the calling thread now."""
-    frames = list(_of_stack(sys._getframe(1)))  # noqa: SLF001 - documented access to the current frame
+    frames = list(_stack_frames(sys._getframe(1)))  # noqa: SLF001 - documented access to the current frame
     return locate(reversed(frames))
 
 
@@ -37,10 +37,10 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
         return None, None
     modules: list[Any] = []
     phase: str | None = None
-    homes: tuple[str, ...] = (str(Path(torch.__file__ or "").parent),)
+    optimizer_folders: tuple[str, ...] = (str(Path(torch.__file__ or "").parent),)
     for frame in frames:
         name = frame.f_code.co_name
-        if phase == "optimizer" and not frame.f_code.co_filename.startswith(homes):
+        if phase == "optimizer" and not frame.f_code.co_filename.startswith(optimizer_folders):
             phase = None  # in a closure, whose code is not the optimizer's
         if name == _MODULE_CALL:
             phase = "backward" if phase == "backward" else "forward"
@@ -54,7 +54,7 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
             modules.append(owner)
         elif name == "step" and isinstance(owner, torch.optim.Optimizer):
             phase, modules = "optimizer", []
-            homes = (homes[0], str(Path(frame.f_code.co_filename).parent))
+            optimizer_folders = (optimizer_folders[0], str(Path(frame.f_code.co_filename).parent))
     return _path(modules), phase
 
 
@@ -68,14 +68,14 @@ def _path(modules: list[Any]) -> str | None:
     return f"{path} ({kind})" if path else kind
 
 
-def _of_traceback(trace: TracebackType | None) -> Iterator[FrameType]:
+def _traceback_frames(trace: TracebackType | None) -> Iterator[FrameType]:
     count = 0
     while trace is not None and count < _MAX_FRAMES:
         yield trace.tb_frame
         trace, count = trace.tb_next, count + 1
 
 
-def _of_stack(frame: FrameType | None) -> Iterator[FrameType]:
+def _stack_frames(frame: FrameType | None) -> Iterator[FrameType]:
     count = 0
     while frame is not None and count < _MAX_FRAMES:
         yield frame

@@ -19,7 +19,7 @@ from memlog.probes.tree import available_memory
 _KIB = 1024
 
 
-class Room(NamedTuple):
+class Headroom(NamedTuple):
     """Used and free memory under one limit, in bytes; ``None`` if unknown."""
 
     used: int | None
@@ -32,15 +32,15 @@ class Room(NamedTuple):
     limited_by: str | None
 
 
-NO_ROOM = Room(None, None, None, None, None)
+UNKNOWN_HEADROOM = Headroom(None, None, None, None, None)
 
 
-def host_room() -> Room:
+def host_headroom() -> Headroom:
     """Return the tightest of three limits: the process's address space, its control group, the machine."""
     memory = _own_memory()
-    rooms = [_address_space(memory), _cgroup(memory), _machine(memory)]
-    known = [room for room in rooms if room.limit is not None]
-    return min(known, key=lambda room: room.free or 0, default=NO_ROOM)
+    headrooms = [_address_space(memory), _cgroup(memory), _machine(memory)]
+    known = [headroom for headroom in headrooms if headroom.limit is not None]
+    return min(known, key=lambda headroom: headroom.free or 0, default=UNKNOWN_HEADROOM)
 
 
 def highest_resident() -> int | None:
@@ -59,33 +59,33 @@ def _own_memory() -> dict[str, int]:
     return figures
 
 
-def _address_space(memory: dict[str, int]) -> Room:
+def _address_space(memory: dict[str, int]) -> Headroom:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     used, peak = memory.get("VmSize"), memory.get("VmPeak")
     if limit == resource.RLIM_INFINITY or used is None or peak is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     name = "the limit on the process's address space (ulimit -v)"
     after = max(limit - used, 0)
     if peak > limit:  # the limit was lowered later, so the highest use under it is unknown
-        return Room(None, None, after, limit, name)
-    return Room(peak, limit - peak, after, limit, name)
+        return Headroom(None, None, after, limit, name)
+    return Headroom(peak, limit - peak, after, limit, name)
 
 
-def _cgroup(memory: dict[str, int]) -> Room:
+def _cgroup(memory: dict[str, int]) -> Headroom:
     reading = read_cgroup(os.getpid())
     if reading.used is None or reading.limit is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     name = "the memory limit of the container (cgroup)"
     return _of_pages(reading.used, reading.limit, memory, name)
 
 
-def _machine(memory: dict[str, int]) -> Room:
+def _machine(memory: dict[str, int]) -> Headroom:
     free = available_memory()
     if free is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     total = machine_memory()
     if total is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     return _of_pages(total - free, total, memory, "the machine's memory")
 
 
@@ -98,8 +98,8 @@ def machine_memory() -> int | None:
     return None
 
 
-def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Room:
-    """Return the room under a limit that other processes share.
+def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Headroom:
+    """Return the headroom under a limit that other processes share.
 
     Only the current memory of other processes is known. The peak adds the difference between this process's
     highest and current resident set.
@@ -107,4 +107,4 @@ def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Room:
     given_back = max(memory.get("VmHWM", 0) - memory.get("VmRSS", 0), 0)
     after = max(limit - used, 0)
     highest = min(used + given_back, limit)
-    return Room(highest, limit - highest, after, limit, name)
+    return Headroom(highest, limit - highest, after, limit, name)

@@ -16,7 +16,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.journal import RunDirectory
 from memlog.oom.errors import is_of_a_device
-from memlog.oom.frames import here
+from memlog.oom.frames import current_location
 
 _SNAPSHOTS = 3
 """Most snapshots that a run saves; each replaces the one before."""
@@ -75,7 +75,7 @@ class AllocatorWatch:
         """Publish a failed allocation. Never raises."""
         with self._diagnostics.contained("describing a failed allocation"):
             self._failed_at = self._step()
-            layer, phase = here()
+            layer, phase = current_location()
             stats = _stats(device)
             self._publish(
                 OutOfMemory(

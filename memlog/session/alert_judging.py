@@ -11,10 +11,10 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.events import Alert
-from memlog.session.exit_messages import say_never_judged, say_no_longer_judged
+from memlog.session.exit_messages import print_never_judged, print_no_longer_judged
 
 
-class Judging:
+class AlertJudge:
     """Judge of the rules that need no other process. It also receives the helper process's alerts.
 
     Args:
@@ -56,7 +56,7 @@ class Judging:
         if self.listener is not None:
             self.listener.close()
 
-    def say_what_was_not_judged(self, helper_is_away: bool) -> dict[str, str]:
+    def print_unjudged_rules(self, helper_is_away: bool) -> dict[str, str]:
         """Print the rules that were not judged, and why, so that silence is not taken for a good result.
 
         Args:
@@ -68,9 +68,9 @@ class Judging:
         rules: dict[str, str] = {}
         with self._diagnostics.contained("looking for rules that were never judged"):
             rules = {} if self._engine is None else self._engine.never_judged()
-            say_never_judged(rules)
+            print_never_judged(rules)
             if helper_is_away:
-                why = say_no_longer_judged(self._helper_rules)
+                why = print_no_longer_judged(self._helper_rules)
                 rules |= dict.fromkeys(self._helper_rules, why)
         return rules
 

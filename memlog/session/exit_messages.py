@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from memlog.delivery.helper.client import Outcome
     from memlog.journal.delivery_state import UploadState
 
-_SHOWN = 5
+_MAX_RULES = 5
 """Most rules that a line names."""
-_SAY_WAITING_AFTER = 1.0
+_PRINT_AFTER = 1.0
 """Seconds of waiting in ``finish`` after which a line is printed."""
 _UNREACHABLE_AFTER = 2.0
 """Seconds after which ``finish`` stops waiting if no tracker can be reached. The helper process continues."""
@@ -47,7 +47,7 @@ class Waiting:
         Args:
             waited: Seconds since the waiting began.
         """
-        if waited >= _SAY_WAITING_AFTER and not self._printed:
+        if waited >= _PRINT_AFTER and not self._printed:
             self._printed = True
             say(f"delivering the last points (at most {self._timeout:g} s)")
         if waited < self._next_look:
@@ -62,7 +62,7 @@ class Waiting:
         return state.stage == "unreachable" and state.failed_attempts > failed_before
 
 
-def say_never_judged(rules: Mapping[str, str]) -> None:
+def print_never_judged(rules: Mapping[str, str]) -> None:
     """Print the alert rules that were never judged, so that silence is not taken for a good result.
 
     Args:
@@ -73,7 +73,7 @@ def say_never_judged(rules: Mapping[str, str]) -> None:
         say(f"never judged in this run: {shown}")
 
 
-def say_no_longer_judged(rules: Sequence[str]) -> str:
+def print_no_longer_judged(rules: Sequence[str]) -> str:
     """Print the rules that only the ended helper process could judge, and return the reason."""
     if rules:
         shown = _first(map(repr, rules))
@@ -83,18 +83,18 @@ def say_no_longer_judged(rules: Sequence[str]) -> str:
 
 def _first(texts: Iterable[str]) -> str:
     parts = list(texts)
-    more = f"; and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
-    return "; ".join(parts[:_SHOWN]) + more
+    more = f"; and {len(parts) - _MAX_RULES} more" if len(parts) > _MAX_RULES else ""
+    return "; ".join(parts[:_MAX_RULES]) + more
 
 
-def say_what_was_lost(run: RunDirectory, diagnostics: Diagnostics) -> None:
+def print_lost_events(run: RunDirectory, diagnostics: Diagnostics) -> None:
     """Print the number of events that are missing from the journal. The journal itself could not store it."""
     lost = sum(n for reason, n in diagnostics.dropped.items() if reason.startswith("journal_"))
     if lost:
         say(f"{lost} events of run {run.id} could not be written and are lost")
 
 
-def say_what_is_left(
+def print_undelivered(
     run: RunDirectory, outcome: Outcome, waited: float, linger: float, diagnostics: Diagnostics
 ) -> None:
     """Print what the trackers lack, and how it will be delivered.

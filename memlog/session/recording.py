@@ -25,7 +25,7 @@ from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
-from memlog.session.exit_messages import Waiting, say_what_is_left, say_what_was_lost
+from memlog.session.exit_messages import Waiting, print_lost_events, print_undelivered
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, writes_in_process
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memlog.delivery.helper.supervisor import SupervisedHelper
     from memlog.delivery.uploader.worker import UploadWorker
     from memlog.journal.artifacts import Names
-    from memlog.session.alert_judging import Judging
+    from memlog.session.alert_judging import AlertJudge
     from memlog.tracer.schedule.step_scheduler import PeriodicTracer
 
 AlertCallback: TypeAlias = Callable[[Alert], object]
@@ -44,7 +44,7 @@ AlertCallback: TypeAlias = Callable[[Alert], object]
 _RESERVE = 4 * 1024**2
 """Bytes of address space, never touched, that are released when a run ends. So memlog can still describe the
 end when memory has run out."""
-LOOK_INTERVAL_NS = 1_000_000_000
+HELPER_CHECK_INTERVAL_NS = 1_000_000_000
 """Nanoseconds between checks of the helper process."""
 MAX_LABELS = 50
 """Most labels of blocks and points that get metrics of their own."""
@@ -83,7 +83,7 @@ class Recording:
         self._settings = settings
         self._on_alert = on_alert
         self._names: Names | None = None
-        self._look_due = 0
+        self._helper_check_due = 0
         self._labels: set[str] = set()
         self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
@@ -124,12 +124,12 @@ class Recording:
             with diagnostics.contained("printing"):
                 self._console.announce()
             self._bus.subscribe(self._console)
-        self._judging: Judging | None = None
+        self._alert_judge: AlertJudge | None = None
         if settings.alerts and self._console is not None:
             # Imported here because it is needed only with alert rules.
-            from memlog.session.alert_judging import Judging  # noqa: PLC0415
+            from memlog.session.alert_judging import AlertJudge  # noqa: PLC0415
 
-            self._judging = Judging(
+            self._alert_judge = AlertJudge(
                 settings.alerts,
                 self._bus,
                 diagnostics,
@@ -137,8 +137,8 @@ class Recording:
                 self._on_alert,
                 lambda: self.batches.rss_file,
             )
-            undo.callback(self._judging.close)
-        listener = None if self._judging is None else self._judging.listener
+            undo.callback(self._alert_judge.close)
+        listener = None if self._alert_judge is None else self._alert_judge.listener
         self._helper = self._start_helper(settings, begun_us, listener, undo)
         self._writers = {
             name: InProcessWriter(self.run, name, diagnostics)
@@ -154,7 +154,7 @@ class Recording:
         self.batches = BatchRecorder(
             settings, self._bus, self._journal, self._run_detector, diagnostics, model
         )
-        self.batches.look_around = self._look_around_if_due
+        self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
@@ -171,7 +171,7 @@ class Recording:
             undo.callback(self._tracer.finish)
         self._autolog = listen(self.batches.optimizer_stepped)
         undo.callback(self._autolog.remove)
-        self._run_detector.glance()
+        self._run_detector.resolve_active_runs()
         self._threads: list[UploadWorker] = []
         if sinks:
             # Imported here because most trainers have no such sinks.
@@ -193,20 +193,20 @@ class Recording:
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.begin()
             elif isinstance(event, (Scope, Recorded)):
-                event = self._placed(event)
+                event = self._with_step(event)
             self._published = True
             self._bus.publish(event)
-            self._look_around_if_due(time.perf_counter_ns())
+            self._check_helper_if_due(time.perf_counter_ns())
 
-    def _look_around_if_due(self, now_ns: int) -> None:
+    def _check_helper_if_due(self, now_ns: int) -> None:
         """Check the helper process about once a second, because no event reports its end."""
-        if now_ns >= self._look_due:
-            self._look_due = now_ns + LOOK_INTERVAL_NS
+        if now_ns >= self._helper_check_due:
+            self._helper_check_due = now_ns + HELPER_CHECK_INTERVAL_NS
             with self._diagnostics.contained("looking for the helper process"):
                 if self._helper.look():
                     self.batches.publish_health()
 
-    def _placed(self, event: Scope | Recorded) -> Scope | Recorded:
+    def _with_step(self, event: Scope | Recorded) -> Scope | Recorded:
         """Add the step to events of the first labels. Events without a step get no metrics of their own."""
         if event.label not in self._labels:
             if len(self._labels) >= MAX_LABELS:
@@ -283,7 +283,7 @@ class Recording:
         try:
             final_message = self._close(status, error)
         except BaseException:  # Ctrl-C, or what another signal's handler raised
-            self._cut_short(status)
+            self._finish_after_interruption(status)
             raise
         begun = time.monotonic()
         outcome: Outcome = "dead"
@@ -291,9 +291,9 @@ class Recording:
             with self._diagnostics.contained("waiting for what is still delivered"):
                 outcome = self._deliver(final_message, timeout)
         except BaseException:  # as above
-            self._say_what_is_left("at work", max(time.monotonic() - begun, 0.1))
+            self._print_undelivered("at work", max(time.monotonic() - begun, 0.1))
             raise
-        self._say_what_is_left(outcome, timeout)
+        self._print_undelivered(outcome, timeout)
 
     def _close(self, status: Status, error: BaseException | None) -> Finish:
         """Stop every part, and return the final message for the helper process."""
@@ -305,15 +305,15 @@ class Recording:
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
-        self._explain(error)
-        diagnostics, end = self._sum_up(status), End(now_us(), status)
+        self._publish_failed_allocation(error)
+        diagnostics, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)
         self._run_detector.connect()
         with contained("closing the journal"):
             self._journal.close()
         with contained("closing the host's memory figures"):
             self.batches.close()
-        say_what_was_lost(self.run, self._diagnostics)
+        print_lost_events(self.run, self._diagnostics)
         return self._final_message(end, diagnostics)
 
     def _final_message(self, end: End, diagnostics: HealthEvent) -> Finish:
@@ -322,7 +322,7 @@ class Recording:
         dropped, faults = dict(self._diagnostics.dropped), dict(self._diagnostics.faults)
         return Finish(end, msgspec.structs.replace(diagnostics, dropped=dropped, faults=faults))
 
-    def _cut_short(self, status: Status) -> None:
+    def _finish_after_interruption(self, status: Status) -> None:
         """Send the helper process the end of the run, which the journal lacks after an interruption."""
         with self._diagnostics.contained("leaving torch"):
             self._autolog.remove()
@@ -331,26 +331,26 @@ class Recording:
         diagnostics = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._diagnostics.contained("handing over the end of the run"):
             self._deliver(self._final_message(End(now_us(), status), diagnostics), 0)
-        self._say_what_is_left("at work", 0.1)
+        self._print_undelivered("at work", 0.1)
 
-    def _sum_up(self, status: Status) -> HealthEvent:
+    def _publish_summary(self, status: Status) -> HealthEvent:
         """Publish memlog's own cost and errors, and print the messages about the whole run."""
         diagnostics = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._diagnostics.contained("summing up the run"):
             self._helper.look_at_last()
             unjudged = None
-            if self._judging is not None:
-                unjudged = self._judging.say_what_was_not_judged(self._helper.is_away)
+            if self._alert_judge is not None:
+                unjudged = self._alert_judge.print_unjudged_rules(self._helper.is_away)
             diagnostics = self.batches.publish_health(unjudged)
             if status == "finished" and not self._published:
-                self.batches.say_if_nothing_was_noticed()
+                self.batches.warn_if_no_steps()
         return diagnostics
 
-    def _say_what_is_left(self, outcome: Outcome, waited: float) -> None:
+    def _print_undelivered(self, outcome: Outcome, waited: float) -> None:
         with self._diagnostics.contained("saying what is left to deliver"):
             if not self._is_for_trackers and (outcome == "dead" or not self._threads):
                 outcome = "delivered"  # no tracker lacks anything
-            say_what_is_left(self.run, outcome, waited, self._settings.linger, self._diagnostics)
+            print_undelivered(self.run, outcome, waited, self._settings.linger, self._diagnostics)
 
     @property
     def _is_for_trackers(self) -> bool:
@@ -373,7 +373,7 @@ class Recording:
                 outcome = "at work" if outcome == "delivered" else outcome
         return outcome
 
-    def _explain(self, error: BaseException | None) -> None:
+    def _publish_failed_allocation(self, error: BaseException | None) -> None:
         """Publish an event if memory ran out. The helper process makes a report of it."""
         with self._diagnostics.contained("describing what ended the run"):
             failed = failed_allocation(error)

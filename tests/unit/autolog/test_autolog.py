@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memlog.autolog.optimizer_steps import SILENCE, Autolog
+from memlog.autolog.optimizer_steps import INACTIVE_AFTER, Autolog
 
 
 class Counter:
@@ -101,7 +101,7 @@ def test_of_two_optimizers_that_take_turns_one_is_the_clock(counter: Counter) ->
 def test_another_takes_over_when_the_clock_falls_silent(counter: Counter) -> None:
     first, second = optimizer(), optimizer()
     first.step()
-    for _ in range(SILENCE + 5):
+    for _ in range(INACTIVE_AFTER + 5):
         second.step()
     assert counter.steps == 1 + 5
 

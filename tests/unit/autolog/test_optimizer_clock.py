@@ -9,9 +9,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlog.autolog.optimizer_steps import SILENCE, OptimizerClock
+from memlog.autolog.optimizer_steps import INACTIVE_AFTER, OptimizerClock
 
-FEW = st.integers(1, SILENCE - 1)
+FEW = st.integers(1, INACTIVE_AFTER - 1)
 
 
 class Optimizer:
@@ -99,8 +99,8 @@ def test_of_two_that_take_turns_one_counts(first: int, second: int, rounds: int)
         # What was counted of the other while nobody knew better is made up for by the first's next steps.
         made_up = first * (done - 1) > second
         assert first * done <= counted <= first * done + (0 if made_up else second)
-    clock.step(*[one] * first * SILENCE)
-    assert clock.counted == first * (rounds + SILENCE)
+    clock.step(*[one] * first * INACTIVE_AFTER)
+    assert clock.counted == first * (rounds + INACTIVE_AFTER)
 
 
 @given(st.integers(2, 5), st.integers(1, 20), st.integers(2, 30))
@@ -146,7 +146,7 @@ def test_a_wrapper_that_failed_does_not_hide_what_it_wraps() -> None:
         with clock.working(outer):
             clock.step(inner)
     clock.fails(outer)
-    clock.step(*[inner] * (SILENCE + 5))
+    clock.step(*[inner] * (INACTIVE_AFTER + 5))
     assert clock.counted == 3 + 5
 
 

@@ -11,7 +11,7 @@ import torch
 
 from memlog.oom import limits
 from memlog.oom.errors import describe, failed_allocation
-from memlog.oom.frames import where
+from memlog.oom.frames import error_location
 
 TIB = 1024**4
 
@@ -221,6 +221,6 @@ def test_what_a_closure_does_is_not_the_optimizers() -> None:
         def step(self, _closure: object = None) -> None:  # type: ignore[override]
             beside_it()
 
-    assert where(caught(lambda: optimizer.step(in_the_model))) == ("Greedy", "forward")
-    assert where(caught(lambda: optimizer.step(beside_it))) == (None, None)
-    assert where(caught(Hungry(model.parameters(), lr=0.1).step)) == (None, "optimizer")
+    assert error_location(caught(lambda: optimizer.step(in_the_model))) == ("Greedy", "forward")
+    assert error_location(caught(lambda: optimizer.step(beside_it))) == (None, None)
+    assert error_location(caught(Hungry(model.parameters(), lr=0.1).step)) == (None, "optimizer")

@@ -123,7 +123,7 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (0.0, 0.1, 0.1))
-    monkeypatch.setattr("memlog.session.recording.LOOK_INTERVAL_NS", 0)
+    monkeypatch.setattr("memlog.session.recording.HELPER_CHECK_INTERVAL_NS", 0)
     session = memlog.init("local")
     assert session._live is not None
     helper = session._live._helper
