@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memlog._internal import distributed, fork
+from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
-from memlog._internal.units import MIB
 from memlog.autolog.run_detector import RunDetector
+from memlog.autolog.run_parameters import RunParameters
 from memlog.bus import EventBus
-from memlog.events import Batch, DeviceReading, Parameters, Run, now_us
+from memlog.events import Batch, Run, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter
 from memlog.probes.accelerator import AcceleratorProbe
@@ -33,7 +33,7 @@ NO_TORCH = (
 
 
 class BatchRecorder:
-    """Recorder of steps: numbers them, reads memory at each, publishes it and measures its own cost.
+    """Recorder of steps: numbers them, reads memory at each and publishes a batch event.
 
     Args:
         settings: Which steps to publish, and the first step's number.
@@ -42,6 +42,10 @@ class BatchRecorder:
         run_detector: Searches for the user's runs before each event.
         diagnostics: Counts errors; none leaves this class.
         model: Its size is recorded once.
+
+    Attributes:
+        parameters: Publishes the run's parameters and devices.
+        health: Publishes memlog's own cost and errors.
     """
 
     def __init__(
@@ -58,20 +62,18 @@ class BatchRecorder:
         self._journal = journal
         self._run_detector = run_detector
         self._diagnostics = diagnostics
-        self._model = model
-        self._model_size: dict[str, str] = {}
         self._generation = self._warned_in = fork.generation
         self._host = HostProbe(diagnostics)
         self._accelerators = AcceleratorProbe(diagnostics)
+        self.parameters = RunParameters(
+            settings, bus, run_detector, self._accelerators, diagnostics, model
+        )
+        self.health = HealthReport(bus, journal, diagnostics)
         self._next = settings.initial_step
         self._by_hand = False
-        self._begun = False
         self._last: Batch | None = None
-        self._cost = _Cost()
         self.after_step: Callable[[int], object] | None = None
         """Called with the number of each completed step. Must not raise."""
-        self.tracing_cost: Callable[[], tuple[float, float]] | None = None
-        """Returns the seconds that tracing and its set-up have cost. Must not raise."""
         self.check_helper: Callable[[int], object] | None = None
         """Called after each step with the time, ``time.perf_counter_ns()``. Must not raise."""
 
@@ -136,35 +138,12 @@ class BatchRecorder:
 
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
-        if self._next == self._settings.initial_step and not self._begun:
+        if self._next == self._settings.initial_step and not self.parameters.published:
             self._diagnostics.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
 
     def close(self) -> None:
         """Close the files of the host's memory figures."""
         self._host.close()
-
-    def publish_health(self, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
-        """Publish memlog's own cost and errors, and return the event.
-
-        Args:
-            unjudged: At the end of the run, the rules that were never judged, with the reason.
-        """
-        per_step, total = self._cost.take()
-        tracing, set_up = self.tracing_cost() if self.tracing_cost is not None else (0.0, 0.0)
-        event = HealthEvent(
-            time_us=now_us(),
-            step=self.last_step,
-            overhead_ms=per_step,
-            overhead_total_ms=total,
-            dropped=dict(self._diagnostics.dropped),
-            faults=dict(self._diagnostics.faults),
-            queued=self._journal.queued,
-            unjudged=dict(unjudged or {}),
-            tracing_ms=tracing * 1e3,
-            tracing_set_up_ms=set_up * 1e3,
-        )
-        self._bus.publish(event)
-        return event
 
     def _record(self) -> None:
         begun = time.perf_counter_ns()
@@ -184,8 +163,8 @@ class BatchRecorder:
                     self._count_if_lost(step)
                 raise
         ended = time.perf_counter_ns()
-        if self._cost.add(ended - begun, ended):
-            self.publish_health()
+        if self.health.add(ended - begun, ended):
+            self.health.publish(self.last_step)
         if self.check_helper is not None:
             self.check_helper(ended)
 
@@ -203,44 +182,11 @@ class BatchRecorder:
         joined = self._run_detector.look()
         devices = self._accelerators.read()
         if joined:
-            self._begun = False  # every run of the user gets the parameters
-        self._begin(devices)
+            self.parameters.published = False  # every run of the user gets them
+        self.parameters.publish(devices)
         rss, rss_peak, rss_peak_source = self._host.read()
         self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
         self._bus.publish(self._last)
-
-    def begin(self) -> None:
-        """Begin a training without steps, at an epoch or evaluation. Never raises."""
-        if not self._begun:
-            with self._diagnostics.contained("beginning a run"):
-                self._begin(self._accelerators.read())
-
-    def _begin(self, devices: tuple[DeviceReading, ...]) -> None:
-        """Publish new devices and, once, the run's parameters. Also once, send how clients connect."""
-        if not self._begun:
-            self._begun = True
-            self._introduce(devices)
-        for device in self._accelerators.new_devices():
-            self._bus.publish(device)
-
-    def _introduce(self, devices: tuple[DeviceReading, ...]) -> None:
-        self._run_detector.connect()
-        with self._diagnostics.contained("gathering the run's parameters"):
-            self._bus.publish(Parameters(now_us(), self._parameters(devices)))
-
-    def _parameters(self, devices: tuple[DeviceReading, ...]) -> dict[str, str]:
-        torch = sys.modules.get("torch")
-        values = {
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "torch": str(getattr(torch, "__version__", "not loaded")),
-            "devices": ", ".join(reading.name for reading in devices) or "cpu",
-            **distributed.described(),
-            **self._settings.described(),
-        }
-        if self._model is not None:
-            # Only the figures are kept, so that the user can free the model.
-            self._model_size, self._model = _model_size(self._model), None
-        return {**values, **self._model_size}
 
 
 def run_event(settings: Settings, begun_us: int) -> Run:
@@ -262,34 +208,53 @@ def _device_type(optimizer: Any) -> str:
     return str(next(iter(optimizer.param_groups[0]["params"])).device.type)
 
 
-def _model_size(model: Any) -> dict[str, str]:
-    parameters = list(model.parameters())
-    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return {
-        "model": type(model).__name__,
-        "model_parameters": str(sum(parameter.numel() for parameter in parameters)),
-        "model_parameters_mib": f"{size / MIB:.1f}",
-    }
+class HealthReport:
+    """memlog's own cost and errors, published from time to time.
 
+    Args:
+        bus: Target of events.
+        journal: Asked whether it writes through a queue.
+        diagnostics: Holds the counts of errors.
+    """
 
-class _Cost:
-    """Time that memlog took on the trainer's thread."""
-
-    def __init__(self) -> None:
-        self._spent = self._steps = 0
-        self._total = 0
+    def __init__(self, bus: EventBus, journal: JournalWriter, diagnostics: Diagnostics) -> None:
+        self._bus = bus
+        self._journal = journal
+        self._diagnostics = diagnostics
+        self.tracing_cost: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        """Returns the seconds that tracing and its set-up have cost. Must not raise."""
+        self._spent = self._steps = self._total = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
 
     def add(self, spent_ns: int, now_ns: int) -> bool:
-        """Add a step's time. Return True if a health event is due."""
+        """Add a step's time on the trainer's thread. Return True if a health event is due."""
         self._spent += spent_ns
         self._steps += 1
         return now_ns >= self._due
 
-    def take(self) -> tuple[float | None, float]:
-        """Return the mean per step since the last call and the total since the beginning, in ms."""
-        mean = self._spent / self._steps / 1e6 if self._steps else None
+    def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
+        """Publish a health event, and return it.
+
+        Args:
+            step: Last completed step; ``None`` before the first.
+            unjudged: At the end of the run, the rules that were never judged, with the reason.
+        """
         self._total += self._spent
+        mean = self._spent / self._steps / 1e6 if self._steps else None
         self._spent = self._steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
-        return mean, self._total / 1e6
+        tracing, set_up = self.tracing_cost()
+        event = HealthEvent(
+            time_us=now_us(),
+            step=step,
+            overhead_ms=mean,
+            overhead_total_ms=self._total / 1e6,
+            dropped=dict(self._diagnostics.dropped),
+            faults=dict(self._diagnostics.faults),
+            queued=self._journal.queued,
+            unjudged=dict(unjudged or {}),
+            tracing_ms=tracing * 1e3,
+            tracing_set_up_ms=set_up * 1e3,
+        )
+        self._bus.publish(event)
+        return event

@@ -19,22 +19,17 @@ from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
-from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
-from memlog.session.exit_messages import Waiting, print_lost_events, print_undelivered
+from memlog.session.exit_messages import print_lost_events
+from memlog.session.run_delivery import RunDelivery
 from memlog.settings import Settings
-from memlog.sink import LOCAL, Backend, Sink, backends_to_look_in, writes_in_process
+from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
 if TYPE_CHECKING:
-    from memlog.delivery.helper.alert_pipe import AlertListener
-    from memlog.delivery.helper.client import Outcome
-    from memlog.delivery.helper.protocol import Finish
-    from memlog.delivery.helper.supervisor import SupervisedHelper
-    from memlog.delivery.uploader.worker import UploadWorker
     from memlog.journal.artifacts import Names
     from memlog.session.alert_judging import AlertJudge
     from memlog.tracer.schedule.step_scheduler import PeriodicTracer
@@ -138,17 +133,21 @@ class Recording:
                 lambda: self.batches.rss_file,
             )
             undo.callback(self._alert_judge.close)
+        in_process = [name for name, found in backends.items() if writes_in_process(found)]
+        self._delivery = RunDelivery(self.run, settings, self._journal, diagnostics, in_process)
+        self._helper = self._delivery.helper
+        undo.callback(self._helper.abandon)
         listener = None if self._alert_judge is None else self._alert_judge.listener
-        self._helper = self._start_helper(settings, begun_us, listener, undo)
-        self._writers = {
-            name: InProcessWriter(self.run, name, diagnostics)
-            for name, found in backends.items()
-            if writes_in_process(found)
-        }
-        for writer in self._writers.values():
+        self._delivery.start_helper(begun_us, listener)
+        for writer in self._delivery.writers.values():
             self._bus.subscribe(writer.hear)
         self._run_detector = RunDetector(
-            backends, self._journal, self._helper.tell, diagnostics, self._writers, on_in_process
+            backends,
+            self._journal,
+            self._helper.tell,
+            diagnostics,
+            self._delivery.writers,
+            on_in_process,
         )
         self._bus.publish(run_event(settings, begun_us))
         self.batches = BatchRecorder(
@@ -172,14 +171,10 @@ class Recording:
         self._autolog = listen(self.batches.optimizer_stepped)
         undo.callback(self._autolog.remove)
         self._run_detector.resolve_active_runs()
-        self._threads: list[UploadWorker] = []
         if sinks:
-            # Imported here because most trainers have no such sinks.
-            from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
-
             # Last, because a delivery that has begun can't be undone.
-            self._threads = deliver_to(sinks, self.run, settings.backends, diagnostics)
-            for thread in self._threads:
+            self._delivery.start_threads(sinks)
+            for thread in self._delivery.threads:
                 undo.callback(thread.complete)
 
     def abandon(self) -> None:
@@ -191,7 +186,7 @@ class Recording:
         if fork.generation == self._generation:
             self._run_detector.look()
             if isinstance(event, (Epoch, Evaluation)):
-                self.batches.begin()
+                self.batches.parameters.publish_without_step()
             elif isinstance(event, (Scope, Recorded)):
                 event = self._with_step(event)
             self._published = True
@@ -204,7 +199,7 @@ class Recording:
             self._helper_check_due = now_ns + HELPER_CHECK_INTERVAL_NS
             with self._diagnostics.contained("looking for the helper process"):
                 if self._helper.look():
-                    self.batches.publish_health()
+                    self.batches.health.publish(self.batches.last_step)
 
     def _with_step(self, event: Scope | Recorded) -> Scope | Recorded:
         """Add the step to events of the first labels. Events without a step get no metrics of their own."""
@@ -226,7 +221,7 @@ class Recording:
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
         self.batches.after_step = tracer.after_step
-        self.batches.tracing_cost = tracer.cost
+        self.batches.health.tracing_cost = tracer.cost
         return tracer
 
     def snapshot(self) -> None:
@@ -281,22 +276,14 @@ class Recording:
         if fork.generation != self._generation:
             return  # a forked copy: the run belongs to the parent process
         try:
-            final_message = self._close(status, error)
-        except BaseException:  # Ctrl-C, or what another signal's handler raised
+            end, health = self._close(status, error)
+        except BaseException:  # Ctrl-C, or an exception of another signal's handler
             self._finish_after_interruption(status)
             raise
-        begun = time.monotonic()
-        outcome: Outcome = "dead"
-        try:
-            with self._diagnostics.contained("waiting for what is still delivered"):
-                outcome = self._deliver(final_message, timeout)
-        except BaseException:  # as above
-            self._print_undelivered("at work", max(time.monotonic() - begun, 0.1))
-            raise
-        self._print_undelivered(outcome, timeout)
+        self._delivery.finish(end, health, timeout)
 
-    def _close(self, status: Status, error: BaseException | None) -> Finish:
-        """Stop every part, and return the final message for the helper process."""
+    def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
+        """Stop every part, and return the run's last events."""
         self._reserve = None
         contained = self._diagnostics.contained
         with contained("leaving torch"):
@@ -306,7 +293,7 @@ class Recording:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
         self._publish_failed_allocation(error)
-        diagnostics, end = self._publish_summary(status), End(now_us(), status)
+        health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)
         self._run_detector.connect()
         with contained("closing the journal"):
@@ -314,13 +301,7 @@ class Recording:
         with contained("closing the host's memory figures"):
             self.batches.close()
         print_lost_events(self.run, self._diagnostics)
-        return self._final_message(end, diagnostics)
-
-    def _final_message(self, end: End, diagnostics: HealthEvent) -> Finish:
-        from memlog.delivery.helper.protocol import Finish  # noqa: PLC0415 - imported since the helper was started
-
-        dropped, faults = dict(self._diagnostics.dropped), dict(self._diagnostics.faults)
-        return Finish(end, msgspec.structs.replace(diagnostics, dropped=dropped, faults=faults))
+        return end, health
 
     def _finish_after_interruption(self, status: Status) -> None:
         """Send the helper process the end of the run, which the journal lacks after an interruption."""
@@ -328,50 +309,22 @@ class Recording:
             self._autolog.remove()
         with self._diagnostics.contained("closing the journal"):
             self._journal.close()
-        diagnostics = HealthEvent(now_us(), None, None, 0.0, {}, {})
         with self._diagnostics.contained("handing over the end of the run"):
-            self._deliver(self._final_message(End(now_us(), status), diagnostics), 0)
-        self._print_undelivered("at work", 0.1)
+            self._delivery.send_end(End(now_us(), status), _empty_health(), 0)
+        self._delivery.print_undelivered("at work", 0.1)
 
     def _publish_summary(self, status: Status) -> HealthEvent:
         """Publish memlog's own cost and errors, and print the messages about the whole run."""
-        diagnostics = HealthEvent(now_us(), None, None, 0.0, {}, {})
+        health = _empty_health()
         with self._diagnostics.contained("summing up the run"):
             self._helper.look_at_last()
             unjudged = None
             if self._alert_judge is not None:
                 unjudged = self._alert_judge.print_unjudged_rules(self._helper.is_away)
-            diagnostics = self.batches.publish_health(unjudged)
+            health = self.batches.health.publish(self.batches.last_step, unjudged)
             if status == "finished" and not self._published:
                 self.batches.warn_if_no_steps()
-        return diagnostics
-
-    def _print_undelivered(self, outcome: Outcome, waited: float) -> None:
-        with self._diagnostics.contained("saying what is left to deliver"):
-            if not self._is_for_trackers and (outcome == "dead" or not self._threads):
-                outcome = "delivered"  # no tracker lacks anything
-            print_undelivered(self.run, outcome, waited, self._settings.linger, self._diagnostics)
-
-    @property
-    def _is_for_trackers(self) -> bool:
-        """True if the run has, or had, a tracker to deliver to."""
-        named = set(self._settings.backends) - {LOCAL}
-        return bool(named or self._journal.bindings)
-
-    def _deliver(self, final_message: Finish, timeout: float) -> Outcome:
-        """Wait at most ``timeout`` seconds until the trackers have everything, and return the outcome."""
-        deadline = time.monotonic() + timeout
-        threads: list[UploadWorker | InProcessWriter] = [*self._threads, *self._writers.values()]
-        try:
-            waiting = Waiting(self.run, timeout, self._diagnostics)
-            outcome = self._helper.the_last().finish(final_message, timeout, waiting)
-        finally:
-            for thread in threads:
-                thread.complete()
-        for thread in threads:
-            if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
-                outcome = "at work" if outcome == "delivered" else outcome
-        return outcome
+        return health
 
     def _publish_failed_allocation(self, error: BaseException | None) -> None:
         """Publish an event if memory ran out. The helper process makes a report of it."""
@@ -380,19 +333,6 @@ class Recording:
             if failed is not None and not self._allocator.has_published(failed):
                 self._bus.publish(describe(failed, self.batches.last_step, error))
 
-    def _start_helper(
-        self,
-        settings: Settings,
-        begun_us: int,
-        listener: AlertListener | None,
-        undo: ExitStack,
-    ) -> SupervisedHelper:
-        # Imported here to keep `import memlog` light for programs that never begin a session.
-        from memlog.delivery.helper.protocol import Begin  # noqa: PLC0415
-        from memlog.delivery.helper.supervisor import SupervisedHelper  # noqa: PLC0415
 
-        begin = Begin(str(self.run.path), begun_us, os.getpid(), settings)
-        helper = SupervisedHelper(self._diagnostics)
-        undo.callback(helper.abandon)
-        helper.start(begin, listener)
-        return helper
+def _empty_health() -> HealthEvent:
+    return HealthEvent(now_us(), None, None, 0.0, {}, {})
