@@ -36,7 +36,7 @@ epochs. They are never mixed.
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -391,24 +391,7 @@ Event: TypeAlias = (
     | End
 )
 
-EVENT_TYPES: tuple[type[msgspec.Struct], ...] = (
-    Run,
-    Parameters,
-    Device,
-    Batch,
-    Loss,
-    Epoch,
-    Evaluation,
-    Scope,
-    Recorded,
-    Alert,
-    Artifact,
-    Trace,
-    OutOfMemory,
-    Sample,
-    Health,
-    End,
-)
+EVENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(Event)
 
 
 def field_names() -> dict[str, tuple[str, ...]]:

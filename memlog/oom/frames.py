@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any
 
 _MODULE_CALL = "_call_impl"
@@ -16,12 +18,13 @@ _MAX_FRAMES = 2000
 
 def error_location(error: BaseException) -> tuple[str | None, str | None]:
     """Return the layer's path and the phase in which an exception was raised; ``None`` if unknown."""
-    return locate(_traceback_frames(error.__traceback__))
+    frames = islice(walk_tb(error.__traceback__), _MAX_FRAMES)
+    return locate(frame for frame, _ in frames)
 
 
 def current_location() -> tuple[str | None, str | None]:
     """Return the module's path and the phase of the calling thread now."""
-    frames = list(_stack_frames(sys._getframe(1)))  # noqa: SLF001 - documented access to the current frame
+    frames = [frame for frame, _ in islice(walk_stack(None), _MAX_FRAMES)]
     return locate(reversed(frames))
 
 
@@ -66,17 +69,3 @@ def _path(modules: list[Any]) -> str | None:
     path = next(named, None)
     kind = type(layer).__name__
     return f"{path} ({kind})" if path else kind
-
-
-def _traceback_frames(trace: TracebackType | None) -> Iterator[FrameType]:
-    count = 0
-    while trace is not None and count < _MAX_FRAMES:
-        yield trace.tb_frame
-        trace, count = trace.tb_next, count + 1
-
-
-def _stack_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    count = 0
-    while frame is not None and count < _MAX_FRAMES:
-        yield frame
-        frame, count = frame.f_back, count + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
@@ -107,10 +106,10 @@ def print_undelivered(
         diagnostics: Counts errors.
     """
     report = run.artifacts / "postmortem.md"
-    if _is_there(report, otherwise=False):
+    if report.exists():
         say(f"how the run ended is explained in {report}")
     # If the run's folder no longer exists, nothing can be delivered.
-    there = _is_there(run.path, otherwise=True)
+    there = run.path.exists()
     refused = _refused(run, diagnostics) if outcome == "dead" and there else []
     for problem in refused:
         say(problem)
@@ -130,13 +129,6 @@ def print_undelivered(
             f"not everything is delivered{_problems(run, diagnostics)}: the helper process tries for "
             f"{linger:g} s more; after that, `memlog sync {run.id}` delivers what is left"
         )
-
-
-def _is_there(path: Path, *, otherwise: bool) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a parent folder can't be searched, or its file server can't be reached
-        return otherwise
 
 
 def _refused(run: RunDirectory, diagnostics: Diagnostics) -> list[str]:
