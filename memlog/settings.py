@@ -41,8 +41,6 @@ _STORED_ELSEWHERE = {"directory", "backends", "project", "name"}
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _SMALLEST_LIMIT = 1024**2
-_MAX_NUMBER = 2**62
-"""Largest accepted whole number. Numbers that grow from there still fit into a journal and a tracker."""
 LONGEST_NAME = 1000
 """Most characters of a run's or project's name."""
 _MAX_RULES_LENGTH = 20_000
@@ -100,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Check the ranges. Types were checked when the settings were built."""
-        self._require_bounds()
+        self._require_texts()
         self._require("every", self.every >= 1, "a whole number from 1 up")
         self._require("initial_step", self.initial_step >= 0, "0 or more")
         self._require("verbose_batches", self.verbose_batches >= 0, "0 or more")
@@ -119,13 +117,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 field, 0 <= getattr(self, field) <= LONGEST_WAIT, "a number of seconds, 0 or more"
             )
 
-    def _require_bounds(self) -> None:
-        """Check sizes.
-
-        Counters must be able to grow, and names and rules must fit into one message to the helper process.
-        """
-        for field in ("every", "initial_step", "verbose_batches", "segment_bytes", "journal_limit"):
-            self._require(field, getattr(self, field) <= _MAX_NUMBER, f"at most {_MAX_NUMBER}")
+    def _require_texts(self) -> None:
+        """Check texts. Names and rules must fit into one message to the helper process."""
         for field in ("name", "project"):
             text = getattr(self, field) or ""
             self._require(field, len(text) <= LONGEST_NAME and _is_unicode(text), _NAMES)
@@ -302,10 +295,7 @@ def _is_unicode(text: str) -> bool:
 
 def _shown(value: object) -> str:
     """Return a value as Python writes it, shortened for a message."""
-    try:
-        shown = repr(value)
-    except ValueError:  # a number with thousands of digits
-        return "a larger number"
+    shown = repr(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 

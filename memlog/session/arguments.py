@@ -25,8 +25,7 @@ def split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink
     several = isinstance(backend, (list, tuple))
     given: list[Any] = list(backend) if several else [] if backend is None else [backend]  # type: ignore[arg-type]
     names = tuple(item for item in given if isinstance(item, str))
-    # A sink that is passed twice counts once. Two uploaders would deliver everything twice.
-    sinks = list({id(item): item for item in given if isinstance(item, Sink)}.values())
+    sinks = [item for item in given if isinstance(item, Sink)]
     for item in given:
         if not isinstance(item, (str, Sink)):
             raise ConfigurationError(

@@ -216,15 +216,6 @@ def test_a_forked_child_leaves_the_run_alone() -> None:
     assert len(events(session.id, End)) == 1
 
 
-def test_steps_are_counted_from_the_largest_first_one() -> None:
-    session = memlog.init("local", initial_step=2**62)
-    session.step()
-    session.step()
-    memlog.finish()
-    assert steps(session.id) == [2**62, 2**62 + 1]
-    assert not session.health.faults
-
-
 class Trainer:
     """Of a user's, who copies it and keeps it in checkpoints."""
 
@@ -302,7 +293,6 @@ def test_init_does_not_wait_for_its_helper() -> None:
         ({"dir": "ru\0ns"}, "a path that is valid UTF-8, without a null byte"),
         ({"name": "\udcff"}, "pass text of at most 1,000 valid Unicode characters"),
         ({"project": "x" * 100_000}, "pass text of at most 1,000 valid Unicode characters"),
-        ({"initial_step": 2**70}, "pass at most 4611686018427387904"),
     ],
 )
 def test_what_the_user_got_wrong_is_one_line_with_the_remedy(
