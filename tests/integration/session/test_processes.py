@@ -175,7 +175,7 @@ def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> Non
     assert (run.status, run.alerts, run.artifacts) == ("finished", [], [])
 
 
-def test_init_again_as_a_notebook_does(tmp_path: Path) -> None:
+def test_init_again_as_in_a_notebook(tmp_path: Path) -> None:
     """A shell has seen an error before, and a cell is run again and again without finish."""
     script = """
     sys.ps1, sys.last_value = ">>> ", ValueError()
@@ -529,7 +529,7 @@ def test_a_fork_while_another_thread_begins_a_run(tmp_path: Path) -> None:
     assert len(list_runs(tmp_path / "children")) == 15
 
 
-def test_a_helper_that_was_killed_is_told_and_shown(tmp_path: Path) -> None:
+def test_a_killed_helper_is_reported_and_shown(tmp_path: Path) -> None:
     script = """
     session = begin()
     session.step()

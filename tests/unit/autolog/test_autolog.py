@@ -89,7 +89,7 @@ def test_lbfgs_counts_its_steps_and_not_its_evaluations(counter: Counter) -> Non
     assert counter.steps == 3
 
 
-def test_another_takes_over_when_the_clock_falls_silent(counter: Counter) -> None:
+def test_another_takes_over_when_the_clock_is_inactive(counter: Counter) -> None:
     first, second = optimizer(), optimizer()
     first.step()
     for _ in range(INACTIVE_AFTER + 5):
@@ -97,7 +97,7 @@ def test_another_takes_over_when_the_clock_falls_silent(counter: Counter) -> Non
     assert counter.steps == 1 + 5
 
 
-def test_another_takes_over_at_once_when_the_clock_is_gone(counter: Counter) -> None:
+def test_another_takes_over_at_once_when_the_clock_is_deleted(counter: Counter) -> None:
     first = optimizer()
     first.step()
     del first

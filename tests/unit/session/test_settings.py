@@ -17,7 +17,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.seed(53)
-def test_the_seeds_keys_are_understood_wherever_they_stand() -> None:
+def test_the_monitors_keys_are_read_from_every_section() -> None:
     for on, batches in ((False, 3), (True, 7)):
         keys = {"enable_memory_monitoring": on, "memory_monitor_batches": batches}
         for config in (keys, {"trainer_params": {**keys, "batch_size": 8}}, {"memlog": keys}):
@@ -32,20 +32,20 @@ def test_memlogs_own_keys_are_understood() -> None:
     assert (settings.every, settings.project, settings.directory) == (5, "p", "/runs/x")
 
 
-def test_finish_waits_ten_seconds_where_nothing_is_said() -> None:
+def test_finish_waits_ten_seconds_by_default() -> None:
     assert resolve({}, {}).finish_timeout == 10
     assert resolve({"finish_timeout": 0.5}, {}).finish_timeout == 0.5
 
 
-def test_arguments_go_before_configuration() -> None:
+def test_arguments_override_configuration() -> None:
     assert resolve({"every": 2}, {"every": 7}).every == 2
 
 
-def test_other_keys_are_anothers_business() -> None:
+def test_unrelated_keys_are_ignored() -> None:
     assert resolve({}, {"learning_rate": 0.1, "model": {"depth": 4}}).enabled
 
 
-def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
+def test_a_misspelt_key_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'enable_memory_monitoring'"):
         resolve({}, {"enable_memory_monitorng": True})
 
@@ -71,7 +71,7 @@ def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
         {"unknown": 1},
     ],
 )
-def test_what_cannot_be_right_is_said(arguments: dict[str, Any]) -> None:
+def test_invalid_settings_are_errors(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as raised:
         resolve(arguments)
     assert len(str(raised.value)) < 400
@@ -91,7 +91,7 @@ def test_the_longest_that_is_accepted_goes_through_the_helpers_pipe() -> None:
 
 
 @pytest.mark.parametrize("variable", [None, "relative"])
-def test_a_working_directory_that_is_gone_is_said_with_the_remedy(
+def test_a_deleted_working_directory_is_an_error_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -105,12 +105,12 @@ def test_a_working_directory_that_is_gone_is_said_with_the_remedy(
     assert resolve({"directory": str(tmp_path)}).directory == str(tmp_path)
 
 
-def test_a_config_that_is_no_mapping_is_said() -> None:
+def test_a_config_that_is_no_mapping_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="pass a plain mapping"):
         resolve({}, ["enable_memory_monitoring"])  # type: ignore[arg-type]
 
 
-def test_the_environment_fills_what_nobody_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLOG_BACKEND", "mlflow")
     monkeypatch.setenv("MEMLOG_DIR", "/somewhere")
     assert resolve({}).backends == ("mlflow",)
@@ -139,7 +139,7 @@ def test_the_runs_folder_is_absolute() -> None:
     assert Path(resolve({}).directory) == Path.cwd() / "memlog_runs"
 
 
-def test_what_is_recorded_of_the_settings_is_what_differs() -> None:
+def test_only_changed_settings_are_recorded() -> None:
     assert Settings().described() == {"every": "1"}
     assert Settings(every=3, initial_step=7).described() == {"every": "3", "initial_step": "7"}
 
@@ -158,7 +158,7 @@ def test_memlogs_own_section_knows_its_keys(section: object, message: str) -> No
         resolve({}, {"memlog": section})
 
 
-def test_what_is_out_of_range_is_said_without_a_wrong_reason() -> None:
+def test_an_out_of_range_message_names_the_range() -> None:
     with pytest.raises(ConfigurationError, match=r"^every=0: pass a whole number from 1 up$"):
         resolve({"every": 0})
 
@@ -166,7 +166,7 @@ def test_what_is_out_of_range_is_said_without_a_wrong_reason() -> None:
 @pytest.mark.parametrize(
     "section", [{"alerts": [{"error": "host.rss > 80%"}]}, {"alerts": {"error": "host.rss > 80%"}}]
 )
-def test_a_rule_that_yaml_took_for_a_mapping_is_answered_with_the_remedy(section: Any) -> None:
+def test_a_rule_that_yaml_reads_as_a_mapping_is_an_error_with_the_remedy(section: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         resolve({}, {"memlog": section})
     assert 'put quotes around it, "error: host.rss > 80%"' in str(raised.value)
