@@ -1,12 +1,12 @@
-"""memlog: where the memory of your training goes, in the tracker that you already use.
+"""memlog: records the memory use of your training in the tracker that you already use.
 
 ::
 
     import memlog
 
     memlog.init("mlflow")
-    ...                     # an unchanged PyTorch loop: steps are noticed by themselves
-    memlog.finish()         # also done at exit
+    ...                     # an unchanged PyTorch loop: memlog detects the optimizer steps
+    memlog.finish()         # memlog also calls this at exit
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the layer tracer when it is first asked for: not every training script traces."""
+    """Load the layer tracer on first use, because not every training script traces."""
     if name not in ("LayerMemoryStats", "MemoryEvent", "MemoryTracer"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from memlog import tracer  # noqa: PLC0415 - see the docstring

@@ -1,4 +1,4 @@
-"""``python -m memlog``: the command line, where the script ``memlog`` is not on the path."""
+"""Run the command line with ``python -m memlog`` if the script ``memlog`` is not on the path."""
 
 from memlog.cli.main import main
 

@@ -1,3 +1,3 @@
-"""The one place where the version stands; the wheel reads it from here."""
+"""Version of memlog. The wheel reads it from this file."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""Publish and subscribe: the one place through which every event passes.
+"""Publish and subscribe: every event passes through this bus.
 
-The journal subscribes first, so that what anybody else sees has been written. A subscriber's error is
-contained: it reaches neither the other subscribers nor the trainer.
+The journal subscribes first. So an event is written before any other subscriber receives it. An error in a
+subscriber reaches neither the other subscribers nor the trainer.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from memlog.events import Event
 
 
 class EventBus:
-    """Hands each event to every subscriber, on the publisher's thread, in order of subscription."""
+    """Bus that passes each event to every subscriber, on the publisher's thread, in order of subscription."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
         self._subscribers: tuple[Callable[[Event], object], ...] = ()
 
     def subscribe(self, subscriber: Callable[[Event], object]) -> None:
-        """Adds a subscriber; it sees every event from now on, from any thread."""
+        """Add a subscriber. It receives every later event, from any thread."""
         self._subscribers = (*self._subscribers, subscriber)
 
     def publish(self, event: Event) -> None:
-        """Hands ``event`` to every subscriber.
+        """Pass ``event`` to every subscriber.
 
-        Never raises, but for what a signal handler of the user's raised meanwhile: after all have had it.
+        Never raises an error of memlog. If a signal handler of the user raises meanwhile, that exception is
+        raised again after every subscriber has received the event.
         """
         interruption: Exception | None = None
         for subscriber in self._subscribers:
@@ -35,7 +36,7 @@ class EventBus:
             except Exception as error:  # noqa: BLE001, PERF203 - memlog's errors end here, not in training
                 try:
                     self._diagnostics.fault(f"a subscriber to {type(event).__name__}", error)
-                except Exception as raised:  # noqa: BLE001 - a signal handler's: it has to wait for the others
+                except Exception as raised:  # noqa: BLE001 - from a signal handler: raised after the loop
                     interruption = raised
         if interruption is not None:
             try:

@@ -1,7 +1,7 @@
-"""The printed lines: one subscriber prints, publishers never do.
+"""Lines printed for the user. One subscriber prints them; publishers never print.
 
-Sizes are in "MB" of 1024² bytes, as the monitors that memlog takes over have it; docs/monitors.md says
-where a line differs from theirs. Without an accelerator a line tells the host's figures.
+Sizes are in "MB" of 1024² bytes, as in the monitors that memlog replaces. docs/monitors.md lists the lines
+that differ from theirs. Without an accelerator a line shows the host's memory.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from memlog.events import (
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """Monitoring is on."""
+    """Message that monitoring is on."""
 
     verbose_batches: int
 
 
 class BatchNotice(msgspec.Struct, frozen=True):
-    """A batch, numbered within its epoch, and its loss as text."""
+    """Batch, numbered within its epoch, and its loss as text."""
 
     index: int
     event: Batch
@@ -44,7 +44,7 @@ class BatchNotice(msgspec.Struct, frozen=True):
 
 
 class EvaluationNotice(msgspec.Struct, frozen=True):
-    """A loss function's call, numbered by its own wrapper, and its loss as text."""
+    """Call of a loss function, numbered by its own wrapper, and its loss as text."""
 
     index: int
     event: Evaluation
@@ -52,28 +52,28 @@ class EvaluationNotice(msgspec.Struct, frozen=True):
 
 
 class OptimizationNotice(msgspec.Struct, frozen=True):
-    """A black-box optimisation is over."""
+    """End of a black-box optimisation."""
 
     event: Epoch
 
 
 class ProfileNotice(msgspec.Struct, frozen=True):
-    """The checkpoints of one batch."""
+    """Checkpoints of one batch."""
 
     points: tuple[Recorded, ...]
 
 
 class SummaryNotice(msgspec.Struct, frozen=True):
-    """The points of a tracker; ``omitted`` more were recorded before them."""
+    """Points of a `MemoryTracker`; ``omitted`` earlier points are not included."""
 
     points: tuple[Recorded, ...]
     omitted: int = 0
 
 
 _IN_ONE_LINE = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-"""Labels are the user's: one with a line break must not make two lines of one."""
+"""Line breaks in labels, which users choose, are replaced so that a label never starts a new line."""
 _CLEAR = "\r\x1b[2K"
-"""Empties a terminal's line."""
+"""Clear a terminal's line."""
 _REWRITTEN_EVERY = 0.1
 _WRITTEN_EVERY = 10.0
 
@@ -88,16 +88,16 @@ Notice: TypeAlias = (
     | Epoch
     | Scope
 )
-"""What a monitor wants a person to read: an event, or events with what only a person wants to know."""
+"""Event, or events with extra text, that a monitor prints for the user."""
 
 
 class Console:
-    """Prints a line for each of the first batches of a loop that knows nothing of memlog, and for alerts.
+    """Printer of a line for each of the first batches and for each alert.
 
     Args:
-        verbose_batches: For how many batches.
-        write: Prints one line of the batches'.
-        warn: Prints one line of an alert's; by itself to the standard error.
+        verbose_batches: Number of batches for which a line is printed.
+        write: Prints a line for a batch.
+        warn: Prints a line for an alert; ``None``: to the standard error.
     """
 
     def __init__(
@@ -111,16 +111,16 @@ class Console:
         self._warn = warn or terminal.err
 
     def announce(self) -> None:
-        """Says that monitoring is on, where lines of batches follow.
+        """Print that monitoring is on, if lines for batches follow.
 
         Raises:
-            Exception: whatever the stream raises.
+            Exception: Whatever the stream raises.
         """
         if self._left:
             show(Announcement(self._left), self._write)
 
     def __call__(self, event: Event) -> None:
-        """Prints what the event says, where it says something to a person."""
+        """Print the event's line, if it has one."""
         if isinstance(event, Batch) and self._left > 0:
             self._left -= 1
             self._write(batch_line(event))
@@ -128,24 +128,24 @@ class Console:
             self._warn(alert_line(event))
 
     def silence(self) -> None:
-        """Prints nothing any more: a monitor of the trainer's own prints its batches."""
+        """Print no more batches, because a monitor of the trainer prints them."""
         self._left = 0
 
 
 def show(notice: Notice, write: Callable[[str], object] = terminal.out) -> None:
-    """Prints what a monitor wants printed."""
+    """Print a monitor's notice."""
     text = "\n".join(_lines(notice))
     if text:
         write(text)
 
 
 def batch_line(event: Batch) -> str:
-    """``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``; without an accelerator its part is left out."""
+    """Return ``  Batch 0: GPU 23.1 MB, CPU 1645.1 MB``; the first figure only if there is an accelerator."""
     return f"  Batch {event.step}: {_batch_figures(event)}"
 
 
 def usage(event: Recorded | Evaluation) -> str:
-    """``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
+    """Return ``CPU: 850.2 MB | GPU Allocated: 15.3 MB | GPU Reserved: 20.0 MB``."""
     host = f"CPU: {_mb(event.rss)}"
     if not event.devices:
         return f"{host} | GPU: Not available"
@@ -153,7 +153,7 @@ def usage(event: Recorded | Evaluation) -> str:
     return f"{host} | GPU Allocated: {_mb(device.allocated)} | GPU Reserved: {_mb(device.reserved)}"
 
 
-def _lines(notice: Notice) -> Sequence[str]:  # noqa: PLR0911 - one way out for each kind
+def _lines(notice: Notice) -> Sequence[str]:  # noqa: PLR0911 - one return for each kind
     if isinstance(notice, Announcement):
         return [_announcement(notice.verbose_batches)]
     if isinstance(notice, BatchNotice):
@@ -195,12 +195,12 @@ def _batch_figures(event: Batch) -> str:
 
 def _evaluation(notice: EvaluationNotice) -> list[str]:
     event = notice.event
-    said = [f"  Loss evaluation {notice.index}: {usage(event)}"]
+    lines = [f"  Loss evaluation {notice.index}: {usage(event)}"]
     if event.error is not None:
-        said.append(f"    Iteration {notice.index + 1}: raised {event.error}")
+        lines.append(f"    Iteration {notice.index + 1}: raised {event.error}")
     elif notice.loss is not None:
-        said.append(f"    Iteration {notice.index + 1}: loss={notice.loss}")
-    return said
+        lines.append(f"    Iteration {notice.index + 1}: loss={notice.loss}")
+    return lines
 
 
 def _epoch(event: Epoch) -> str:
@@ -227,10 +227,10 @@ def _profile(points: tuple[Recorded, ...]) -> list[str]:
     pairs = list(pairwise(points))
     if not pairs:
         return []
-    return ["    Memory profile:", *(f"      {_passage(*pair)}" for pair in pairs)]
+    return ["    Memory profile:", *(f"      {_change_between(*pair)}" for pair in pairs)]
 
 
-def _passage(before: Recorded, after: Recorded) -> str:
+def _change_between(before: Recorded, after: Recorded) -> str:
     name, size = _main_figure(after)
     _, start = _main_figure(before) if before.devices or not after.devices else (name, 0)
     change = None if size is None or start is None else size - start
@@ -239,12 +239,12 @@ def _passage(before: Recorded, after: Recorded) -> str:
 
 
 def _summary(notice: SummaryNotice) -> list[str]:
-    said = ["Memory summary:", *(f"  {_label(point)}: {usage(point)}" for point in notice.points)]
+    lines = ["Memory summary:", *(f"  {_label(point)}: {usage(point)}" for point in notice.points)]
     if not notice.points:
-        said.append("  (no points were recorded)")
+        lines.append("  (no points were recorded)")
     if notice.omitted:
-        said.insert(1, f"  ({notice.omitted} earlier points are left out)")
-    return said
+        lines.insert(1, f"  ({notice.omitted} earlier points are left out)")
+    return lines
 
 
 def _main_figure(event: Recorded) -> tuple[str, int | None]:
@@ -252,7 +252,7 @@ def _main_figure(event: Recorded) -> tuple[str, int | None]:
 
 
 def _peak(event: Epoch) -> tuple[str, str]:
-    """The peak that a person asks about first, and whose it is."""
+    """Return the peak that matters most to the user, and the name of its device."""
     device: DeviceReading | None = event.devices[0] if event.devices else None
     if device is not None:
         return "GPU", _qualified(device.peak, device.peak_source)
@@ -260,7 +260,7 @@ def _peak(event: Epoch) -> tuple[str, str]:
 
 
 def _qualified(size: int | None, source: PeakSource | None) -> str:
-    """A peak that is only a bound says so behind itself."""
+    """Return a peak as text, followed by its source if it is only a bound."""
     return _mb(size) if source in (None, "exact") else f"{_mb(size)} ({source})"
 
 
@@ -275,17 +275,17 @@ def _mb(size: int | None) -> str:
 
 def _change(size: int | None) -> str:
     value = mib(size)
-    # Rounded first, and with 0.0 added: there is no "-0.0 MB".
+    # Rounding first and adding 0.0 avoids "-0.0 MB".
     return "unknown" if value is None else f"{round(value, 1) + 0.0:+.1f} MB"
 
 
 class ProgressLine:
-    """How far an optimiser is, on the standard error: a line that is rewritten in a terminal.
+    """Progress of an optimiser on the standard error: one line that is rewritten in a terminal.
 
-    Elsewhere there is one at most every ten seconds, and one at the end.
+    If the standard error is not a terminal, a line is printed at most every ten seconds, and one at the end.
 
     Args:
-        label: What the line begins with.
+        label: Text at the beginning of the line.
     """
 
     def __init__(self, label: str) -> None:
@@ -294,7 +294,7 @@ class ProgressLine:
         self._begun = time.monotonic()
 
     def update(self, evaluations: int, iterations: int, loss: str | None) -> None:
-        """Shows the counts, where the last time is long enough ago."""
+        """Show the counts, if enough time has passed since the last line."""
         stream, now = sys.stderr, time.monotonic()
         if stream is None:
             return
@@ -306,18 +306,18 @@ class ProgressLine:
             return
         self._last = now
         text = progress_line(self._label, evaluations, iterations, loss)
-        # The cursor goes back to the line's beginning: what is printed next takes its place.
+        # The carriage return makes the next printed text overwrite this line.
         stream.write(f"{_CLEAR}{text}\r" if live else f"{text}\n")
         stream.flush()
 
     def close(self, evaluations: int, iterations: int, loss: str | None) -> None:
-        """Shows the final counts."""
+        """Show the final counts."""
         clear = _CLEAR if sys.stderr is not None and sys.stderr.isatty() else ""
         terminal.err(clear + progress_line(self._label, evaluations, iterations, loss))
 
 
 def progress_line(label: str, evaluations: int, iterations: int, loss: str | None) -> str:
-    """``  L-BFGS-B: 23 evaluations, 20 iterations, loss=0.025286``."""
+    """Return ``  L-BFGS-B: 23 evaluations, 20 iterations, loss=0.025286``."""
     counts = f"{_counted(evaluations, 'evaluation')}, {_counted(iterations, 'iteration')}"
     return f"  {label}: {counts}" + ("" if loss is None else f", loss={loss}")
 
@@ -327,8 +327,8 @@ def _counted(number: int, name: str) -> str:
 
 
 def alert_line(event: Alert) -> str:
-    """``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``; ``(at evaluation 3)``."""
-    told = f"{event.title}: {event.text}" if event.text else event.title
+    """Return ``memlog: warning: host.rss is 33.1 GiB, over 32 GiB (step 120)``, or ``(at evaluation 3)``."""
+    message = f"{event.title}: {event.text}" if event.text else event.title
     where = event.where if event.step is not None or event.where is None else f"at {event.where}"
     at = "" if where is None else f" ({where})"
-    return f"memlog: {event.level}: {told}{at}"
+    return f"memlog: {event.level}: {message}{at}"

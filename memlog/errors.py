@@ -3,49 +3,49 @@
 ::
 
     MemlogError
-    ├── ConfigurationError (ValueError)   what was passed to init() or to a command can't be right
-    │   ├── UnknownBackendError             a backend that nobody provides
-    │   └── MissingExtraError               a backend whose client package is not installed
-    ├── JournalError                      the run's own files
+    ├── ConfigurationError (ValueError)   an argument of init() or of a command is invalid
+    │   ├── UnknownBackendError             no installed package provides the backend
+    │   └── MissingExtraError               the backend's client package is not installed
+    ├── JournalError                      the run's own files can't be read or written
     │   ├── UnwritableDirectoryError        the folder for runs can't be written
-    │   ├── RunNotFoundError                no run, or more than one, goes by that name
+    │   ├── RunNotFoundError                no run, or more than one, has that name
     │   └── TraceNotFoundError              no step of the run was traced, or its trace is damaged
-    ├── ArtifactError                     files that runs keep: bringing them back, showing them
+    ├── ArtifactError                     a run's files can't be fetched or shown
     │   ├── UnknownRunError                 the tracker has no run of that name
-    │   ├── UnopenableFileError             a file that can't be shown, or is damaged
-    │   └── ViewerUnavailableError          what shows it is not installed and can't be fetched
+    │   ├── UnopenableFileError             the file can't be shown, or is damaged
+    │   └── ViewerUnavailableError          the viewer is not installed and can't be fetched
     ├── GateFailedError                   a gate of `memlog compare` failed, or could not be judged
-    ├── LaunchError                       a command that `memlog run` can't start
-    ├── DeliveryError                     what a sink raises
-    │   ├── TrackerUnavailableError         try again later: nothing is lost meanwhile
-    │   ├── TrackerRejectedError            the tracker understood and said no: trying again is no use
-    │   │   └── RunRefusedError               its run is deleted or gone: what is for that one waits
-    │   └── UntrustedAddressError           a run's folder names an address that is not the environment's
-    └── SnapshotError                     a file is no snapshot of an allocator
-        └── UnsafeSnapshotError             it holds what no snapshot holds, and nothing of it was run
+    ├── LaunchError                       `memlog run` can't start the command
+    ├── DeliveryError                     a sink failed
+    │   ├── TrackerUnavailableError         a later attempt can succeed, and nothing is lost until then
+    │   ├── TrackerRejectedError            the tracker refused the content, and trying again does not help
+    │   │   └── RunRefusedError               the tracker's run is deleted or missing; its data is kept
+    │   └── UntrustedAddressError           a run's folder names an address that the environment does not
+    └── SnapshotError                     the file is not an allocator snapshot
+        └── UnsafeSnapshotError             the file may be an attack; memlog executed nothing from it
 
-Each message is one line that ends with the remedy; a wrong alert rule or gate has two lines more, which show
-the place. What goes wrong *inside* memlog while training runs
-is never raised: it is logged once per cause and counted in the run's health.
+Each message is one line that ends with the remedy. A wrong alert rule or gate has two more lines, which show
+the position of the mistake. Errors *inside* memlog are never raised while training runs. memlog logs them
+once per cause and counts them in the run's health.
 """
 
 from __future__ import annotations
 
 
 class MemlogError(Exception):
-    """The root: ``except memlog.MemlogError`` catches all that memlog raises."""
+    """Base class: ``except memlog.MemlogError`` catches every error that memlog raises."""
 
 
 class ConfigurationError(MemlogError, ValueError):
-    """An argument, a configuration key or an environment variable can't be right."""
+    """Invalid argument, configuration key or environment variable."""
 
 
 class UnknownBackendError(ConfigurationError):
-    """No installed package provides a backend of that name."""
+    """No installed package provides a backend with that name."""
 
 
 class MissingExtraError(ConfigurationError):
-    """The backend is known, but the tracker's client package is not installed."""
+    """The backend is known, but its tracker's client package is not installed."""
 
 
 class JournalError(MemlogError):
@@ -57,15 +57,15 @@ class UnwritableDirectoryError(JournalError):
 
 
 class RunNotFoundError(JournalError):
-    """No run, or more than one, goes by that name."""
+    """No run, or more than one, has that name."""
 
 
 class TraceNotFoundError(JournalError):
-    """No step of the run was traced, or what is kept of it can't be read."""
+    """No step of the run was traced, or its trace can't be read."""
 
 
 class ArtifactError(MemlogError):
-    """Files that a run keeps can't be brought back or shown."""
+    """Files of a run can't be fetched or shown."""
 
 
 class UnknownRunError(ArtifactError):
@@ -73,7 +73,7 @@ class UnknownRunError(ArtifactError):
 
 
 class UnopenableFileError(ArtifactError):
-    """A file is nothing that can be shown, or it is damaged."""
+    """A file is of a type that can't be shown, or it is damaged."""
 
 
 class ViewerUnavailableError(ArtifactError):
@@ -81,14 +81,14 @@ class ViewerUnavailableError(ArtifactError):
 
 
 class GateFailedError(MemlogError):
-    """What a gate of ``memlog compare`` says is true of a run, or nobody knows."""
+    """A gate of ``memlog compare`` failed for a run, or could not be judged."""
 
 
 class LaunchError(MemlogError):
-    """The command that was to be recorded can't be run.
+    """The command passed to ``memlog run`` can't be started.
 
     Attributes:
-        exit_code: What a shell would end with.
+        exit_code: Exit code that a shell would give.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -97,10 +97,10 @@ class LaunchError(MemlogError):
 
 
 class DeliveryError(MemlogError):
-    """A sink could not hand something over.
+    """A sink could not deliver data.
 
     Attributes:
-        detail: What the tracker's client said, in full but without credentials, where the message is shorter.
+        detail: Full text of the client's error without credentials, if the message is shorter.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:
@@ -109,27 +109,27 @@ class DeliveryError(MemlogError):
 
 
 class TrackerUnavailableError(DeliveryError):
-    """The tracker can't be reached or is in trouble; the uploader tries again."""
+    """The tracker can't be reached or has a problem; the uploader tries again."""
 
 
 class TrackerRejectedError(DeliveryError):
-    """The tracker refused this content; the uploader isolates it, counts it and goes on."""
+    """The tracker refused this content. The uploader isolates it, counts it and continues."""
 
 
 class RunRefusedError(TrackerRejectedError):
-    """The tracker's run is deleted or gone: nothing can be written to it, whatever it is.
+    """The tracker's run is deleted or missing, so nothing can be written to it.
 
-    The uploader keeps what is for that run, until it is there again, and goes on with others.
+    The uploader keeps the data for that run until the run exists again, and continues with other runs.
     """
 
 
 class UntrustedAddressError(DeliveryError):
-    """A run's folder names an address that must not be sent the environment's credentials."""
+    """A run's folder names an address that must not receive the environment's credentials."""
 
 
 class SnapshotError(MemlogError):
-    """A file is no snapshot of an allocator, can't be read, or is too large."""
+    """A file is not an allocator snapshot, can't be read, or is too large."""
 
 
 class UnsafeSnapshotError(SnapshotError):
-    """A snapshot holds what no snapshot holds: it may be an attack, and nothing of it was run."""
+    """A snapshot contains content that may be an attack. memlog executed nothing from it."""

@@ -1,4 +1,4 @@
-"""The vocabulary: what a trainer can say, and the loop in which it says it.
+"""The events of a run, and the place of each in the training loop.
 
 ::
 
@@ -8,24 +8,26 @@
     │   │   ├─ loss = model(x)
     │   │   ├─ loss.backward()
     │   │   └─ optimizer.step()                     Device (first seen), Parameters (once), Batch
-    │   │        └─ the loss, when it is known      Loss
+    │   │        └─ the loss, once it is known      Loss
     │   └─ end of the epoch                         Epoch
     ├─ minimize(loss_function):
     │   └─ every call of loss_function              Evaluation
-    ├─ a block or function that is watched          Scope
+    ├─ a watched block or function                  Scope
     ├─ a point recorded by hand                     Recorded
     ├─ a rule's threshold is crossed                Alert
     ├─ a step was traced                            Trace
     ├─ an allocation failed                         OutOfMemory
-    ├─ a file is kept for the run                   Artifact
-    ├─ meanwhile, by the helper process             Sample (about once a second)
-    ├─ now and then, by memlog of itself            Health
+    ├─ a file was saved in the run's folder         Artifact
+    ├─ read by the helper process                   Sample (about once a second)
+    ├─ memlog's own cost and errors                 Health (every ten seconds)
     memlog.finish()                                 End
 
-Every event is an immutable record, written to the journal as a JSON array that begins with the event's
-tag; a segment's header names the fields. All sizes are bytes, all times are Unix time in microseconds,
-``None`` is unknown. Fields are only ever added, at the end and with a default, so that an older reader
-ignores what a newer writer adds; anything else raises ``SCHEMA_VERSION``.
+Every event is an immutable record. The journal stores it as a JSON array that begins with the event's tag.
+The header of a journal segment names the fields. All sizes are bytes, all times are Unix time in
+microseconds, ``None`` means unknown.
+
+New fields are added only at the end and with a default. An older reader then ignores the fields that a newer
+writer adds. Any other change of the format increases ``SCHEMA_VERSION``.
 
 Axes: ``step`` counts optimizer steps, ``evaluation`` counts calls of a loss function, ``epoch`` counts
 epochs. They are never mixed.
@@ -34,14 +36,14 @@ epochs. They are never mixed.
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
 SCHEMA_VERSION = 1
 
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""A whole number that trackers and databases can hold; a journal with a larger one is damaged there."""
+"""Whole number that trackers and databases can store. A journal line with a larger number is damaged."""
 
 Status: TypeAlias = Literal["finished", "failed", "killed"]
 """How a run ended."""
@@ -49,90 +51,89 @@ Status: TypeAlias = Literal["finished", "failed", "killed"]
 PeakSource: TypeAlias = Literal["exact", "watermark", "sampled"]
 """How a peak was obtained.
 
-``exact``: the peak rose in this window, so it lies in it. ``watermark``: the highest value since the
-process began (or since somebody reset it), an upper bound for this window. ``sampled``: the highest
-value read, a lower bound.
-"""
+``exact``: the peak rose in this window, so it was reached in this window. ``watermark``: the highest value
+since the process began (or since another program reset it), an upper bound for this window. ``sampled``: the
+highest value that was read, a lower bound."""
 
 
 def now_us() -> int:
-    """Unix time in whole microseconds."""
+    """Return the Unix time in whole microseconds."""
     return time.time_ns() // 1000
 
 
 class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
-    """One accelerator's allocator at one moment, in bytes; ``None`` where the backend can't say."""
+    """Reading of one accelerator's allocator, in bytes; ``None`` if the backend can't tell."""
 
     name: str
-    """Device and index as in metric names: ``cuda0``, ``mps0``."""
+    """Device type and index as in metric names: ``cuda0``, ``mps0``."""
     allocated: Int | None
-    """Held by tensors."""
+    """Bytes that tensors hold."""
     reserved: Int | None
-    """Held by the caching allocator."""
+    """Bytes that the caching allocator holds."""
     peak: Int | None
-    """Highest ``allocated``; ``peak_source`` says of when."""
+    """Highest ``allocated``; ``peak_source`` names the period."""
     peak_source: PeakSource | None
     inactive_split: Int | None
-    """Free bytes in blocks that are partly in use: what fragmentation holds back."""
+    """Free bytes in blocks that are partly in use: memory lost to fragmentation."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
-    """A run begins."""
+    """Start of a run."""
 
     time_us: Int
     name: str | None
     project: str | None
     backends: tuple[str, ...]
     settings: dict[str, str]
-    """What ``init`` was told, as text, without anything secret."""
+    """Settings passed to ``init``, as text and without secrets."""
 
 
 class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters"):
-    """Facts that hold for the whole run (versions, devices, sizes), for a tracker's parameters."""
+    """Facts that hold for the whole run (versions, devices, sizes), stored as the tracker's parameters."""
 
     time_us: Int
     values: dict[str, str]
 
 
 class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
-    """An accelerator that the run uses, said once, before its first reading."""
+    """Accelerator that the run uses, published once, before its first reading."""
 
     time_us: Int
     name: str
     product: str | None
-    """The maker's name for it, such as ``NVIDIA H100 80GB HBM3``."""
+    """Product name, such as ``NVIDIA H100 80GB HBM3``."""
     capacity: Int | None
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """An optimizer step is over."""
+    """End of an optimizer step."""
 
     time_us: Int
     step: Int
     rss: Int | None
-    """This process's resident set."""
+    """Bytes of this process's resident set."""
     rss_peak: Int | None
-    """Its watermark; ``rss_peak_source`` says of when."""
+    """Highest ``rss``, in bytes; ``rss_peak_source`` names the period."""
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
-    """A batch's loss, known later than the batch itself."""
+    """Loss of a batch, known later than the batch itself."""
 
     time_us: Int
     step: Int
     value: float | None
-    """``None`` where it is no finite number: JSON has no name for those."""
+    """``None`` if the loss is not a finite number, because JSON can't store infinity or NaN."""
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
-    """An epoch is over. Peaks are those of the epoch."""
+    """End of an epoch. Peaks are those of the epoch."""
 
     time_us: Int
     epoch: Int
     step: Int | None
-    """The last step of the epoch, where there was one."""
+    """Last step of the epoch; ``None`` if it had no step."""
     rss: Int | None
     rss_peak: Int | None
     rss_peak_source: PeakSource | None
@@ -140,7 +141,7 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
 
 
 class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation"):
-    """A loss function was called once."""
+    """One call of a loss function."""
 
     time_us: Int
     evaluation: Int
@@ -148,14 +149,17 @@ class Evaluation(msgspec.Struct, frozen=True, array_like=True, tag="evaluation")
     rss: Int | None
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
-    """The type of the exception that the call ended with."""
+    """Type of the exception that ended the call."""
     iteration: Int | None = None
-    """The optimiser's iteration that it was made for, from 1; 0 is where the optimiser starts from.
-    ``None`` where nobody counts them."""
+    """Iteration of the optimiser that made the call, from 1; 0 is the starting point. ``None`` if nothing
+    counts iterations."""
 
 
 class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
-    """A watched block or function is over; sizes are changes over it, but ``peak`` is the level reached."""
+    """End of a watched block or function.
+
+    Sizes are changes during the block, but ``peak`` is an absolute size.
+    """
 
     time_us: Int
     label: str
@@ -164,23 +168,23 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, tag="scope"):
     devices: tuple[DeviceReading, ...] = ()
     error: str | None = None
     step: Int | None = None
-    """The last step that was over; ``None`` where there was none, or where there are too many labels for
-    metrics of each."""
+    """Last completed step. ``None`` before the first step, or if the run has too many labels to give each its
+    own metrics."""
 
 
 class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
-    """A point that the trainer recorded by hand under a label."""
+    """Memory reading that the trainer recorded by hand under a label."""
 
     time_us: Int
     label: str
     rss: Int | None
     devices: tuple[DeviceReading, ...] = ()
     step: Int | None = None
-    """As in `Scope`."""
+    """Last completed step, as in `Scope`."""
 
 
 class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
-    """A rule's threshold was crossed."""
+    """Alert of a rule whose threshold was crossed."""
 
     time_us: Int
     step: Int | None
@@ -190,13 +194,13 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
     text: str
     value: float | None = None
     evaluation: Int | None = None
-    """The call of a loss function by which the rule was judged, where that was no step."""
+    """Call of a loss function that triggered the rule, if no step did."""
     epoch: Int | None = None
-    """Likewise, the epoch in which no step was made."""
+    """Epoch that triggered the rule, if neither a step nor an evaluation did."""
 
     @property
     def where(self) -> str | None:
-        """``step 120``, ``evaluation 3``, ``epoch 1``; ``None`` where it lies on no axis."""
+        """``step 120``, ``evaluation 3`` or ``epoch 1``; ``None`` if the alert lies on no axis."""
         for axis in ("step", "evaluation", "epoch"):
             index = getattr(self, axis)
             if index is not None:
@@ -205,157 +209,163 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
-    """A file was kept in the run's folder for every backend."""
+    """File that was saved in the run's folder, to be uploaded to every backend."""
 
     time_us: Int
     name: str
     kind: str
     path: str
-    """Relative to the run's folder."""
+    """Path relative to the run's folder."""
     size: Int
 
 
 class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
-    """One layer in one traced step, in bytes; ``None`` is unknown: the sampler sees no allocations."""
+    """Memory of one layer in one traced step, in bytes; ``None`` if the tracing engine can't tell."""
 
     path: str
-    """Of the module, as in ``named_modules()``; the model's own is the name of its class."""
+    """Path of the module, as in ``named_modules()``; for the model itself, the name of its class."""
     at_peak: Int | None
-    """Held by it when the whole step was at its peak."""
+    """Bytes that the layer held at the step's peak."""
     peak: Int | None
-    """Highest that was in use while it ran."""
+    """Most bytes in use while the layer ran."""
     allocated: Int | None
-    """All that it allocated by itself, without the layers inside it."""
+    """Bytes that the layer allocated itself, without its child layers."""
     kept: Int | None
-    """What was still alive when its forward returned, with what its children kept: activations."""
+    """Bytes still alive when the layer's forward returned, its child layers included: activations."""
 
 
 class TracedLine(msgspec.Struct, frozen=True, array_like=True):
-    """A line of the program that allocated something outside all modules, in one traced step."""
+    """Line of the program that allocated memory outside all modules, in one traced step."""
 
     line: str
-    """``train.py:42 in step: cross_entropy``: its file, number and function, and what it calls of torch's."""
+    """Such as ``train.py:42 in step: cross_entropy``: file, line number, function, and the torch function it
+    calls."""
     at_peak: Int
-    """Bytes that it held when the whole step was at its peak, its part of the backward pass included."""
+    """Bytes that the line held at the step's peak, including its part of the backward pass."""
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
-    """A step was traced; what its raw events were stands in the artifact alone."""
+    """Summary of a traced step; its raw events are in the artifact only."""
 
     time_us: Int
     step: Int | None
     engine: str
     exact: bool
-    """Whether every allocation was seen, of a whole training iteration."""
+    """True if the trace covers every allocation of a whole training iteration."""
     peak: Int | None
-    """Highest that was in use during the step."""
+    """Most bytes in use during the step."""
     at_peak: dict[str, Int]
-    """What was in use then, by category (parameters, gradients, activations, …)."""
+    """Bytes in use at the peak, by category (parameters, gradients, activations, …)."""
     layers: tuple[TracedLayer, ...]
-    """Those that held most at the peak, the largest first."""
+    """Layers that held most at the peak, the largest first."""
     unattributed: Int | None
-    """Held at the peak by no layer."""
+    """Bytes at the peak that belong to no layer."""
     truncated: bool = False
-    """Whether there were more events than room."""
+    """True if the step had more events than a trace may hold."""
     duration_us: Int = 0
-    """Of the traced step."""
+    """Duration of the traced step."""
     skipped: Int = 0
-    """Steps that were to be traced and could not be, since the run began."""
+    """Steps since the run began that were due to be traced but could not be."""
     lines: tuple[TracedLine, ...] = ()
-    """The lines of the program that held most at the peak outside all modules, the largest first."""
+    """Lines of the program that held most at the peak outside all modules, the largest first."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
-    """An allocation failed; sizes are bytes, ``None`` where nobody said."""
+    """Failed allocation. Sizes are bytes, ``None`` if unknown."""
 
     time_us: Int
     step: Int | None
-    """The last step that was over."""
+    """Last completed step."""
     device: str
-    """``"host"``, or as in metric names."""
+    """``"host"``, or the device's name as in metric names."""
     requested: Int | None
     free: Int | None
-    """On the host, at the process's highest moment: when it failed it was no less."""
+    """Free bytes. On the host: free when the process's memory was highest; at the failure at least as much
+    was free."""
     limit: Int | None
-    """What there is in all: the device's capacity, or what limits the process."""
+    """Total bytes available: the device's capacity, or the tightest limit on the process."""
     limited_by: str | None
-    """What sets the limit, in a few words."""
+    """Short description of what sets the limit."""
     allocated: Int | None
-    """In use, at the moment of ``free``."""
+    """Bytes in use at the moment of ``free``."""
     reserved: Int | None
     layer: str | None
-    """Path of the module in which it happened."""
+    """Path of the module that was running."""
     phase: str | None
     """``forward``, ``backward``, ``optimizer``."""
     message: str
-    """The line of the error that says most."""
+    """Most informative line of the error."""
     free_after: Int | None = None
-    """On the host: free once what the failed step held was given back."""
+    """On the host: free bytes after the failed step's memory was released."""
     worker: str | None = None
-    """The other process in which it happened, such as ``DataLoader worker process 0``; ``None``: the
-    trainer's own."""
+    """Other process in which the allocation failed, such as ``DataLoader worker process 0``; ``None`` for the
+    trainer itself."""
     raised_as: str | None = None
-    """The error that left the program, where it is another one that came of this."""
+    """Error that ended the program, if it is a different one caused by this failure."""
     signal: str | None = None
-    """The signal that ended ``worker``, such as ``"Killed"``: that memory was the cause is then a guess."""
+    """Signal that ended ``worker``, such as ``"Killed"``. Lack of memory is then only the likely cause."""
     machine: Int | None = None
-    """On the host: all the memory that the machine has."""
+    """On the host: total memory of the machine."""
     resident: Int | None = None
-    """On the host: the most memory that the process ever had resident (``VmHWM``)."""
+    """On the host: highest resident set of the process so far (``VmHWM``)."""
     idle: Int | None = None
-    """On the host: what the C library's allocator held for later when the error was heard of, unused."""
+    """On the host: bytes that the C library's allocator held unused when memlog handled the error."""
 
     @property
     def capacity(self) -> int | None:
-        """All that there is where it failed, whatever the limits."""
+        """Total bytes of the device or machine that failed, ignoring any limit."""
         return self.machine if self.device == "host" else self.limit
 
     @property
     def is_implausible(self) -> bool:
-        """Whether more was asked for than there is."""
+        """True if the request was larger than the whole capacity."""
         return bool(self.capacity) and (self.requested or 0) > (self.capacity or 0)
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """What is dear to read, read by the helper process about once a second, and after some fast steps."""
+    """Readings that are too slow for the trainer.
+
+    The helper process makes them about once a second, and after some fast steps.
+    """
 
     time_us: Int
     step: Int | None
-    """The newest step in the journal at that moment; ``None`` before the first."""
+    """Newest step in the journal at that moment; ``None`` before the first."""
     tree_pss: Int | None
-    """Proportional set size of the trainer and its descendants, without memlog's helper."""
+    """Proportional set size of the trainer and its descendants, without memlog's helper process."""
     tree_processes: Int | None
     available: Int | None
-    """Memory that the machine can still give without swapping."""
+    """Bytes that the machine can still give without swapping."""
     cgroup_used: Int | None
     cgroup_limit: Int | None
-    """The smallest limit up the cgroup's path; ``None`` where there is none."""
+    """Smallest limit on the path from the process's cgroup to the root; ``None`` if there is no limit."""
     tree_file: Int | None = None
-    """What of ``tree_pss`` is pages of mapped files, which the kernel takes back where it needs room."""
+    """Bytes of ``tree_pss`` that are pages of mapped files, which the kernel can take back when it needs
+    memory."""
 
 
 class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
-    """memlog's own state since the run began."""
+    """memlog's own cost and errors since the run began."""
 
     time_us: Int
     step: Int | None
     overhead_ms: float | None
-    """Mean time that memlog took from the trainer's thread, a step, since the last such event."""
+    """Mean time per step that memlog took on the trainer's thread since the last health event."""
     overhead_total_ms: float
     dropped: dict[str, Int]
     faults: dict[str, Int]
     queued: bool = False
-    """Whether the file system is so slow that writing moved to a queue."""
+    """True if the file system is so slow that the journal is written through a queue."""
     unjudged: dict[str, str] = {}
-    """At the end: alert rules that could not be judged in the whole run, and why."""
+    """At the end of the run: alert rules that could not be judged in the whole run, each with the reason."""
     tracing_ms: float = 0.0
-    """What traced steps have taken beyond others so far, in all."""
+    """Extra time that traced steps have taken compared with other steps, in total."""
     tracing_set_up_ms: float = 0.0
-    """The same of the first ones, which set tracing up."""
+    """Extra time of the first traced steps, which set up tracing."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """The run is over."""
+    """End of a run."""
 
     time_us: Int
     status: Status
@@ -381,28 +391,11 @@ Event: TypeAlias = (
     | End
 )
 
-EVENT_TYPES: tuple[type[msgspec.Struct], ...] = (
-    Run,
-    Parameters,
-    Device,
-    Batch,
-    Loss,
-    Epoch,
-    Evaluation,
-    Scope,
-    Recorded,
-    Alert,
-    Artifact,
-    Trace,
-    OutOfMemory,
-    Sample,
-    Health,
-    End,
-)
+EVENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(Event)
 
 
 def field_names() -> dict[str, tuple[str, ...]]:
-    """The fields of every event by its tag, in the order in which they are written."""
+    """Return the fields of every event by its tag, in the order in which they are written."""
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
     parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, TracedLayer, TracedLine)
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

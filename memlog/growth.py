@@ -1,20 +1,21 @@
-"""Whether a series of levels keeps growing, and how fast: the test behind ``grows``.
+"""Test for steady growth of a series of memory levels: the statistic behind the rule ``grows``.
 
-A training step is a round trip: after it the same things should be alive. Warm-up, a jump, a swing and a
-cache that fills end; a leak does not. So a window of levels counts as growing only if all of this holds:
+After each training step the same objects should be alive. Warm-up, a jump, a swing and the filling of a
+cache come to an end; a leak does not. So a window of levels counts as growing only if all of these hold:
 
-- of its four parts, each one's median and each one's lowest level lie above those of the part before: a jump
-  raises one part alone, and a swing that is shorter than a part none;
-- the last rise is at least half the mean one: the growth does not fade out;
-- its highest level was not reached longer ago than twice the longest time between two new highs: the growth
-  has not stopped;
-- it is more than five times as large as what the levels spread around the trend.
+- The window has four parts. The median and the lowest level of each part are above those of the part before.
+  A jump raises only one part, and a swing that is shorter than a part raises none.
+- The last rise is at least half the mean rise, so the growth does not fade out.
+- The time since the highest level was reached is at most twice the longest time between two new highs. So the
+  growth has not stopped.
+- The growth is more than five times the spread of the levels around the trend.
 
-A trend that has to hold in every part takes the place of the Mann-Kendall test, which gives false alarms
-where each value resembles the one before (Hamed and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), as levels
-of memory do. Medians, and a spread that one value in five can't change, are what single spikes leave alone.
+The Mann-Kendall test is not used. It gives false alarms if each value is similar to the one before (Hamed
+and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), and memory levels are. Instead the trend has to hold in
+every part. Single spikes change neither the medians nor the spread, which ignores one value in five.
 
-A swing whose rise takes longer than the window looks like a leak until it ends: name more steps.
+A swing whose rise takes longer than the window looks like a leak until it ends. The rule then needs more
+steps.
 """
 
 from __future__ import annotations
@@ -25,34 +26,37 @@ from statistics import median
 from typing import NamedTuple
 
 FEW = 10
-"""Levels below which each is a part of its own, and has to rise."""
+"""Number of levels below which each level is a part of its own and has to rise."""
 _PARTS = 4
 _STEADY = 0.5
-"""Share of the mean rise, and of the rise that is looked for, that a part's median has to reach."""
+"""Share of the mean rise, and of the required rise, that a part's median has to reach."""
 _LOWEST = 0.25
-"""Share of the rise that is looked for that a part's lowest level has to reach: it is the noisier."""
+"""Share of the required rise that a part's lowest level has to reach. It is smaller, because lowest levels
+are noisier."""
 _HIGHS = 12
-"""Part of the whole growth, as its divisor, that makes a new high."""
+"""A new high exceeds the old one by the whole growth divided by this."""
 _PATIENCE = 2
+"""Multiple of the longest time between new highs after which the growth counts as stopped."""
 _SIGMAS = 5
+"""Standard deviations around the trend that the growth has to exceed."""
 _SIGMAS_OF_FOUR_FIFTHS = 1.2816
-"""Standard deviations that hold four fifths of a normal distribution."""
+"""Number of standard deviations that contain four fifths of a normal distribution."""
 
 
 class Trend(NamedTuple):
-    """How levels grew, from the first part's median to the last one's."""
+    """Growth of levels, from the median of the first part to the median of the last part."""
 
     pace: float
     """Growth per level."""
     level: float
-    """The last part's median."""
+    """Median of the last part."""
 
 
 def trend(levels: Sequence[float]) -> Trend:
-    """Reads the trend of some levels.
+    """Compute the trend of some levels.
 
     Args:
-        levels: In order, evenly spaced; three at least.
+        levels: At least three levels, in order and evenly spaced.
     """
     parts = _parts(levels)
     first, last = median(parts[0]), median(parts[-1])
@@ -60,11 +64,11 @@ def trend(levels: Sequence[float]) -> Trend:
 
 
 def keeps_growing(levels: Sequence[float], wanted: float) -> bool:
-    """Whether the levels grow throughout.
+    """Return True if the levels grow throughout.
 
     Args:
         levels: As for `trend`.
-        wanted: The growth per level that is looked for, 0 or more.
+        wanted: Required growth per level, 0 or more.
     """
     parts = _parts(levels)
     need = wanted * len(parts[0])
@@ -80,7 +84,7 @@ def keeps_growing(levels: Sequence[float], wanted: float) -> bool:
 
 
 def _parts(levels: Sequence[float]) -> list[Sequence[float]]:
-    """The newest levels in parts of one size; a few of the oldest may be left over."""
+    """Split the newest levels into parts of equal size; a few of the oldest may be left out."""
     count = _PARTS if len(levels) >= FEW else len(levels)
     size = len(levels) // count
     first = len(levels) - count * size
@@ -92,11 +96,11 @@ def _rises(levels: Sequence[float]) -> list[float]:
 
 
 def _has_stopped(levels: Sequence[float], by: float) -> bool:
-    """Whether the highest level was reached longer ago than the time between new highs explains.
+    """Return True if the highest level was reached longer ago than the time between new highs explains.
 
     Args:
-        levels: In order.
-        by: What makes a new high.
+        levels: Levels in order.
+        by: Smallest difference that makes a new high.
     """
     highest, last, longest = levels[0], 0, 1
     for at, level in enumerate(levels):
@@ -109,8 +113,8 @@ def _has_stopped(levels: Sequence[float], by: float) -> bool:
 
 
 def _spread(levels: Sequence[float], pace: float) -> float:
-    """Standard deviation around the trend, from the four fifths of the levels that are nearest to it."""
-    rest = [level - pace * at for at, level in enumerate(levels)]
-    middle = median(rest)
-    away = sorted(abs(each - middle) for each in rest)
-    return away[len(away) * 4 // 5] / _SIGMAS_OF_FOUR_FIFTHS
+    """Return the standard deviation around the trend, from the four fifths of the levels nearest to it."""
+    residuals = [level - pace * at for at, level in enumerate(levels)]
+    middle = median(residuals)
+    distances = sorted(abs(residual - middle) for residual in residuals)
+    return distances[len(distances) * 4 // 5] / _SIGMAS_OF_FOUR_FIFTHS

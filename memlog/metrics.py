@@ -1,8 +1,8 @@
-"""From events to a tracker's points: the one place where metrics have names.
+"""Conversion of events to a tracker's points. All metric names are defined here.
 
-What a tracker gets is a pure function of the journal. Steps are folded into buckets whose width depends
-on the step's number alone, never on a clock or a backlog, and every point carries its event's own time,
-so a replay yields the same points.
+A tracker's points are a pure function of the journal. Steps are grouped into buckets whose width depends
+only on the step's number, never on a clock or a backlog. Every point carries its event's own time. So a
+replay of the journal yields the same points.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _ALERTS: dict[str, str] = {
     "evaluation": "memory/eval/alert",
     "epoch": "memory/epoch/alert",
 }
-"""By axis: a metric lies on one alone."""
+"""Metric names of alerts by axis, because a metric lies on one axis only."""
 _MAX_LABEL = 80
-"""Characters of a label in a metric's name."""
+"""Most characters of a label in a metric's name."""
 _UNSAFE_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 
 PositionT = TypeVar("PositionT")
 
 
 class Value(NamedTuple):
-    """One metric's value in one event."""
+    """Value of one metric in one event."""
 
     name: str
     value: float | None
@@ -51,7 +51,7 @@ class Value(NamedTuple):
 
 
 def place(event: Event) -> tuple[Axis, int] | None:
-    """The axis that an event lies on, and where; ``None`` where it gives no metrics."""
+    """Return the event's axis and its index there; ``None`` if the event has no metrics."""
     if isinstance(event, Evaluation):
         return "evaluation", event.evaluation
     if isinstance(event, Epoch):
@@ -70,7 +70,7 @@ def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
 
 
 def values(event: Event) -> Iterator[Value]:
-    """The metrics of one event, known or not."""
+    """Yield the metrics of one event. A value is ``None`` if it is unknown."""
     if isinstance(event, Batch):
         yield from _memory("memory", event)
     elif isinstance(event, Epoch):
@@ -91,7 +91,7 @@ def values(event: Event) -> Iterator[Value]:
 
 
 def _others(event: Event) -> Iterator[Value]:
-    """What comes rarely."""
+    """Yield the metrics of the rarer events."""
     if isinstance(event, Alert):
         placed = place(event)
         yield Value(_ALERTS[placed[0] if placed else "step"], 1.0, "max")
@@ -108,7 +108,10 @@ def _others(event: Event) -> Iterator[Value]:
 
 
 def _scope(event: Scope) -> Iterator[Value]:
-    """What a block changed, of several between two steps the largest, and the level that was reached."""
+    """Yield a block's changes and its highest level.
+
+    If a step has several such blocks, the largest value is kept.
+    """
     at = f"memory/scope/{safe_label(event.label)}"
     yield Value(f"{at}/host/rss_change_mib", mib(event.rss_change), "max")
     for device in event.devices:
@@ -125,9 +128,10 @@ def _point(event: Recorded) -> Iterator[Value]:
 
 
 def safe_label(label: str) -> str:
-    """A user's label as one part of a metric's name; ``loading dataset`` is ``loading_dataset``.
+    """Return a user's label as one part of a metric's name: ``loading dataset`` becomes ``loading_dataset``.
 
-    What loses more than blanks gets a digest of itself, so that two labels don't become one metric.
+    If more than blanks changes, a short digest of the label is added, so that two labels never become one
+    metric.
     """
     plain = label.strip().replace(" ", "_")
     cleaned = _UNSAFE_IN_LABEL.sub("_", plain)[:_MAX_LABEL]
@@ -138,7 +142,7 @@ def safe_label(label: str) -> str:
 
 
 def _trace(event: Trace) -> Iterator[Value]:
-    """The traced step's peak, what it is made of, and the layers that hold most of it."""
+    """Yield the traced step's peak, its parts by category, and the layers that hold most of it."""
     yield Value("memory/trace/peak_mib", mib(event.peak), "max")
     for category, size in event.at_peak.items():
         yield Value(f"memory/trace/{category.replace(' ', '_')}_mib", mib(size), "max")
@@ -163,10 +167,10 @@ def _devices(prefix: str, devices: tuple[DeviceReading, ...]) -> Iterator[Value]
 
 
 def fragmentation(device: DeviceReading) -> float | None:
-    """Inactive split bytes / reserved bytes, 0 to 1; ``None`` where either is unknown or none reserved.
+    """Return inactive split bytes / reserved bytes, from 0 to 1; ``None`` if unknown or nothing is reserved.
 
-    Not ``(reserved - allocated) / reserved``: that is near 1 after every healthy epoch, when the cache
-    is full and nothing is in use.
+    The formula is not ``(reserved - allocated) / reserved``. That is near 1 after every healthy epoch, when
+    the cache is full and nothing is in use.
     """
     if device.inactive_split is None or not device.reserved:
         return None
@@ -174,10 +178,10 @@ def fragmentation(device: DeviceReading) -> float | None:
 
 
 def bucket_start(offset: int) -> int:
-    """The first index of the bucket that holds the ``offset``-th index of a run (from 0).
+    """Return the first index of the bucket that contains index ``offset`` of a run (from 0).
 
-    Every index is a bucket of its own below 10,000; then ten make one below 100,000, and so on: a run of
-    a million steps has 28,000 points a metric, and a chart of it loses no peak.
+    Below 10,000 every index is a bucket of its own. Below 100,000 a bucket has ten indices, and so on. So a
+    run of a million steps has 28,000 points per metric, and its chart shows every peak.
     """
     width = 1
     while offset >= 10_000 * width:
@@ -186,15 +190,15 @@ def bucket_start(offset: int) -> int:
 
 
 class Plan(Generic[PositionT]):
-    """Turns one process's events, in order, into points.
+    """Conversion of one process's events, in order, to points.
 
     Args:
-        resolution: ``"bucketed"`` folds steps, ``"full"`` gives every index its own points.
-        initial_step: Where the step axis of this run begins.
+        resolution: ``"bucketed"`` groups steps, ``"full"`` gives every index its own points.
+        initial_step: First step of this run.
 
     Attributes:
-        open_since: By axis, the position of the first event whose points are still to come. Feeding a
-            fresh plan each axis's events from there on yields the rest.
+        open_since: By axis, the position of the first event whose points are not final yet. A new plan that
+            is fed each axis's events from there on yields the remaining points.
     """
 
     def __init__(self, resolution: Resolution, initial_step: int = 0) -> None:
@@ -203,7 +207,7 @@ class Plan(Generic[PositionT]):
         self._buckets: dict[Axis, _Bucket[PositionT]] = {}
 
     def feed(self, event: Event, position: PositionT) -> list[Point]:
-        """The points that became final with ``event``, which stands at ``position``."""
+        """Return the points that became final with ``event``, which is at ``position`` in the journal."""
         placed = place(event)
         if placed is None:
             return []
@@ -220,14 +224,14 @@ class Plan(Generic[PositionT]):
         return done
 
     def flush(self) -> list[Point]:
-        """The points of the buckets that are still open: the journal has ended, or goes elsewhere."""
+        """Return the points of the buckets that are still open, for example at the end of the journal."""
         done = [point for bucket in self._buckets.values() for point in bucket.points()]
         self._buckets.clear()
         return done
 
     @property
     def open_since(self) -> dict[Axis, PositionT]:
-        """See the class."""
+        """Positions by axis; described in the class."""
         return {axis: bucket.position for axis, bucket in self._buckets.items()}
 
     def _start(self, axis: Axis, index: int) -> int:
@@ -238,7 +242,7 @@ class Plan(Generic[PositionT]):
 
 
 class _Bucket(Generic[PositionT]):
-    """The values of one stretch of an axis, folded by metric."""
+    """Values of one range of an axis, combined by metric."""
 
     def __init__(self, axis: Axis, start: int, position: PositionT) -> None:
         self.axis = axis
@@ -260,7 +264,7 @@ class _Bucket(Generic[PositionT]):
 
 
 def replaces(fold: Fold, new: float, held: float) -> bool:
-    """Whether, of two values of a metric that become one, the newer is the one to keep."""
+    """Return True if the newer of two values of a metric replaces the older one."""
     if fold == "last":
         return True
     return new > held if fold == "max" else new < held

@@ -1,13 +1,14 @@
-"""What ``init`` takes, made whole: arguments over configuration over launcher over environment over defaults.
+"""Settings of a session, combined from several sources.
 
-The only reader of memlog's own environment variables:
+From the highest priority to the lowest: ``init``'s arguments, its ``config``, the launcher's options, the
+environment, the defaults. No other module reads memlog's own environment variables:
 
-* ``MEMLOG_DIR``: the folder for runs (default ``./memlog_runs``);
-* ``MEMLOG_BACKEND``: backends, separated by commas, where ``init`` names none;
-* ``MEMLOG_ENABLED``: ``0`` switches monitoring off, whatever ``init`` says.
+* ``MEMLOG_DIR``: folder for runs (default ``./memlog_runs``);
+* ``MEMLOG_BACKEND``: backends, separated by commas, used if ``init`` names none;
+* ``MEMLOG_ENABLED``: ``0`` switches monitoring off, even if ``init`` switches it on.
 
-``memlog run`` hands its options down in one of its own (`memlog._internal.launch_options`): they come after
-what ``init`` says and before the environment.
+``memlog run`` passes its options to the child process in a variable of its own
+(`memlog._internal.launch_options`).
 """
 
 from __future__ import annotations
@@ -25,58 +26,56 @@ from memlog.errors import ConfigurationError
 
 DEFAULT_DIRECTORY = Path("memlog_runs")
 
-_SEED_KEYS = {
+_MONITOR_KEYS = {
     "enable_memory_monitoring": "enabled",
     "memory_monitor_batches": "verbose_batches",
 }
-"""Keys of the monitors that memlog takes over, and memlog's own names for them."""
+"""Configuration keys of the monitors that memlog replaces, and memlog's own names for them."""
 
 _OWN_SECTION = "memlog"
 _SECTIONS = (_OWN_SECTION, "trainer_params")
-"""Sections of a larger configuration in which the keys may stand as well."""
+"""Sections of a larger configuration that may contain memlog's keys."""
 
-_SAID_ELSEWHERE = {"directory", "backends", "project", "name"}
-"""Settings that a run's record holds under their own names."""
+_STORED_ELSEWHERE = {"directory", "backends", "project", "name"}
+"""Settings that a run's record stores in fields of their own."""
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _SMALLEST_LIMIT = 1024**2
-_LARGEST = 2**62
-"""Of whole numbers: those that grow from there still fit what a journal and a tracker can hold."""
 LONGEST_NAME = 1000
-"""Characters of a run's name, or a project's."""
-_MOST_RULES = 20_000
-"""Characters of all alert rules."""
-_NAMES = f"text of at most {LONGEST_NAME:,} whole characters"
-_RULES = f"rules of at most {_MOST_RULES:,} whole characters in all"
+"""Most characters of a run's or project's name."""
+_MAX_RULES_LENGTH = 20_000
+"""Most characters of all alert rules together."""
+_NAMES = f"text of at most {LONGEST_NAME:,} valid Unicode characters"
+_RULES = f"rules of at most {_MAX_RULES_LENGTH:,} valid Unicode characters in all"
 _SHOWN = 100
 LONGEST_WAIT = 1e6
-"""Seconds: about twelve days."""
+"""Seconds, about twelve days."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of one session.
+    """Settings of one session.
 
     Attributes:
-        backends: Names of the backends to deliver to; empty: join what appears.
+        backends: Names of the backends to deliver to; empty: join the runs that the user opens.
         project: The tracker's project or experiment; ``None``: the tracker's own default.
-        name: The run's name; ``None``: the tracker's own choice.
-        every: A batch event is published at every so many steps.
-        alerts: Rules as text; `memlog.alerts.rules` reads them.
-        directory: The folder that holds the runs' folders.
+        name: The run's name; ``None``: the tracker chooses one.
+        every: Publish a batch event every this many steps.
+        alerts: Rules as text; `memlog.alerts.rules` parses them.
+        directory: Folder that contains the runs' folders.
         enabled: ``False`` installs nothing.
-        initial_step: Number of the first step (resumed training).
-        layers: Whether a step is traced now and then, layer by layer.
+        initial_step: Number of the first step, for resumed training.
+        layers: Trace a step from time to time, layer by layer.
         budget: Share of training time that tracing may cost, 0 to 1.
-        verbose_batches: For how many batches of an epoch a line is printed.
-        bind_grace: Seconds after the first step that a named backend waits for a run of the user's
+        verbose_batches: Number of batches per epoch for which a line is printed.
+        bind_grace: Seconds after the first step that a named backend waits for a run of the user
             before it opens one of its own.
-        finish_timeout: Seconds that ``finish`` waits, at most, for the rest to be delivered.
-        linger: Seconds that the helper process goes on trying to deliver after training has ended.
+        finish_timeout: Most seconds that ``finish`` waits for delivery.
+        linger: Seconds that the helper process continues to try to deliver after training has ended.
         sample_interval: Seconds between readings of the process tree.
-        segment_bytes: Size at which the journal goes on in a new file; at most an eighth of its limit.
-        journal_limit: Bytes that the journal of a run may take. Beyond it what every tracker has had is
-            thinned first and then, the oldest first, what is still to be delivered; every peak and every
-            alert is kept. The newest segment of each process is never touched.
+        segment_bytes: Size at which the journal starts a new file; at most an eighth of the journal's limit.
+        journal_limit: Most bytes that the journal of a run may occupy. Above it, memlog first thins data that
+            every tracker has received, and then the oldest data that is still to be delivered. It keeps every
+            peak and every alert, and never changes the newest segment of a process.
     """
 
     backends: tuple[str, ...] = ()
@@ -98,8 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     journal_limit: int = 2 * 1024**3
 
     def __post_init__(self) -> None:
-        """Checks ranges: the types were checked when the settings were built."""
-        self._require_bounds()
+        """Check the ranges. Types were checked when the settings were built."""
+        self._require_texts()
         self._require("every", self.every >= 1, "a whole number from 1 up")
         self._require("initial_step", self.initial_step >= 0, "0 or more")
         self._require("verbose_batches", self.verbose_batches >= 0, "0 or more")
@@ -118,15 +117,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 field, 0 <= getattr(self, field) <= LONGEST_WAIT, "a number of seconds, 0 or more"
             )
 
-    def _require_bounds(self) -> None:
-        """What goes on growing has to fit, and names and rules go to the helper process in one piece."""
-        for field in ("every", "initial_step", "verbose_batches", "segment_bytes", "journal_limit"):
-            self._require(field, getattr(self, field) <= _LARGEST, f"at most {_LARGEST}")
+    def _require_texts(self) -> None:
+        """Check texts. Names and rules must fit into one message to the helper process."""
         for field in ("name", "project"):
             text = getattr(self, field) or ""
             self._require(field, len(text) <= LONGEST_NAME and _is_unicode(text), _NAMES)
         rules = "".join(self.alerts)
-        self._require("alerts", len(rules) <= _MOST_RULES and _is_unicode(rules), _RULES)
+        self._require("alerts", len(rules) <= _MAX_RULES_LENGTH and _is_unicode(rules), _RULES)
 
     def _require(self, field: str, holds: bool, wanted: str) -> None:
         if not holds:
@@ -134,24 +131,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def segment_size(self) -> int:
-        """Bytes at which a segment is full: small enough for the limit, which closed ones alone can keep."""
+        """Bytes at which a segment is full.
+
+        Only closed segments can be thinned, so it depends on the journal's limit.
+        """
         return max(min(self.segment_bytes, self.journal_limit // 8), _SMALLEST_SEGMENT)
 
     def described(self) -> dict[str, str]:
-        """What differs from the defaults, and ``every``, as text: for the journal and trackers."""
+        """Return ``every`` and all settings that differ from their defaults, as text for trackers."""
         defaults = msgspec.structs.asdict(Settings())
         return {
             name: ", ".join(value) if isinstance(value, tuple) else str(value)
             for name, value in msgspec.structs.asdict(self).items()
-            if name == "every" or (value != defaults[name] and name not in _SAID_ELSEWHERE)
+            if name == "every" or (value != defaults[name] and name not in _STORED_ELSEWHERE)
         }
 
 
 def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that holds the runs' folders: the one given, ``$MEMLOG_DIR``, or ``./memlog_runs``.
+    """Return the folder that contains the runs' folders.
+
+    It is ``directory``, else ``$MEMLOG_DIR``, else ``./memlog_runs``.
 
     Raises:
-        ConfigurationError: no folder can have that path, or it can't be told to other programs.
+        ConfigurationError: No folder can have that path, or other programs can't receive it as text.
     """
     named = Path(directory or os.environ.get("MEMLOG_DIR") or DEFAULT_DIRECTORY)
     remedy = "pass dir=… or set MEMLOG_DIR to"
@@ -159,27 +161,28 @@ def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
         path = named.absolute()
     except OSError as error:
         raise ConfigurationError(
-            f"there is no working directory any more that the folder {_shown(str(named))} could be in: "
+            f"the folder {_shown(str(named))} is relative, and the working directory no longer exists: "
             f"{remedy} an absolute path"
         ) from error
     if "\0" in str(path) or not _is_unicode(str(path)):
         raise ConfigurationError(
-            f"dir={_shown(str(path))}: {remedy} a path of characters that UTF-8 has, without a null byte"
+            f"dir={_shown(str(path))}: {remedy} a path that is valid UTF-8, without a null byte"
         )
     return path
 
 
 def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Settings:
-    """Builds the settings from ``init``'s arguments and its ``config``.
+    """Build the settings from ``init``'s arguments and its ``config``.
 
     Args:
-        arguments: What was passed, by the names of `Settings`; ``None`` means not passed.
-        config: A mapping with the seeds' keys or memlog's own, at its top or in a section named
-            ``memlog`` or ``trainer_params``. Other keys are another's business.
+        arguments: Arguments of ``init`` by the names of `Settings`; ``None`` means not passed.
+        config: Mapping with the keys of the replaced monitors or memlog's own, at its top or in a section
+            named
+            ``memlog`` or ``trainer_params``. Other keys are ignored.
 
     Raises:
-        ConfigurationError: a value is of the wrong type or out of range, or a key looks like one of
-            memlog's, misspelt.
+        ConfigurationError: A value has the wrong type or is out of range, or a key is a misspelling of one of
+            memlog's.
     """
     launcher = launcher_options()
     values = {**launcher, **_from_config(config or {}), **_without_none(arguments)}
@@ -192,21 +195,21 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
         values["enabled"] = False
     try:
         settings = msgspec.convert(values, Settings)
-        # Two uploaders of one name would keep each other from delivering.
+        # Two uploaders with the same name would block each other.
         return msgspec.structs.replace(settings, backends=tuple(dict.fromkeys(settings.backends)))
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigurationError):
-            raise error.__cause__ from None  # one of ours, which msgspec wrapped
+            raise error.__cause__ from None  # memlog's own error, which msgspec wrapped
         raise ConfigurationError(f"a setting has the wrong type: {error}") from error
 
 
 def environment_backends() -> tuple[str, ...]:
-    """The backends that ``$MEMLOG_BACKEND`` names."""
+    """Return the backends that ``$MEMLOG_BACKEND`` names."""
     return tuple(_split(os.environ.get("MEMLOG_BACKEND", "")))
 
 
 def enabled_by_environment() -> bool:
-    """Whether ``$MEMLOG_ENABLED`` leaves monitoring on."""
+    """Return False if ``$MEMLOG_ENABLED`` switches monitoring off."""
     return os.environ.get("MEMLOG_ENABLED", "").lower() not in ("0", "false", "no", "off")
 
 
@@ -233,19 +236,19 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(section: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """The keys of one section that are memlog's, under memlog's own names.
+    """Return the keys of one section that belong to memlog, under memlog's own names.
 
-    In memlog's own section every key must be; elsewhere only one that looks like memlog's, misspelt, is
-    refused.
+    In memlog's own section an unknown key is an error. In other sections only a misspelling of a memlog key
+    is.
     """
-    names = {**_SEED_KEYS, "backend": "backends", "dir": "directory"}
+    names = {**_MONITOR_KEYS, "backend": "backends", "dir": "directory"}
     names.update({field: field for field in Settings.__struct_fields__})
     known = {}
     for key, value in section.items():
         if key in names:
             known[names[key]] = _as_tuple(value) if names[key] in ("backends", "alerts") else value
         elif key not in _SECTIONS:
-            _refuse_misspelling(str(key), names if strict else _SEED_KEYS, strict=strict)
+            _refuse_misspelling(str(key), names if strict else _MONITOR_KEYS, strict=strict)
     return _without_none(known)
 
 
@@ -255,12 +258,15 @@ def _refuse_misspelling(key: str, known: Iterable[str], *, strict: bool) -> None
         raise ConfigurationError(f"config key {key!r} is not known: did you mean {close[0]!r}?")
     if strict:
         raise ConfigurationError(
-            f"config key {key!r} is not known in section 'memlog': there are {', '.join(sorted(known))}"
+            f"config key {key!r} is not known in section 'memlog': known keys are {', '.join(sorted(known))}"
         )
 
 
 def _rules(value: Any) -> Any:
-    """Alert rules, of which YAML takes ``error: host.rss > 80%`` without quotes for a mapping."""
+    """Return alert rules.
+
+    YAML reads ``error: host.rss > 80%`` without quotes as a mapping, which is an error.
+    """
     rules = (value,) if isinstance(value, Mapping) else _as_tuple(value)
     for rule in rules if isinstance(rules, tuple) else ():
         if isinstance(rule, Mapping):
@@ -279,7 +285,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8: a byte that stood for no character, in a path, can't."""
+    """Return False if the text can't be written as UTF-8, such as a path with undecodable bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -288,11 +294,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value as a message has it: as Python writes it, but of bearable length."""
-    try:
-        shown = repr(value)
-    except ValueError:  # a number of thousands of digits
-        return "a larger number"
+    """Return a value as Python writes it, shortened for a message."""
+    shown = repr(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 

@@ -1,12 +1,12 @@
-"""What a tracker's integration provides, and how it is found by name.
+"""Interface of a tracker's integration, and the search for integrations by name.
 
 An integration is a package of its own that registers one `Backend` under the entry point group
-``memlog.sinks``. Its two halves live in two processes:
+``memlog.sinks``. Its two halves run in two processes:
 
-* the `Backend` is imported by the trainer, so importing it loads no tracker's client; it finds the run
-  that the user has opened, and gathers what the client needs to connect;
-* the `Sink` that it opens lives in the helper process (or in ``memlog sync``) and does the talking; the
-  `ArtifactStore` brings files back for ``memlog pull``.
+* The `Backend` is imported by the trainer, so its import must not load the tracker's client. It finds the run
+  that the user has opened and collects what the client needs to connect.
+* The `Sink` that it opens runs in the helper process (or in ``memlog sync``) and talks to the tracker. The
+  `ArtifactStore` fetches files for ``memlog pull``.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "memlog.sinks"
 LOCAL = "local"
-"""The embedded backend: the journal itself. It needs no sink."""
+"""Name of the built-in backend: the journal itself. It needs no sink."""
 
 OFFLINE = "offline:"
-"""Begins the address of a run that stands in a folder, which follows, until the tracker's client is told to
-upload it: ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
+"""Prefix of the address of a run that the tracker's client has written to a folder for a later upload. The
+folder follows: ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
 DISABLED = "disabled:"
-"""The address of a run that the user has disabled: the tracker keeps nothing of it."""
+"""Address of a run that the user has disabled: the tracker stores nothing of it."""
 
 Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
 Resolution: TypeAlias = Literal["full", "bucketed"]
 Fold: TypeAlias = Literal["last", "max", "min"]
-"""How several values of one metric become one: levels keep the last, peaks the largest."""
+"""How several values of one metric become one: levels keep the last value, peaks the largest."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -49,120 +49,129 @@ class Point(msgspec.Struct, frozen=True):
     value: float
     axis: Axis
     index: int
-    """Where on its axis: the step, evaluation or epoch."""
+    """Position on the axis: the step, evaluation or epoch."""
     time_us: int
     """The event's own Unix time in microseconds, so that a replay yields the same point."""
     fold: Fold = "last"
-    """How it was, and is to be, summed up with others of its metric."""
+    """How this value was combined with others of its metric, and how to combine it further."""
 
 
 class TrackerRun(msgspec.Struct, frozen=True):
-    """A run in a tracker."""
+    """Run in a tracker."""
 
     run_id: str
     uri: str | None = None
-    """Where the tracker is, as its client understands it, or what `OFFLINE` and `DISABLED` say; may hold a
-    password, so never stored as it is."""
+    """Address of the tracker, as its client expects it, or one that begins with `OFFLINE` or `DISABLED`. It
+    may contain a password, so it is never stored unchanged."""
     name: str | None = None
-    """What people call the run."""
+    """Display name of the run."""
 
 
 class Connection(msgspec.Struct, frozen=True):
-    """What a tracker's client needs to connect; passed in memory only, never on a disk or command line."""
+    """Data that a tracker's client needs to connect.
+
+    It is passed in memory only, never on a disk or command line.
+    """
 
     uri: str | None = None
     environment: Mapping[str, str] = {}
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Which run a sink is to write to."""
+    """Run that a sink writes to."""
 
     memlog_run: str
-    """memlog's own run id, by which a run that a sink opened before is found again."""
+    """memlog's own run id. It identifies a run that an earlier sink opened."""
     joined: TrackerRun | None
-    """The user's run, which is joined and never ended; ``None``: the sink opens one of its own."""
+    """The user's run, which the sink joins and never ends; ``None``: the sink opens a run of its own."""
     opened: TrackerRun | None = None
-    """The run that an earlier sink opened for this; ``None``: look for it by ``memlog_run``, or open one."""
+    """Run that an earlier sink opened for this target; ``None``: search for it by ``memlog_run``, or open
+    one."""
     project: str | None = None
     name: str | None = None
     begun_us: int | None = None
-    """When the run began, Unix time in microseconds: it may be delivered long after."""
+    """Start of the run, Unix time in microseconds. Delivery may happen long after."""
     beside: TrackerRun | None = None
-    """A run of the user's that must not be written to any more: the sink's own run is grouped with it."""
+    """Run of the user that must not be written to any more. The sink groups its own run with it."""
     connection: Connection = Connection()
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Hands points to one run of one tracker. Called from one thread; every method may block.
+    """Writer of points to one run of one tracker. Called from one thread; every method may block.
 
-    Every method raises `TrackerUnavailableError` where trying again later can help and
-    `TrackerRejectedError` where it can't; anything else counts as unavailable. What a run that is deleted or
-    gone can't take (`RunRefusedError`; from `open`, whatever is rejected) is kept until it can.
+    Every method raises `TrackerUnavailableError` if a later attempt can succeed, and `TrackerRejectedError`
+    if it can't. Any other exception counts as unavailable. If the run is deleted or missing, a method raises
+    `RunRefusedError`. The data for that run is then kept until the run can take it. From `open`, any
+    rejection has this meaning.
     """
 
     durable: bool
-    """Whether what a call has stored is safe when it returns; ``False``: only once `close` has returned."""
+    """True if data is safe when the call that stores it returns; False if only after `close` has returned."""
     resolution: Resolution
-    """``"full"``: every step; ``"bucketed"``: steps are folded so that a long run stays bearable."""
+    """``"full"``: every step; ``"bucketed"``: steps are grouped, so that a long run stays small enough."""
     max_points: int
-    """The most points that one call of `log_points` takes."""
+    """Most points that one call of `log_points` accepts."""
     dropped: Mapping[str, int]
-    """Points and parameters that it had to leave out so far, by reason."""
+    """Number of points and parameters that the sink has left out so far, by reason."""
 
     def probe(self) -> None:
-        """Asks whether the tracker is there: that nobody is there shows within about two seconds."""
+        """Check that the tracker can be reached. Must fail within about two seconds if it can't."""
 
     def open(self) -> TrackerRun:
-        """Joins the user's run, finds the one opened before, or opens one. Calling it again is harmless."""
+        """Join the user's run, find the one opened before, or open one. Calling it again has no effect."""
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Stores the points; storing a point again changes nothing."""
+        """Store the points. Storing a point again changes nothing."""
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Stores facts that hold for the whole run; storing them again changes nothing."""
+        """Store facts that hold for the whole run. Storing them again changes nothing."""
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Shows alerts: all of the run's so far, of which those from index ``first_new`` on are new.
+        """Show alerts.
 
-        Showing them again does no harm.
+        Showing an alert again has no effect.
+
+        Args:
+            alerts: All alerts of the run so far.
+            first_new: Index of the first alert that is new.
         """
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """Stores a file under ``artifact.name`` and ``artifact.kind``.
+        """Store a file under ``artifact.name`` and ``artifact.kind``.
 
-        A later one of the same name takes its place. The file is a copy that goes when the call has returned;
-        where the client reads it after that, the sink has an attribute ``keeps_files`` that is true, and
-        gets the run's own.
+        A later file of the same name replaces it. ``file`` is a copy that is deleted after the call has
+        returned. If the client reads the file later than that, the sink sets an attribute ``keeps_files`` to
+        True, and gets the run's own file instead.
         """
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Gives back what the sink holds; a run of its own is ended unless ``status`` is None.
+        """Release the sink's resources. End its own run unless ``status`` is None.
 
         Args:
             status: How the run ended.
-            ended_us: When, Unix time in microseconds; ``None``: now.
+            ended_us: End of the run, Unix time in microseconds; ``None``: now.
         """
 
 
 class StoredArtifact(msgspec.Struct, frozen=True):
-    """A file of memlog's that a tracker holds."""
+    """File of memlog's that a tracker stores."""
 
     name: str
     kind: str
     size: int | None
-    """Bytes; ``None`` where the tracker does not say."""
+    """Bytes; ``None`` if the tracker does not report the size."""
 
 
 class ArtifactStore(Protocol):
-    """Brings files back from one tracker.
+    """Reader of files in one tracker.
 
     Every method raises `TrackerUnavailableError` or `TrackerRejectedError`, as a sink does, and
-    `UnknownRunError` where the tracker has no such run.
+    `UnknownRunError` if the tracker has no such run.
     """
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """The files of a run that are memlog's.
+        """Return the files of a run that memlog uploaded.
 
         Args:
             run_id: The tracker's own id of the run.
@@ -175,136 +184,146 @@ class ArtifactStore(Protocol):
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Downloads one file into ``directory``, under its name.
+        """Download one file into ``directory``, under its name.
 
         Args:
             run_id: The tracker's own id of the run.
-            artifact: One of those that `list_artifacts` told.
-            directory: An empty folder.
-            progress: Told of bytes as they arrive.
+            artifact: One of the files that `list_artifacts` returned.
+            directory: Empty folder.
+            progress: Called with the number of bytes of each part that arrives.
         """
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """The light half of an integration, imported in the trainer's process."""
+    """Part of an integration that the trainer's process imports. It must be light."""
 
     name: str
     requires: str
-    """The top-level module of the tracker's client, such as ``"mlflow"``."""
+    """Top-level module of the tracker's client, such as ``"mlflow"``."""
     extra: str
-    """The extra of the backend's own distribution that installs it."""
+    """Extra of the backend's own distribution that installs the client."""
     in_process: bool
-    """Whether a run of the user's can be written only from the trainer's own process, beside the user."""
+    """True if only the trainer's own process can write to a run that the user has opened."""
 
     def active_run(self) -> TrackerRun | None:
-        """The run that the user has open on this thread. Takes microseconds and imports nothing."""
+        """Return the run that the user has open on this thread. Takes microseconds and imports nothing."""
 
     def connection(self) -> Connection:
-        """What the client would use to connect if it were called in this process, now."""
+        """Return what the client would use if it connected from this process now."""
 
     def prepare(self) -> None:
-        """Does, in the helper process, what takes seconds and needs no connection: the client's import."""
+        """Do the slow work that needs no connection, such as the client's import, in the helper process."""
 
     def open_sink(self, target: Target) -> Sink:
-        """Builds the sink, in a process of memlog's own; only here and in `prepare` is it imported."""
+        """Build the sink, in a process of memlog's own.
+
+        Only this method and `prepare` may import the client.
+        """
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Builds what brings files back, in a process of memlog's own."""
+        """Build the reader of the tracker's files, in a process of memlog's own."""
 
 
 class Rows(Protocol):
-    """What goes into the rows of a user's run. Called on the user's thread as they log; never raises."""
+    """Source of memlog's points for the rows of a user's run.
+
+    Called on the user's thread as the user logs. Never raises.
+    """
 
     def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
-        """The user logs to a row.
+        """Return the points to add when the user logs to a row.
 
         Args:
-            number: The row's number where the user gives one: a new one closes the row before. ``None``:
-                they log to the row that is open.
+            number: Row number that the user passed; a new number closes the row before. ``None``: the user
+                logs to the row that is open.
 
         Returns:
-            The points, one a metric, that still go into the row which this closes, and those that go into
-            the row that the user logs to.
+            Two lists with at most one point per metric: the points for the row that this call closes, and
+            those for the row that the user logs to.
         """
 
     def leave(self) -> None:
-        """The user has committed the row: what they log next is in another one."""
+        """Note that the user has committed the row. The user's next values are in another row."""
 
     def give_back(self, points: Sequence[Point]) -> None:
-        """The tracker's client raised: the points that the row was to get are not in it."""
+        """Take back points, because the tracker's client raised and they are not in the row."""
 
     def failed(self, error: Exception) -> None:
-        """Counts an error of the integration's own: what the user logs is passed on without points."""
+        """Count an error of the integration. The user's values are then logged without memlog's points."""
 
 
 class InProcessRun(Protocol):
-    """Writes to a run of the user's from the trainer's process, beside the user, whose rows stay as they are.
+    """Writer to a user's run from the trainer's process. It leaves the user's own rows unchanged.
 
-    Made on the user's thread. What is passed on raises as the tracker's client does.
+    Created on the user's thread. If the tracker's client raises on a user's call, the exception is passed on.
     """
 
     run_id: str
 
     @property
     def is_open(self) -> bool:
-        """Whether the user has not ended the run."""
+        """True until the user has ended the run."""
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        """Has the user's end of the run told of, where the tracker's client knows a way to.
+        """Call back when the user ends the run, if the tracker's client offers a way.
 
         Args:
-            before: Called on the user's thread as the run is about to end, and can still be written to.
-            after: Called there when it has ended in order. Neither raises.
+            before: Called on the user's thread just before the run ends, while it can still be written to.
+            after: Called on the user's thread after the run has ended normally. Neither function raises.
         """
 
     def watch_rows(self, rows: Rows) -> int | None:
-        """Asks ``rows``, each time that the user logs, what goes into the same row.
+        """Each time the user logs, ask ``rows`` for the points of the same row.
 
-        What the user logs goes before a point of the same name, in this row and all that follow.
+        If the user logs a metric of the same name as a point, the user's value wins, in this row and all
+        later ones.
 
         Returns:
-            The number that the user gave the row that is open; ``None`` where they gave none.
+            The number that the user gave the open row; ``None`` if the user gave none.
         """
 
     def leave_rows(self) -> None:
-        """Asks for nothing any more."""
+        """Stop asking for points."""
 
     def log(self, points: Sequence[Point], *, new_row: bool) -> None:
-        """Puts points, one a metric, into a run that the user logs nothing more to.
+        """Log points, at most one per metric, to a run to which the user logs nothing more.
 
         Args:
             points: The points.
-            new_row: Into a row behind the user's last; ``False``: into the row that is open.
+            new_row: True: into a new row after the user's last row; False: into the row that is open.
         """
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Stores facts that hold for the whole run."""
+        """Store facts that hold for the whole run."""
 
     def log_alert(self, alert: Alert) -> None:
-        """Shows an alert."""
+        """Show an alert."""
 
     def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:
-        """Stores a file, which stays where it is."""
+        """Store a file. The file is not moved or deleted."""
 
 
 @runtime_checkable
 class InProcessBackend(Backend, Protocol):
-    """A backend whose users' runs are written in process."""
+    """Backend whose user runs are written in the trainer's process."""
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
-        """Begins to write to a run that `active_run` has just found. Takes microseconds, loads nothing."""
+        """Return a writer for a run that `active_run` has just returned.
+
+        Takes microseconds and imports nothing.
+        """
 
 
 def writes_in_process(backend: Backend) -> bool:
-    """Whether a run of the user's is written from the trainer's process; one that does not say is not."""
+    """Return True if the trainer's process writes to the user's runs. The default is False."""
     return bool(getattr(backend, "in_process", False))
 
 
 def home_of(backend: Backend) -> Home:
-    """Where the environment's credentials belong, and which there are.
+    """Return the tracker that the environment's credentials belong to, and the names of these credentials.
 
-    A backend that knows better than the names of variables has a method ``home`` that returns it.
+    A backend can define a method ``home`` that returns this, if the names of variables are not enough.
     """
     if (own := getattr(backend, "home", None)) is not None:
         home: Home = own()
@@ -314,12 +333,12 @@ def home_of(backend: Backend) -> Home:
 
 
 def find_backends() -> dict[str, Backend]:
-    """Every backend that an installed package registers and whose client is installed, by name."""
+    """Return by name every backend that an installed package registers and whose client is installed."""
     found = {}
     for entry in _entry_points():
         try:
             backend = entry.load()
-        except Exception as error:  # noqa: BLE001 - nobody asked for this one
+        except Exception as error:  # noqa: BLE001 - the user did not ask for this backend by name
             warn(f"memlog: backend {entry.name!r} is broken and left out: {error!r}")
             continue
         if is_installed(backend.requires):
@@ -328,11 +347,13 @@ def find_backends() -> dict[str, Backend]:
 
 
 def backends_to_look_in(names: Sequence[str]) -> dict[str, Backend]:
-    """Where a run of the user's is looked for: in the backends of these names, or in all that are installed.
+    """Return the backends in which to search for a user's run.
+
+    These are the backends of the given names, or all installed ones if ``names`` is empty.
 
     Raises:
-        UnknownBackendError: no installed package registers one of them.
-        MissingExtraError: its tracker's client is not installed.
+        UnknownBackendError: No installed package registers one of them.
+        MissingExtraError: The client of its tracker is not installed.
     """
     if names:
         return {name: load_backend(name) for name in names if name != LOCAL}
@@ -340,21 +361,21 @@ def backends_to_look_in(names: Sequence[str]) -> dict[str, Backend]:
 
 
 def load_backend(name: str) -> Backend:
-    """The backend called ``name``.
+    """Return the backend named ``name``.
 
     Raises:
-        UnknownBackendError: no installed package registers it.
-        MissingExtraError: its tracker's client is not installed.
+        UnknownBackendError: No installed package registers it.
+        MissingExtraError: The client of its tracker is not installed.
     """
     entries = {entry.name: entry for entry in _entry_points()}
     if name not in entries:
-        import difflib  # noqa: PLC0415 - for a message alone
+        import difflib  # noqa: PLC0415 - needed only for this message
 
         known = sorted([LOCAL, *entries])
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise UnknownBackendError(
-            f"no backend is called {name!r}: {hint}there are {', '.join(known)}"
+            f"no backend is called {name!r}: {hint}available: {', '.join(known)}"
         )
     backend: Backend = entries[name].load()
     if not is_installed(backend.requires):
@@ -366,7 +387,7 @@ def load_backend(name: str) -> Backend:
 
 
 def _packages(entry: EntryPoint, backend: Backend) -> str:
-    """What the backend's extra installs: its own distribution need not be in an index."""
+    """Return the packages of the backend's extra. Its own distribution may not be in a package index."""
     extra = f"extra == '{backend.extra}'"
     lines = (line.replace('"', "'") for line in (entry.dist and entry.dist.requires) or ())
     wanted = [f"'{line.partition(';')[0].strip()}'" for line in lines if extra in line]
@@ -374,20 +395,20 @@ def _packages(entry: EntryPoint, backend: Backend) -> str:
 
 
 def _entry_points() -> EntryPoints:
-    # Imported here because it takes 10 ms, which `import memlog` need not.
+    # Imported here because this import takes 10 ms, and `import memlog` does not need it.
     from importlib.metadata import entry_points  # noqa: PLC0415
 
     return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def is_installed(module: str) -> bool:
-    """Whether ``module`` can be imported for real.
+    """Return True if ``module`` is really installed.
 
-    A folder of that name in the working directory (W&B makes one called ``wandb``) passes for an empty
-    namespace package; such a find has no origin.
+    A folder of that name in the working directory (W&B creates one called ``wandb``) looks like an empty
+    namespace package. Such a module has no origin.
     """
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # something else stands in its place in sys.modules
+    except (ImportError, ValueError):  # sys.modules has another object under this name
         return False
     return spec is not None and spec.origin is not None

@@ -1,1 +1,1 @@
-"""Notice optimizer steps, and make a batch event of each."""
+"""Detect optimizer steps, and publish a batch event for each."""

@@ -1,15 +1,16 @@
-"""Noticing optimizer steps in a loop that knows nothing of memlog.
+"""Detection of optimizer steps in a loop that does not call memlog.
 
-PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is
-the clock: a wrapper begins before the optimizer that it wraps, so nested steps count once, and of several
-optimizers that take turns one is counted. Where the clock falls silent, or another takes its place, that is
-the clock from then on.
+PyTorch calls global hooks around every ``Optimizer.step()``. The first optimizer whose step begins is the
+clock: only its steps count. An optimizer that wraps another begins its step first, so nested steps count
+once. If several optimizers alternate, one of them is counted. If the clock becomes inactive, or another
+optimizer replaces it, that one is the clock from then on.
 
-Optimizers that step within one backward pass, one for each parameter say, are of one iteration, however many
-there are.
+Optimizers that step within one backward pass, for example one per parameter, belong to one iteration,
+however many there are.
 
-A step that a ``GradScaler`` skips calls no hook and micro-batches of an accumulated gradient are no steps:
-neither has an event. Nor has a step inside ``torch.compile``: reading memory there would break its graph.
+A step that a ``GradScaler`` skips calls no hook, and a micro-batch of an accumulated gradient is not a step:
+neither has an event. A step inside ``torch.compile`` has none either, because reading memory there would
+break the graph.
 """
 
 from __future__ import annotations
@@ -23,155 +24,156 @@ from typing import Any
 from memlog._internal.import_hook import ImportWatch
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
-SILENCE = 10
-"""So many steps of other optimizers without one of the clock's mean that it has fallen silent."""
+INACTIVE_AFTER = 10
+"""Steps by other optimizers after which the clock counts as inactive."""
 _SETTLED = 2
-"""Steps of the clock after which it is known how many steps of others come between them."""
+"""Steps of the clock after which the usual number of other optimizers' steps between them is known."""
 _PARTNERS = 32
-"""Optimizers that are known to take turns with the clock, at most."""
+"""Most optimizers that are remembered as alternating with the clock."""
 
 
 class OptimizerClock:
-    """Decides which optimizer steps count.
+    """Filter that decides which optimizer steps count.
 
-    Of optimizers that take turns the first is the clock. Where one steps that has not stepped since, and the
-    clock has been silent for longer than ever before, it is counted at once: it may have taken the clock's
-    place for good. Should the clock come back within `SILENCE` steps the two take turns after all, and as
-    many of its steps are passed over as were counted meanwhile: the number is the clock's own again.
+    If optimizers alternate, the first is the clock. Suppose another optimizer steps after the clock has been
+    inactive for longer than ever before. Its steps count at once, because it may have replaced the clock. If
+    the old clock steps again within `INACTIVE_AFTER` steps, the two alternate after all. The old clock is
+    then the clock again, and as many of its steps are skipped as were counted meanwhile. So the step number
+    is again the number of its own steps.
 
     Args:
         on_step: Called with the optimizer after each step that counts, on the thread that made it. Must
             not raise.
 
     Attributes:
-        on_step: May be another from the next step on.
+        on_step: May be replaced at any time.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
         self.on_step = on_step
-        self._tenure: _Tenure | None = None
-        self._before: list[_Tenure] = []
-        self._at_work: list[int] = []
+        self._period: _ClockPeriod | None = None
+        self._before: list[_ClockPeriod] = []
+        self._running: list[int] = []
         self._armed = False
         self._backward: int | None = None
-        self._again = False
+        self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """A step begins.
+        """Handle the beginning of a step.
 
         Args:
-            optimizer: Whose.
-            backward: The number of the backward pass that it is made in; ``None``: in none.
+            optimizer: Optimizer that steps.
+            backward: Number of the backward pass during which it steps; ``None``: it steps outside of one.
         """
-        nested = bool(self._at_work) and id(optimizer) not in self._at_work
-        self._at_work.append(id(optimizer))
-        # Not the first that is made in this backward pass.
-        self._again = backward is not None and backward == self._backward
+        nested = bool(self._running) and id(optimizer) not in self._running
+        self._running.append(id(optimizer))
+        # True from the second step within one backward pass on.
+        self._same_backward = backward is not None and backward == self._backward
         self._backward = backward
-        tenure = self._tenure
-        if tenure is None or tenure.clock() is None or tenure.others >= SILENCE:
+        period = self._period
+        if period is None or period.clock() is None or period.others >= INACTIVE_AFTER:
             self._before.clear()
-            self._follow(_Tenure(optimizer))
-        elif tenure.clock() is not optimizer and not nested and not self._again:
-            self._look_at_another(optimizer, tenure)
-        if self._tenure is not None and self._tenure.clock() is optimizer:
+            self._set_clock(_ClockPeriod(optimizer))
+        elif period.clock() is not optimizer and not nested and not self._same_backward:
+            self._handle_other(optimizer, period)
+        if self._period is not None and self._period.clock() is optimizer:
             self._armed = True
 
     def end(self, optimizer: Any) -> None:
-        """A step is over."""
-        if id(optimizer) in self._at_work:  # with those that began within it and raised
-            del self._at_work[self._at_work.index(id(optimizer)) :]
-        tenure = self._tenure
-        if tenure is None:
+        """Handle the end of a step."""
+        if id(optimizer) in self._running:  # together with nested steps that raised
+            del self._running[self._running.index(id(optimizer)) :]
+        period = self._period
+        if period is None:
             return
-        if tenure.clock() is not optimizer:
-            if self._again:
-                tenure.meet(optimizer)
+        if period.clock() is not optimizer:
+            if self._same_backward:
+                period.add_partner(optimizer)
                 return
-            tenure.other_stepped(optimizer, nested=bool(self._at_work))
+            period.other_stepped(optimizer, nested=bool(self._running))
         elif self._armed:
-            # A subclass's step that calls its parent's ends twice. It began twice as well, so the hooks
-            # can't be paired by counting: a step that raised has begun and never ends.
+            # A subclass's step that calls its parent's step begins and ends twice. The hooks can't be
+            # paired by counting, because a step that raises begins and never ends.
             self._armed = False
-            if tenure.clock_stepped():
+            if period.clock_stepped():
                 self.on_step(optimizer)
 
-    def _look_at_another(self, optimizer: Any, tenure: _Tenure) -> None:
-        """Another than the clock steps by itself: it was the clock before, or may be it from now on."""
-        meanwhile = [tenure]
+    def _handle_other(self, optimizer: Any, period: _ClockPeriod) -> None:
+        """Handle a step of an optimizer that is not the clock: it may be a former clock, or a new one."""
+        meanwhile = [period]
         for former in reversed(self._before):
-            if sum(between.steps for between in meanwhile) >= SILENCE:
+            if sum(between.steps for between in meanwhile) >= INACTIVE_AFTER:
                 break
             if former.clock() is optimizer:
                 del self._before[-len(meanwhile) :]
-                former.returns(meanwhile)
-                self._follow(former)
+                former.resume(meanwhile)
+                self._set_clock(former)
                 return
             meanwhile.append(former)
-        if tenure.may_be_over(optimizer):
-            self._before = [*self._before[1 - SILENCE :], tenure]
-            self._follow(_Tenure(optimizer))
+        if period.may_be_over(optimizer):
+            self._before = [*self._before[1 - INACTIVE_AFTER :], period]
+            self._set_clock(_ClockPeriod(optimizer))
 
-    def _follow(self, tenure: _Tenure) -> None:
-        self._tenure = tenure
+    def _set_clock(self, period: _ClockPeriod) -> None:
+        self._period = period
         self._armed = False
 
 
-class _Tenure:
-    """An optimizer as the clock, and what is known of those that step meanwhile.
+class _ClockPeriod:
+    """Period in which one optimizer is the clock, and the steps of others in that period.
 
     Args:
-        optimizer: Held weakly.
+        optimizer: The optimizer, held by a weak reference.
 
     Attributes:
-        clock: It.
-        steps: Of it.
-        others: Steps of others since its last.
-        apart: Those of them that were not made within a third's.
-        partners: Who made those, at any time.
+        clock: Weak reference to the optimizer.
+        steps: Number of its steps.
+        others: Steps of other optimizers since its last step.
+        separate: Those of ``others`` that were not nested in a third optimizer's step.
+        partners: Optimizers that made such steps at any time.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self.clock = weakref.ref(optimizer)
         self.steps = 0
         self.others = 0
-        self.apart = 0
+        self.separate = 0
         self._longest = 0
         self.partners: list[weakref.ref[Any]] = []
-        self._passed_over = 0
+        self._to_skip = 0
 
     def clock_stepped(self) -> bool:
-        """It has made a step; whether that counts."""
+        """Note a step of the clock. Return True if it counts."""
         self.steps += 1
-        self._longest = max(self._longest, self.apart)
-        self.others = self.apart = 0
-        counts = not self._passed_over
-        self._passed_over = max(0, self._passed_over - 1)
+        self._longest = max(self._longest, self.separate)
+        self.others = self.separate = 0
+        counts = not self._to_skip
+        self._to_skip = max(0, self._to_skip - 1)
         return counts
 
     def other_stepped(self, optimizer: Any, *, nested: bool) -> None:
-        """Another has, within a step of a third or by itself."""
+        """Note a step of another optimizer, alone or nested in a third optimizer's step."""
         self.others += 1
         if not nested:
-            self.apart += 1
-            self.meet(optimizer)
+            self.separate += 1
+            self.add_partner(optimizer)
 
     def may_be_over(self, newcomer: Any) -> bool:
-        """Whether one that begins a step by itself may have taken its place."""
+        """Return True if ``newcomer``, whose step is not nested, may have replaced the clock."""
         known = any(partner() is newcomer for partner in self.partners)
-        return not known and self.steps >= _SETTLED and self.apart >= self._longest
+        return not known and self.steps >= _SETTLED and self.separate >= self._longest
 
-    def returns(self, meanwhile: list[_Tenure]) -> None:
-        """It steps again, after others had taken its place."""
-        for tenure in meanwhile:
-            self._passed_over += tenure.steps
-            self.apart += tenure.steps + tenure.apart
-            self.meet(tenure.clock())
-            for partner in tenure.partners:
-                self.meet(partner())
+    def resume(self, meanwhile: list[_ClockPeriod]) -> None:
+        """Make this optimizer the clock again, after others had replaced it."""
+        for period in meanwhile:
+            self._to_skip += period.steps
+            self.separate += period.steps + period.separate
+            self.add_partner(period.clock())
+            for partner in period.partners:
+                self.add_partner(partner())
 
-    def meet(self, partner: Any) -> None:
-        """One takes turns with it."""
+    def add_partner(self, partner: Any) -> None:
+        """Remember an optimizer that alternates with the clock."""
         if partner is None or len(self.partners) >= _PARTNERS:
             return
         if not any(one() is partner for one in self.partners):
@@ -179,13 +181,13 @@ class _Tenure:
 
 
 class Autolog:
-    """Installs an `OptimizerClock` in torch, now or when torch is imported.
+    """Installation of an `OptimizerClock` in torch, now or when torch is imported.
 
     Args:
         on_step: Called with the optimizer after each step that counts.
 
     Attributes:
-        clock: Decides which steps those are.
+        clock: Decides which steps count.
     """
 
     def __init__(self, on_step: Callable[[Any], None]) -> None:
@@ -200,7 +202,7 @@ class Autolog:
             self._watch = ImportWatch(OPTIMIZER_MODULE, callback=self._install)
 
     def remove(self) -> None:
-        """Takes everything out again. Calling it again is harmless."""
+        """Remove all hooks. Calling it again has no effect."""
         if self._watch is not None:
             self._watch.remove()
         for handle in self._handles:
@@ -222,11 +224,11 @@ class Autolog:
 
 
 def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
-    """A hook for torch that is nothing at all in a compiled graph, and so breaks none.
+    """Return a hook for torch that does nothing in a compiled graph, and so does not break the graph.
 
     Args:
-        torch: The module, which may still be in the middle of its import.
-        notice: What the hook does elsewhere.
+        torch: The module, which may not be fully imported yet.
+        notice: Called with the optimizer outside of compiled graphs.
     """
 
     def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -240,16 +242,16 @@ _waiting: Autolog | None = None
 
 
 def wait_for_a_session(autolog: Autolog) -> None:
-    """Keeps one that is in torch before there is a session: the next `listen` takes it over."""
-    global _waiting  # noqa: PLW0603 - the one place that holds it
+    """Keep an `Autolog` that was installed before a session begins. The next `listen` takes it over."""
+    global _waiting  # noqa: PLW0603 - the only writer besides `listen`
     _waiting = autolog
 
 
 def listen(on_step: Callable[[Any], None]) -> Autolog:
-    """An `Autolog` for a session: the one that waits for it, or a new one.
+    """Return the `Autolog` that waits for this session, or a new one.
 
-    A session that begins with an optimizer's step is begun by torch's own hook, and hooks can't be added
-    while torch goes through them.
+    If an optimizer's step begins the session, the call comes from torch's own hook. Hooks can't be added
+    while torch runs its hooks.
     """
     global _waiting
     autolog, _waiting = _waiting, None

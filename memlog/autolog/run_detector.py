@@ -1,4 +1,4 @@
-"""Noticing, in the trainer's process, the runs that the user opens in a tracker."""
+"""Detection, in the trainer's process, of runs that the user opens in a tracker."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from memlog.sink import DISABLED, Backend, Connection, InProcessBackend, Tracker
 
 
 class RunDetector:
-    """Looks for active runs on the thread that publishes, since MLflow's active run is the thread's own.
+    """Search for active runs on the publishing thread, because MLflow's active run belongs to a thread.
 
     Args:
-        backends: The backends to look in, by name.
+        backends: Backends to search, by name.
         journal: Gets a new segment for each run that is found.
-        tell: Tells the helper process how to reach it.
-        diagnostics: Counts what a backend gets wrong.
-        writers: Write, in this process, to runs of those backends that only it can write to, by name.
-        on_in_process: Called, on the publishing thread, whenever a writer joins a run.
+        tell: Sends the helper process a message on how to reach the run.
+        diagnostics: Counts errors of a backend.
+        writers: In-process writers, by the name of their backend.
+        on_in_process: Called on the publishing thread whenever a writer joins a run.
     """
 
     def __init__(
@@ -46,33 +46,34 @@ class RunDetector:
         self._connections: dict[str, Connection] = {}
 
     def look(self) -> bool:
-        """Binds to runs that were opened since the last look: about a microsecond a backend. Never raises.
+        """Join runs that were opened since the last call, in about a microsecond per backend. Never raises.
 
         Returns:
-            Whether there was one.
+            True if there was one.
         """
-        bound = False
+        joined = False
         for name, backend in self._backends.items():
             try:
                 run = backend.active_run()
                 if run is not None and self._is_new(name, run):
                     self._bind(name, run)
-                    bound = True
-            except Exception as error:  # noqa: BLE001, PERF203 - a tracker's trouble is not the trainer's
+                    joined = True
+            except Exception as error:  # noqa: BLE001, PERF203 - a tracker's error must not reach the trainer
                 self._diagnostics.fault(f"looking for a run in {name}", error)
-        return bound
+        return joined
 
-    def glance(self) -> None:
-        """Lets each backend see the run that is open now, without binding to it.
+    def resolve_active_runs(self) -> None:
+        """Ask each backend for its active run without joining it.
 
-        A backend works out a run's address when it first sees it: before the user changes folders.
+        A backend resolves a run's address when it first sees the run. This must happen before the user
+        changes the working directory.
         """
         for name, backend in self._backends.items():
             with self._diagnostics.contained(f"looking for a run in {name}"):
                 backend.active_run()
 
     def connect(self) -> None:
-        """Tells the helper how each client would connect now: users set that after ``init``, too."""
+        """Send the helper process each client's connection data. Users may set it after ``init``."""
         for name, backend in self._backends.items():
             with self._diagnostics.contained(f"finding out how {name} connects"):
                 connection = backend.connection()
@@ -92,12 +93,12 @@ class RunDetector:
         self.connect()
         remember(run.uri)
         uri = None if run.uri is None else bare_address(run.uri)
-        called = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
+        run_name = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
         writer, backend = self._writers.get(name), self._backends[name]
         if writer is not None and isinstance(backend, InProcessBackend):
             writer.begin(backend.open_in_process(run), kept=uri != DISABLED)
             self._on_in_process()
-            self._tell(WrittenInProcess(name, run.run_id, uri, called))
+            self._tell(WrittenInProcess(name, run.run_id, uri, run_name))
         else:
-            self._tell(Bind(name, msgspec.structs.replace(run, name=called)))
-        self._journal.bind(name, Binding(run.run_id, uri, called))
+            self._tell(Bind(name, msgspec.structs.replace(run, name=run_name)))
+        self._journal.bind(name, Binding(run.run_id, uri, run_name))

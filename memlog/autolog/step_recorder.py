@@ -1,4 +1,4 @@
-"""From "a step is over" to a batch event: what happens in the trainer's loop, and no more."""
+"""Publication of a batch event for each step, in the trainer's loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memlog._internal import distributed, fork
+from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
-from memlog._internal.units import MIB
 from memlog.autolog.run_detector import RunDetector
+from memlog.autolog.run_parameters import RunParameters
 from memlog.bus import EventBus
-from memlog.events import Batch, DeviceReading, Parameters, Run, now_us
+from memlog.events import Batch, Run, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter
 from memlog.probes.accelerator import AcceleratorProbe
@@ -21,27 +21,31 @@ from memlog.probes.host import HostProbe
 from memlog.settings import Settings
 
 HEALTH_INTERVAL_NS = 10_000_000_000
-"""Between health events."""
+"""Nanoseconds between health events."""
 NO_STEPS = (
     "no optimizer step was noticed (none was made, or it was inside torch.compile): "
     "call session.step() after each step"
 )
 NO_TORCH = (
     "nothing was recorded: without PyTorch memlog notices no step by itself: call session.step() after each "
-    "step, or use its monitors or memlog.watch_loss"
+    "step, or use memlog's monitors or memlog.watch_loss"
 )
 
 
 class BatchRecorder:
-    """Numbers the steps, reads memory at each and publishes it; knows what that cost.
+    """Recorder of steps: numbers them, reads memory at each and publishes a batch event.
 
     Args:
-        settings: Which steps, from which number on.
-        bus: Where events go.
-        journal: Asked whether it is queued.
-        run_detector: Looks for the user's runs before each event.
-        diagnostics: Counts errors: none leaves this class.
+        settings: Which steps to publish, and the first step's number.
+        bus: Target of events.
+        journal: Asked whether it writes through a queue.
+        run_detector: Searches for the user's runs before each event.
+        diagnostics: Counts errors; none leaves this class.
         model: Its size is recorded once.
+
+    Attributes:
+        parameters: Publishes the run's parameters and devices.
+        health: Publishes memlog's own cost and errors.
     """
 
     def __init__(
@@ -58,26 +62,24 @@ class BatchRecorder:
         self._journal = journal
         self._run_detector = run_detector
         self._diagnostics = diagnostics
-        self._model = model
-        self._model_size: dict[str, str] = {}
-        self._generation = self._said_in = fork.generation
+        self._generation = self._warned_in = fork.generation
         self._host = HostProbe(diagnostics)
         self._accelerators = AcceleratorProbe(diagnostics)
+        self.parameters = RunParameters(
+            settings, bus, run_detector, self._accelerators, diagnostics, model
+        )
+        self.health = HealthReport(bus, journal, diagnostics)
         self._next = settings.initial_step
         self._by_hand = False
-        self._begun = False
         self._last: Batch | None = None
-        self._cost = _Cost()
         self.after_step: Callable[[int], object] | None = None
-        """Called with the number of each step that is over. Must not raise."""
-        self.tracing_cost: Callable[[], tuple[float, float]] | None = None
-        """Seconds that tracing has cost, and setting it up. Must not raise."""
-        self.look_around: Callable[[int], object] | None = None
+        """Called with the number of each completed step. Must not raise."""
+        self.check_helper: Callable[[int], object] | None = None
         """Called after each step with the time, ``time.perf_counter_ns()``. Must not raise."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """The clock's optimizer made a step. Never raises."""
-        if self._is_a_copy() or self._by_hand:
+        """Record a step of the clock's optimizer. Never raises."""
+        if self._is_forked_copy() or self._by_hand:
             return
         if self._next == self._settings.initial_step:
             with self._diagnostics.contained("looking for the model's device"):
@@ -85,35 +87,38 @@ class BatchRecorder:
         self._record()
 
     def step_by_hand(self) -> None:
-        """The caller says that a step is over, and counts alone from now on. Never raises."""
-        if self._is_a_copy():
+        """Record a step that the caller reports. From now on only the caller counts. Never raises."""
+        if self._is_forked_copy():
             return
-        # The step that the first call means has been noticed already where an optimizer made it.
-        noticed = not self._by_hand and self._next > self._settings.initial_step
+        # An optimizer may already have recorded the step that the first call reports.
+        recorded = not self._by_hand and self._next > self._settings.initial_step
         self._by_hand = True
-        if not noticed:
+        if not recorded:
             self._record()
 
     def claim(self) -> None:
-        """The caller counts alone from now on, and says each step by hand."""
+        """Let only the caller count the steps from now on."""
         if self._next == self._settings.initial_step:
             self._by_hand = True
 
     def count(self) -> tuple[int, Batch | None] | None:
-        """Like `step_by_hand`; tells the step's number, and its event where one was published."""
-        if self._is_a_copy():
+        """Do the same as `step_by_hand`, and return the step's number and its event.
+
+        The event is ``None`` if none was published for this step.
+        """
+        if self._is_forked_copy():
             return None
         self.step_by_hand()
         step, last = self._next - 1, self._last
         return step, last if last is not None and last.step == step else None
 
-    def _is_a_copy(self) -> bool:
-        """Whether this is a fork's copy, which records nothing; then says so, once in each such process."""
+    def _is_forked_copy(self) -> bool:
+        """Return True in a forked process, which records nothing. Print this once in each such process."""
         if fork.generation == self._generation:
             return False
-        if self._said_in != fork.generation:
-            self._said_in = fork.generation
-            # Not in the copy of the run's: a thread that is not here may have held its lock.
+        if self._warned_in != fork.generation:
+            self._warned_in = fork.generation
+            # New diagnostics, because a thread that no longer exists may have held the copied lock.
             Diagnostics().say_once(
                 "fork",
                 "this process is a fork of the one that began the run, so its steps are not recorded: call "
@@ -123,41 +128,22 @@ class BatchRecorder:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that is over; ``None`` before the first."""
+        """Last completed step; ``None`` before the first."""
         return self._next - 1 if self._next > self._settings.initial_step else None
 
     @property
     def rss_file(self) -> int | None:
-        """What of the last step's resident set was pages of mapped files, in bytes."""
+        """Bytes of the last step's resident set that were pages of mapped files."""
         return self._host.rss_file
 
-    def say_if_nothing_was_noticed(self) -> None:
-        """Warns of a run without a step, an epoch or an evaluation: it would be empty in silence."""
-        if self._next == self._settings.initial_step and not self._begun:
+    def warn_if_no_steps(self) -> None:
+        """Print a warning if the run has no step, epoch or evaluation."""
+        if self._next == self._settings.initial_step and not self.parameters.published:
             self._diagnostics.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
 
     def close(self) -> None:
-        """Gives back what it holds of the system: the run is over."""
+        """Close the files of the host's memory figures."""
         self._host.close()
-
-    def publish_health(self, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
-        """Publishes memlog's own state, at the end with the rules that were never judged; returns it."""
-        per_step, total = self._cost.take()
-        tracing, set_up = self.tracing_cost() if self.tracing_cost is not None else (0.0, 0.0)
-        event = HealthEvent(
-            time_us=now_us(),
-            step=self.last_step,
-            overhead_ms=per_step,
-            overhead_total_ms=total,
-            dropped=dict(self._diagnostics.dropped),
-            faults=dict(self._diagnostics.faults),
-            queued=self._journal.queued,
-            unjudged=dict(unjudged or {}),
-            tracing_ms=tracing * 1e3,
-            tracing_set_up_ms=set_up * 1e3,
-        )
-        self._bus.publish(event)
-        return event
 
     def _record(self) -> None:
         begun = time.perf_counter_ns()
@@ -177,67 +163,34 @@ class BatchRecorder:
                     self._count_if_lost(step)
                 raise
         ended = time.perf_counter_ns()
-        if self._cost.add(ended - begun, ended):
-            self.publish_health()
-        if self.look_around is not None:
-            self.look_around(ended)
+        if self.health.add(ended - begun, ended):
+            self.health.publish(self.last_step)
+        if self.check_helper is not None:
+            self.check_helper(ended)
 
     def _count_if_lost(self, step: int) -> None:
-        """A signal handler raised while the step was being recorded: it may have come before its event."""
+        """Count a lost event if a signal handler raised before the step's event was written."""
         last = self._last
         if last is None or last.step != step or self._journal.newest_step is not last:
             self._diagnostics.drop(
                 "interrupted",
-                "an exception that a signal handler raised came while a step was being recorded: that "
-                "step's event is lost",
+                "a signal handler raised an exception while a step was being recorded: that step's event is "
+                "lost",
             )
 
     def _publish(self, step: int) -> None:
-        bound = self._run_detector.look()
+        joined = self._run_detector.look()
         devices = self._accelerators.read()
-        if bound:
-            self._begun = False  # its parameters are for every run of the user's
-        self._begin(devices)
+        if joined:
+            self.parameters.published = False  # every run of the user gets them
+        self.parameters.publish(devices)
         rss, rss_peak, rss_peak_source = self._host.read()
         self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
         self._bus.publish(self._last)
 
-    def begin(self) -> None:
-        """Training begins without a step: with an epoch, or an evaluation. Never raises."""
-        if not self._begun:
-            with self._diagnostics.contained("beginning a run"):
-                self._begin(self._accelerators.read())
-
-    def _begin(self, devices: tuple[DeviceReading, ...]) -> None:
-        """Says what is new: a device, and once how clients connect, and the run's parameters."""
-        if not self._begun:
-            self._begun = True
-            self._introduce(devices)
-        for device in self._accelerators.new_devices():
-            self._bus.publish(device)
-
-    def _introduce(self, devices: tuple[DeviceReading, ...]) -> None:
-        self._run_detector.connect()
-        with self._diagnostics.contained("gathering the run's parameters"):
-            self._bus.publish(Parameters(now_us(), self._parameters(devices)))
-
-    def _parameters(self, devices: tuple[DeviceReading, ...]) -> dict[str, str]:
-        torch = sys.modules.get("torch")
-        values = {
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "torch": str(getattr(torch, "__version__", "not loaded")),
-            "devices": ", ".join(reading.name for reading in devices) or "cpu",
-            **distributed.described(),
-            **self._settings.described(),
-        }
-        if self._model is not None:
-            # Once, and then only the figures are kept: the model is the user's to free.
-            self._model_size, self._model = _model_size(self._model), None
-        return {**values, **self._model_size}
-
 
 def run_event(settings: Settings, begun_us: int) -> Run:
-    """What a run's journal begins with."""
+    """Return the first event of a run's journal."""
     return Run(
         time_us=begun_us,
         name=settings.name,
@@ -248,38 +201,60 @@ def run_event(settings: Settings, begun_us: int) -> Run:
 
 
 def _device_type(optimizer: Any) -> str:
-    """Where the parameters are: MPS can't be asked whether it is in use without putting it to use."""
+    """Return the type of the device that holds the parameters.
+
+    MPS can't be queried without initialising it.
+    """
     return str(next(iter(optimizer.param_groups[0]["params"])).device.type)
 
 
-def _model_size(model: Any) -> dict[str, str]:
-    parameters = list(model.parameters())
-    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return {
-        "model": type(model).__name__,
-        "model_parameters": str(sum(parameter.numel() for parameter in parameters)),
-        "model_parameters_mib": f"{size / MIB:.1f}",
-    }
+class HealthReport:
+    """memlog's own cost and errors, published from time to time.
 
+    Args:
+        bus: Target of events.
+        journal: Asked whether it writes through a queue.
+        diagnostics: Holds the counts of errors.
+    """
 
-class _Cost:
-    """Time that memlog took from the trainer's thread."""
-
-    def __init__(self) -> None:
-        self._spent = self._steps = 0
-        self._total = 0
+    def __init__(self, bus: EventBus, journal: JournalWriter, diagnostics: Diagnostics) -> None:
+        self._bus = bus
+        self._journal = journal
+        self._diagnostics = diagnostics
+        self.tracing_cost: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        """Returns the seconds that tracing and its set-up have cost. Must not raise."""
+        self._spent = self._steps = self._total = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
 
     def add(self, spent_ns: int, now_ns: int) -> bool:
-        """Adds a step's; says whether a health event is due."""
+        """Add a step's time on the trainer's thread. Return True if a health event is due."""
         self._spent += spent_ns
         self._steps += 1
         return now_ns >= self._due
 
-    def take(self) -> tuple[float | None, float]:
-        """Mean a step since last time and total since the beginning, in ms."""
-        mean = self._spent / self._steps / 1e6 if self._steps else None
+    def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
+        """Publish a health event, and return it.
+
+        Args:
+            step: Last completed step; ``None`` before the first.
+            unjudged: At the end of the run, the rules that were never judged, with the reason.
+        """
         self._total += self._spent
+        mean = self._spent / self._steps / 1e6 if self._steps else None
         self._spent = self._steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
-        return mean, self._total / 1e6
+        tracing, set_up = self.tracing_cost()
+        event = HealthEvent(
+            time_us=now_us(),
+            step=step,
+            overhead_ms=mean,
+            overhead_total_ms=self._total / 1e6,
+            dropped=dict(self._diagnostics.dropped),
+            faults=dict(self._diagnostics.faults),
+            queued=self._journal.queued,
+            unjudged=dict(unjudged or {}),
+            tracing_ms=tracing * 1e3,
+            tracing_set_up_ms=set_up * 1e3,
+        )
+        self._bus.publish(event)
+        return event

@@ -1,1 +1,1 @@
-"""Noticing that memory ran out, in the process where it did: what was asked for, by which layer."""
+"""Detection of a failed allocation, in the process where it failed: the requested size and the layer."""

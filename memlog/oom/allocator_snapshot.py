@@ -1,4 +1,4 @@
-"""Keeping what a CUDA allocator holds as it fails: a snapshot, as one of the run's files."""
+"""Snapshot of a CUDA allocator at a failed allocation, saved as one of the run's files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ KIND = "snapshot"
 
 
 def allocator_snapshot(*, tracing: bool) -> Any:
-    """The allocator's blocks and, of a history, what is known to be bounded. It takes no device memory.
+    """Return the allocator's blocks, and its history if that is bounded. It takes no device memory.
 
     Args:
-        tracing: Whether memlog traces this step. Else a history that is on is the user's, who may let it grow
-            to millions of entries, and it is left out.
+        tracing: True if memlog traces this step. Otherwise a running history belongs to the user, who may let
+            it grow to millions of entries, and it is left out.
 
     Returns:
-        As ``torch.cuda.memory._snapshot()`` gives it; ``None`` where this torch has no such thing.
+        A snapshot as ``torch.cuda.memory._snapshot()`` returns it; ``None`` if this torch can't make one.
     """
     torch: Any = sys.modules["torch"]
     memory = torch.cuda.memory
@@ -39,13 +39,13 @@ def allocator_snapshot(*, tracing: bool) -> Any:
 
 
 def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:
-    """Writes a snapshot into the run's folder, in place of an earlier one.
+    """Write a snapshot into the run's folder, and replace an earlier one.
 
     Raises:
         OSError: It can't be written.
     """
     for history in snapshot["device_traces"]:
         for entry in history:
-            entry.setdefault("frames", [])  # PyTorch's memory page needs them
+            entry.setdefault("frames", [])  # required by PyTorch's memory viewer page
     with TemporaryDirectory() as folder:
         return keep(run, write_pickle(snapshot, Path(folder) / FILE), FILE, KIND)

@@ -1,4 +1,4 @@
-"""Which exceptions mean that memory ran out, and what they tell."""
+"""Recognition of exceptions that mean that memory ran out, and their details."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import ModuleType
 
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
-from memlog.oom.frames import where
-from memlog.oom.limits import NO_ROOM, highest_resident, host_room, machine_memory
+from memlog.oom.frames import error_location
+from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom, machine_memory
 from memlog.probes.malloc import read_heap
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000
-"""Characters of a message in which secrets are looked for."""
+"""Most characters of a message that are searched for secrets."""
 _MAX_CHAIN = 100
-"""Exceptions of one chain that are looked at."""
+"""Most exceptions of one chain that are examined."""
 _UNITS: dict[str, int] = {
     unit: 1024**power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
 }
@@ -27,11 +27,11 @@ _CPU_ALLOCATOR = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"(?:: you tried to allocate (?P<size>\d+) (?P<unit>bytes))?"
 )
-"""Of torch's allocator for the CPU, which raises a plain RuntimeError."""
+"""Message of torch's CPU allocator, which raises a plain RuntimeError."""
 _MAPPING = re.compile(
     r"unable to mmap (?P<size>\d+) (?P<unit>bytes) from file .*Cannot allocate memory"
 )
-"""Of torch's shared memory and mapped files, likewise."""
+"""Message of torch's shared memory and mapped files, also a plain RuntimeError."""
 _ASKED_FOR = (
     _CPU_ALLOCATOR,
     _MAPPING,
@@ -41,40 +41,41 @@ _ASKED_FOR = (
 _FREE = re.compile(rf"of which {_SIZE} is free")
 _DEVICE = re.compile(r"\b(?P<kind>GPU|CUDA|XPU|MPS)\b(?: device)? ?(?P<index>\d+)?")
 _PASSED_ON = re.compile(r"\ACaught (?P<kind>\w+) in (?P<where>[^\n]+)\.\n")
-"""How torch passes on what was raised in a worker process or in another thread."""
+"""Message of an exception that torch raises again after it was raised in a worker process or another
+thread."""
 _WORKER = re.compile(r"DataLoader worker process \d+")
 _ENDED_WORKER = re.compile(
     r"(?P<worker>DataLoader worker \(pid \d+\)) is killed by signal: (?P<signal>Killed|Bus error)\."
 )
-"""What torch raises in the trainer for a worker that the kernel ended: the one signal is that of its
-out-of-memory killer, the other one of a full ``/dev/shm``, through which batches pass."""
+"""Message that torch raises in the trainer if the kernel ended a worker. ``Killed`` is the signal of the
+kernel's out-of-memory killer. ``Bus error`` means that ``/dev/shm`` is full, through which batches pass."""
 _MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error`` itself says that an allocation failed, on the host or on a device.
+    """Return True if ``error`` itself reports a failed allocation, on the host or on a device.
 
-    A worker that was ended by a signal, as the kernel does where memory runs out, counts.
+    A worker that a signal ended counts too, because the kernel does this when memory runs out.
     """
     if isinstance(error, MemoryError) or is_of_a_device(error):
         return True
     if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM  # as of ``mmap`` and ``os.fork``
+        return error.errno == errno.ENOMEM  # raised by ``mmap`` and ``os.fork``, for example
     if not isinstance(error, RuntimeError):
         return False
     message = str(error)
     passed_on = _PASSED_ON.search(message)
     if passed_on is not None and passed_on["kind"].endswith(_MEMORY_ERRORS):
-        return True  # a class that torch could not make again in this process
+        return True  # torch could not create this class again in this process
     return any(pattern.search(message) for pattern in (_CPU_ALLOCATOR, _MAPPING, _ENDED_WORKER))
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
-    """The failed allocation that an exception comes of; ``None`` where it comes of none.
+    """Return the failed allocation that caused an exception; ``None`` if there is none.
 
-    It is the exception itself, what it was raised from, what was being handled when it was raised, or one
-    of a group's. A cause that says the same as what was raised from it is preferred: its traceback leads
-    to the layer.
+    The search covers the exception itself, its cause, the exception that was being handled when it was
+    raised, and the members of a group. If the cause is also a failed allocation, the cause is returned,
+    because its traceback leads to the layer.
     """
     seen: set[int] = set()
     waiting = deque([error])
@@ -102,36 +103,36 @@ def _first_of_its_causes(error: BaseException, seen: set[int]) -> BaseException:
 def describe(
     error: BaseException, step: int | None, raised: BaseException | None = None
 ) -> OutOfMemory:
-    """The event of an exception for which `is_out_of_memory` holds.
+    """Return the event of an exception for which `is_out_of_memory` is true.
 
     Args:
         error: The exception, with its traceback.
-        step: The last step that was over.
-        raised: What left the program, where it is another one that came of ``error``.
+        step: Last completed step.
+        raised: Exception that ended the program, if it is a different one caused by ``error``.
     """
-    message = _telling_line(error)
+    message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)
     worker = _worker(error, ended)
-    layer, phase = (None, None) if worker else where(error)
+    layer, phase = (None, None) if worker else error_location(error)
     device = _device(message) if is_of_a_device(error) else "host"
-    # A worker's limit is not this process's, and it is gone.
+    # A worker has a limit of its own, and it has ended.
     here = device == "host" and not worker
-    room = host_room() if here else NO_ROOM
+    headroom = host_headroom() if here else UNKNOWN_HEADROOM
     heap = read_heap() if here else None
     return OutOfMemory(
         time_us=now_us(),
         step=step,
         device=device,
         requested=_requested(message),
-        free=room.free if device == "host" else _size(_FREE.search(message)),
-        limit=room.limit,
-        limited_by=room.limited_by,
-        allocated=room.used,
+        free=headroom.free if device == "host" else _size(_FREE.search(message)),
+        limit=headroom.limit,
+        limited_by=headroom.limited_by,
+        allocated=headroom.used,
         reserved=None,
         layer=layer,
         phase=phase,
         message=_shown(message),
-        free_after=room.free_after,
+        free_after=headroom.free_after,
         worker=worker,
         raised_as=None if raised is None or raised is error else _shown(_named(raised)),
         signal=None if ended is None else ended["signal"],
@@ -150,16 +151,16 @@ def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:
 
 
 def is_of_a_device(error: BaseException | None) -> bool:
-    """Whether it is ``torch.OutOfMemoryError``: a device's."""
+    """Return True for ``torch.OutOfMemoryError``, which a device raises."""
     torch: ModuleType | None = sys.modules.get("torch")
     kind = getattr(torch, "OutOfMemoryError", None)
     return isinstance(kind, type) and isinstance(error, kind)
 
 
-def _telling_line(error: BaseException) -> str:
-    """The line that says what was asked for; the first, where none does.
+def _informative_line(error: BaseException) -> str:
+    """Return the line that tells how much was requested, else the first line.
 
-    What was passed on holds a whole traceback, at whose end the error stands.
+    An exception that torch passes on contains a whole traceback with the error at its end.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     for line in reversed(lines):
@@ -175,7 +176,7 @@ def _named(error: BaseException) -> str:
 
 
 def _shown(text: str) -> str:
-    # Cut in two, a password would be no part of an address any more.
+    # Redact before the text is cut: a cut address is not recognised, and its password would stay.
     return without_credentials(text[:_MAX_LOOKED_AT])[:_MAX_MESSAGE]
 
 

@@ -1,46 +1,50 @@
-"""In which layer, and in which phase of a step, something happened: read from Python's frames."""
+"""Location of an event: the layer and the phase of a step, read from Python's frames."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any
 
 _MODULE_CALL = "_call_impl"
-"""The function of ``torch.nn.Module`` that runs a module's ``forward``."""
+"""Function of ``torch.nn.Module`` that runs a module's ``forward``."""
 _BACKWARD = "_engine_run_backward"
 _MAX_FRAMES = 2000
 
 
-def where(error: BaseException) -> tuple[str | None, str | None]:
-    """The innermost module's path and the phase in which an exception was raised; ``None`` if unknown."""
-    return locate(_of_traceback(error.__traceback__))
+def error_location(error: BaseException) -> tuple[str | None, str | None]:
+    """Return the layer's path and the phase in which an exception was raised; ``None`` if unknown."""
+    frames = islice(walk_tb(error.__traceback__), _MAX_FRAMES)
+    return locate(frame for frame, _ in frames)
 
 
-def here() -> tuple[str | None, str | None]:
-    """The same for the calling thread, now."""
-    frames = list(_of_stack(sys._getframe(1)))  # noqa: SLF001 - the documented way to one's own frames
+def current_location() -> tuple[str | None, str | None]:
+    """Return the module's path and the phase of the calling thread now."""
+    frames = [frame for frame, _ in islice(walk_stack(None), _MAX_FRAMES)]
     return locate(reversed(frames))
 
 
 def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
-    """The module's path and the phase that these frames, outermost first, are in.
+    """Return the module's path and the phase of the given frames, the outermost first.
 
-    The path is that in the outermost module's ``named_modules()``. In backward no frame of a module is on
-    the stack, unless one is computed again (checkpointing): the phase is told, and the layer is unknown.
+    The path is that in the outermost module's ``named_modules()``. During backward no frame of a module is on
+    the stack, unless a module is computed again (checkpointing). The phase is then known, and the layer is
+    ``None``.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return None, None
     modules: list[Any] = []
     phase: str | None = None
-    homes: tuple[str, ...] = (str(Path(torch.__file__ or "").parent),)
+    optimizer_folders: tuple[str, ...] = (str(Path(torch.__file__ or "").parent),)
     for frame in frames:
         name = frame.f_code.co_name
-        if phase == "optimizer" and not frame.f_code.co_filename.startswith(homes):
-            phase = None  # a closure: what it runs is no work of the optimizer's
+        if phase == "optimizer" and not frame.f_code.co_filename.startswith(optimizer_folders):
+            phase = None  # in a closure, whose code is not the optimizer's
         if name == _MODULE_CALL:
             phase = "backward" if phase == "backward" else "forward"
         elif name == _BACKWARD:
@@ -53,7 +57,7 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
             modules.append(owner)
         elif name == "step" and isinstance(owner, torch.optim.Optimizer):
             phase, modules = "optimizer", []
-            homes = (homes[0], str(Path(frame.f_code.co_filename).parent))
+            optimizer_folders = (optimizer_folders[0], str(Path(frame.f_code.co_filename).parent))
     return _path(modules), phase
 
 
@@ -65,17 +69,3 @@ def _path(modules: list[Any]) -> str | None:
     path = next(named, None)
     kind = type(layer).__name__
     return f"{path} ({kind})" if path else kind
-
-
-def _of_traceback(trace: TracebackType | None) -> Iterator[FrameType]:
-    count = 0
-    while trace is not None and count < _MAX_FRAMES:
-        yield trace.tb_frame
-        trace, count = trace.tb_next, count + 1
-
-
-def _of_stack(frame: FrameType | None) -> Iterator[FrameType]:
-    count = 0
-    while frame is not None and count < _MAX_FRAMES:
-        yield frame
-        frame, count = frame.f_back, count + 1

@@ -1,8 +1,8 @@
-"""What the host could still have given this process when it ran out, and what sets the limit.
+"""Memory that the host could still give this process when it ran out, and what sets the limit.
 
-An exception is heard of after the stack has unwound and what it held was given back: what is free then was
-not free when it counted. What the kernel keeps of the process's highest moment tells of that: the failed
-allocation came on top of no more than it.
+memlog gets an exception only after the stack has unwound and the step's memory was released. So the memory
+that is free then was not free at the failure. The kernel records the process's highest use of memory, and
+when the allocation failed at most that much was in use.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from memlog.probes.tree import available_memory
 _KIB = 1024
 
 
-class Room(NamedTuple):
-    """Bytes, ``None`` where unknown."""
+class Headroom(NamedTuple):
+    """Used and free memory under one limit, in bytes; ``None`` if unknown."""
 
     used: int | None
-    """At the process's highest moment."""
+    """Used at the process's highest use."""
     free: int | None
-    """At that moment."""
+    """Free at that moment."""
     free_after: int | None
-    """Now, when what the failed step held is given back."""
+    """Free now, after the failed step's memory was released."""
     limit: int | None
     limited_by: str | None
 
 
-NO_ROOM = Room(None, None, None, None, None)
+UNKNOWN_HEADROOM = Headroom(None, None, None, None, None)
 
 
-def host_room() -> Room:
-    """The tightest of: the process's address space, its control group, the machine."""
+def host_headroom() -> Headroom:
+    """Return the tightest of three limits: the process's address space, its control group, the machine."""
     memory = _own_memory()
-    rooms = [_address_space(memory), _cgroup(memory), _machine(memory)]
-    known = [room for room in rooms if room.limit is not None]
-    return min(known, key=lambda room: room.free or 0, default=NO_ROOM)
+    headrooms = [_address_space(memory), _cgroup(memory), _machine(memory)]
+    known = [headroom for headroom in headrooms if headroom.limit is not None]
+    return min(known, key=lambda headroom: headroom.free or 0, default=UNKNOWN_HEADROOM)
 
 
 def highest_resident() -> int | None:
-    """The most memory that this process ever had resident, in bytes; ``None`` if unknown."""
+    """Return the highest resident set of this process so far, in bytes; ``None`` if unknown."""
     return _own_memory().get("VmHWM")
 
 
 def _own_memory() -> dict[str, int]:
-    """The kernel's figures of this process, such as ``VmPeak``, in bytes."""
+    """Return the kernel's figures of this process, such as ``VmPeak``, in bytes."""
     figures: dict[str, int] = {}
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
@@ -59,48 +59,52 @@ def _own_memory() -> dict[str, int]:
     return figures
 
 
-def _address_space(memory: dict[str, int]) -> Room:
+def _address_space(memory: dict[str, int]) -> Headroom:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     used, peak = memory.get("VmSize"), memory.get("VmPeak")
     if limit == resource.RLIM_INFINITY or used is None or peak is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     name = "the limit on the process's address space (ulimit -v)"
     after = max(limit - used, 0)
-    if peak > limit:  # it was lowered since: how high the process stood under it is not known
-        return Room(None, None, after, limit, name)
-    return Room(peak, limit - peak, after, limit, name)
+    if peak > limit:  # the limit was lowered later, so the highest use under it is unknown
+        return Headroom(None, None, after, limit, name)
+    return Headroom(peak, limit - peak, after, limit, name)
 
 
-def _cgroup(memory: dict[str, int]) -> Room:
+def _cgroup(memory: dict[str, int]) -> Headroom:
     reading = read_cgroup(os.getpid())
     if reading.used is None or reading.limit is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     name = "the memory limit of the container (cgroup)"
     return _of_pages(reading.used, reading.limit, memory, name)
 
 
-def _machine(memory: dict[str, int]) -> Room:
+def _machine(memory: dict[str, int]) -> Headroom:
     free = available_memory()
     if free is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     total = machine_memory()
     if total is None:
-        return NO_ROOM
+        return UNKNOWN_HEADROOM
     return _of_pages(total - free, total, memory, "the machine's memory")
 
 
 def machine_memory() -> int | None:
-    """All the memory that the machine has, in bytes; ``None`` where unknown."""
-    import psutil  # noqa: PLC0415 - for a process that runs out, once
+    """Return the machine's total memory, in bytes; ``None`` if unknown."""
+    import psutil  # noqa: PLC0415 - used at most once, when memory runs out
 
     with suppress(OSError, psutil.Error):
         return int(psutil.virtual_memory().total)
     return None
 
 
-def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Room:
-    """Of others' memory nothing is known but its level now; this process's own was higher by so much."""
+def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Headroom:
+    """Return the headroom under a limit that other processes share.
+
+    Only the current memory of other processes is known. The peak adds the difference between this process's
+    highest and current resident set.
+    """
     given_back = max(memory.get("VmHWM", 0) - memory.get("VmRSS", 0), 0)
     after = max(limit - used, 0)
     highest = min(used + given_back, limit)
-    return Room(highest, limit - highest, after, limit, name)
+    return Headroom(highest, limit - highest, after, limit, name)

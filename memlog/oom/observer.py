@@ -1,9 +1,9 @@
-"""Hearing of a failed allocation on a CUDA device before the stack unwinds.
+"""Detection of a failed allocation on a CUDA device before the stack unwinds.
 
-``torch._C._cuda_attach_out_of_memory_observer`` can't be undone, so one dispatcher is attached once a
-process and passes on to whatever watches now. torch calls it on the allocating thread, with its lock
-released, before it raises; what the observer raised would take the place of ``OutOfMemoryError``, and it
-must allocate nothing on the device.
+``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. So one dispatcher is attached per process,
+and it calls the current watch. torch calls it on the allocating thread, with its lock released, before it
+raises. An exception in the observer would replace ``OutOfMemoryError``, and the observer must not allocate
+memory on the device.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.journal import RunDirectory
 from memlog.oom.errors import is_of_a_device
-from memlog.oom.frames import here
+from memlog.oom.frames import current_location
 
 _SNAPSHOTS = 3
-"""That are kept in a run at most, the newest in place of the one before."""
+"""Most snapshots that a run saves; each replaces the one before."""
 
 _watch: AllocatorWatch | None = None
 _attached = False
 
 
 class AllocatorWatch:
-    """Publishes an `OutOfMemory` event when an allocation on a CUDA device fails.
+    """Publisher of an `OutOfMemory` event when an allocation on a CUDA device fails.
 
-    It is a subscriber: it attaches itself once the run's first CUDA device is in use, since attaching
-    any earlier would initialise CUDA.
+    It is a subscriber that attaches itself when the run first uses a CUDA device. Attaching earlier would
+    initialise CUDA.
 
     Args:
         publish: Takes the event.
-        step: The last step that was over.
+        step: Returns the last completed step.
         diagnostics: Counts errors.
-        run: Where the allocator's snapshot is kept.
-        tracing: Whether memlog traces the step that is at work.
+        run: Folder for the allocator's snapshot.
+        tracing: Returns True if memlog traces the current step.
     """
 
     def __init__(
@@ -56,26 +56,26 @@ class AllocatorWatch:
         self._snapshots = 0
 
     def __call__(self, event: Event) -> None:
-        """Waits for the first CUDA device."""
+        """Attach the watch when the first CUDA device is in use."""
         if isinstance(event, Device) and event.name.startswith("cuda"):
             with self._diagnostics.contained("watching for failed allocations"):
                 _attach(self)
 
-    def heard(self, error: BaseException) -> bool:
-        """Whether ``error`` is of an allocation that has been told of: since then no step was over."""
+    def has_published(self, error: BaseException) -> bool:
+        """Return True if ``error`` was published already: no step has completed since a failed allocation."""
         return is_of_a_device(error) and self._failed_at == self._step()
 
     def stop(self) -> None:
-        """Hears nothing any more."""
-        global _watch  # noqa: PLW0603 - the one that hears
+        """Stop watching."""
+        global _watch  # noqa: PLW0603 - the current watch
         if _watch is self:
             _watch = None
 
     def failed(self, device: int, requested: int, total: int, free: int) -> None:
-        """An allocation failed. Never raises."""
+        """Publish a failed allocation. Never raises."""
         with self._diagnostics.contained("describing a failed allocation"):
             self._failed_at = self._step()
-            layer, phase = here()
+            layer, phase = current_location()
             stats = _stats(device)
             self._publish(
                 OutOfMemory(
@@ -97,8 +97,8 @@ class AllocatorWatch:
             self._keep_snapshot()
 
     def _keep_snapshot(self) -> None:
-        """Whoever looks for the largest batch that fits fails again and again: some are enough."""
-        # Imported here: for a run that fails.
+        """Save a snapshot, a few times at most: a search for the largest batch size fails many times."""
+        # Imported here because only a failing run needs it.
         from memlog.oom.allocator_snapshot import allocator_snapshot, keep_snapshot  # noqa: PLC0415
 
         if self._snapshots < _SNAPSHOTS:
@@ -138,7 +138,7 @@ def _current(stats: Any, name: str) -> int | None:
 
 
 def _node() -> str | None:
-    """The autograd node that this thread is running, such as ``in AddmmBackward0``."""
+    """Return the autograd node that this thread is running, such as ``unknown, in AddmmBackward0``."""
     torch: Any = sys.modules["torch"]
     current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
     node = None if current is None else current()

@@ -1,7 +1,7 @@
-"""The kinds of accelerators, each as its own part of torch shows it.
+"""Kinds of accelerators, each read through its own part of torch.
 
-torch comes in as an argument, since memlog never imports it. Nothing here initialises a device,
-waits for one or resets a statistic.
+torch is passed as an argument, because memlog never imports it. Nothing here initialises a device, waits for
+one or resets a statistic.
 """
 
 from __future__ import annotations
@@ -11,59 +11,62 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Figures(NamedTuple):
-    """What an allocator says about one device, in bytes; ``None`` where it doesn't say."""
+    """Statistics of one device's allocator, in bytes; ``None`` if unknown."""
 
     allocated: int | None = None
     reserved: int | None = None
     peak: int | None = None
-    """Highest ``allocated`` since the process began or since somebody reset it."""
+    """Highest ``allocated`` since the process began or since another program reset it."""
     inactive_split: int | None = None
 
     @property
     def in_use(self) -> bool:
-        """Whether the run holds memory there."""
+        """True if the run holds memory on the device."""
         return bool(self.reserved or self.allocated)
 
 
 class Description(NamedTuple):
-    """What a device is; the capacity in bytes."""
+    """Product name of a device, and its capacity in bytes."""
 
     product: str | None = None
     capacity: int | None = None
 
 
 LOOK_EVERY_S = 5.0
-"""Between looks at devices that were not in use so far."""
+"""Seconds between checks of devices that were not in use so far."""
 
 
 class Backend(Protocol):
-    """One kind of accelerator. Any of these may raise whatever torch raises."""
+    """One kind of accelerator. Every method may raise any exception of torch."""
 
     @property
     def kind(self) -> str:
-        """The name in front of a device's index, as in ``cuda0``."""
+        """Name in front of a device's index, as in ``cuda0``."""
 
     def possible(self, torch: Any, /) -> bool:
-        """Whether torch was built for it, which stays as it is."""
+        """Return True if torch was built for this kind. The answer never changes."""
 
     def ready(self, torch: Any, /) -> bool:
-        """Whether the run has initialised it; asked at every reading, so it must be cheap."""
+        """Return True if the run has initialised this kind. Called at every reading, so it must be fast."""
 
     def count(self, torch: Any, /) -> int:
-        """The number of devices; asked only when ready, as is all below."""
+        """Return the number of devices.
+
+        This and the methods below are called only after ``ready`` was true.
+        """
 
     def current(self, torch: Any, /) -> int:
-        """The index of the device that is selected."""
+        """Return the index of the selected device."""
 
     def figures(self, torch: Any, index: int, /) -> Figures:
-        """Reads one device's statistics, once."""
+        """Read one device's statistics, once."""
 
     def describe(self, torch: Any, index: int, /) -> Description:
-        """Says what a device is."""
+        """Return the product name and capacity of a device."""
 
 
 def parse_nested(stats: Mapping[Any, Any]) -> Figures:
-    """Reads the allocator's own form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
+    """Read the allocator's internal form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
 
     def value(name: str, measure: str) -> int | None:
         found: int | None = stats.get(name, {}).get("all", {}).get(measure)
@@ -78,7 +81,7 @@ def parse_nested(stats: Mapping[Any, Any]) -> Figures:
 
 
 def parse_flat(stats: Mapping[str, Any]) -> Figures:
-    """Reads the form of the public ``memory_stats``, ``{"allocated_bytes.all.current": …}``."""
+    """Read the form of the public ``memory_stats``, ``{"allocated_bytes.all.current": …}``."""
     return Figures(
         allocated=stats.get("allocated_bytes.all.current"),
         reserved=stats.get("reserved_bytes.all.current"),
@@ -88,7 +91,7 @@ def parse_flat(stats: Mapping[str, Any]) -> Figures:
 
 
 class _CudaLike:
-    """Kinds whose module follows the shape of ``torch.cuda``; the module bears the kind's name."""
+    """Kinds whose module has the same functions as ``torch.cuda``; the module has the kind's name."""
 
     kind: str
 
@@ -106,7 +109,7 @@ class _CudaLike:
         return int(getattr(torch, self.kind).current_device())
 
     def figures(self, torch: Any, index: int) -> Figures:
-        # The public memory_stats flattens and sorts some 100 entries: 129 µs, where this takes 21.
+        # The public memory_stats flattens and sorts some 100 entries in 129 µs; this takes 21 µs.
         nested = _private(torch, f"_{self.kind}_memoryStats")
         if nested is not None:
             return parse_nested(nested(index))
@@ -118,7 +121,7 @@ class _CudaLike:
 
 
 class CudaBackend(_CudaLike):
-    """Nvidia's GPUs, and AMD's, which torch shows under the same name."""
+    """Nvidia's GPUs, and AMD's, which torch presents under the same name."""
 
     kind = "cuda"
 
@@ -128,11 +131,11 @@ class CudaBackend(_CudaLike):
 
 
 def _counts_splits(torch: Any) -> bool:
-    """Whether ``inactive_split_bytes`` is a count, or a zero that means nothing.
+    """Return False if ``inactive_split_bytes`` is always zero, so that zero means "unknown".
 
-    ``cudaMallocAsync`` leaves it at zero, and the native allocator doesn't count expandable
-    segments (c10/cuda/CUDACachingAllocator.cpp). Older versions of torch can't be asked for their
-    settings; there such a zero passes for a count.
+    ``cudaMallocAsync`` leaves it at zero, and the native allocator doesn't count expandable segments
+    (c10/cuda/CUDACachingAllocator.cpp). Older versions of torch don't tell their settings. There such a zero
+    counts as a real value.
     """
     if torch.cuda.get_allocator_backend() != "native":
         return False
@@ -141,16 +144,16 @@ def _counts_splits(torch: Any) -> bool:
 
 
 class XpuBackend(_CudaLike):
-    """Intel's GPUs; no splits."""
+    """Intel's GPUs, without figures of splits."""
 
     kind = "xpu"
 
 
 class MpsBackend:
-    """Apple's GPUs; no peak, no splits. ``torch.accelerator.memory_*`` hits an assertion there.
+    """Apple's GPUs, without peaks and splits. ``torch.accelerator.memory_*`` fails an assertion there.
 
-    Every question about its memory initialises it, and none tells whether that has happened: so it
-    isn't asked anything until somebody who holds a tensor there says so.
+    Every query of its memory initialises it, and torch can't tell whether it is initialised. So memlog
+    queries it only after a caller that holds a tensor there has reported it.
     """
 
     kind = "mps"
@@ -183,7 +186,7 @@ class MpsBackend:
 
 
 class OtherBackend:
-    """Any other device that ``torch.accelerator`` speaks for: Gaudi, Ascend, MTIA and the like."""
+    """Any other device that ``torch.accelerator`` supports: Gaudi, Ascend, MTIA and the like."""
 
     kind = "accelerator"
 
@@ -201,7 +204,7 @@ class OtherBackend:
         return bool(getattr(torch, self.kind).is_initialized())
 
     def _look(self, torch: Any) -> bool:
-        """Such a device comes with a package of its own, perhaps imported later: asked now and then."""
+        """Check for such a device from time to time: its package may be imported later."""
         now = self._clock()
         if now < self._ask_again:
             return False
@@ -226,10 +229,10 @@ class OtherBackend:
 
 
 def _has_own_backend(torch: Any) -> bool:
-    """Whether this build of torch is for a kind that has a class of its own above.
+    """Return True if this build of torch is for a kind that has a class of its own above.
 
-    There ``current_accelerator`` has nothing new to say, and in its first versions it asked the
-    driver, after which forked children can't use the device.
+    ``current_accelerator`` adds nothing there. In its first versions it also queried the driver, after which
+    forked children can't use the device.
     """
     version = torch.version
     built_for = version.cuda or version.hip or getattr(version, "xpu", None)
@@ -237,6 +240,6 @@ def _has_own_backend(torch: Any) -> bool:
 
 
 def _private(torch: Any, name: str) -> Callable[..., Any] | None:
-    """A function that torch doesn't promise; ``None`` where this version lacks it."""
+    """Return a private function of torch; ``None`` if this version lacks it."""
     function: Callable[..., Any] | None = getattr(torch._C, name, None)  # noqa: SLF001 - detected
     return function

@@ -1,4 +1,4 @@
-"""The accelerators that the run uses, found as it goes on."""
+"""Accelerators that the run uses, detected while it runs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from memlog.probes.peaks import PeakWindow
 
 
 class AcceleratorProbe:
-    """Reads the allocator of every device in use, with one read of its statistics each.
+    """Reader of the allocator of every device in use, with one read of its statistics each.
 
-    torch is looked up, never imported; a device is never initialised, never waited for, and its
-    statistics are never reset. Each probe has windows of its own: whoever wants the peaks of epochs
-    beside those of batches holds two.
+    It never imports torch, never initialises a device or waits for one, and never resets its statistics. Each
+    probe has peak windows of its own. A caller that needs the peaks of epochs as well as those of batches
+    uses two probes.
 
     Args:
-        diagnostics: Where errors are counted; none is raised.
-        clock: Seconds; devices not in use so far are looked at every few of them.
+        diagnostics: Counts errors; none is raised.
+        clock: Returns seconds. Devices not in use so far are checked every few seconds.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class AcceleratorProbe:
         self._kinds: tuple[_DevicesOfAKind, ...] | None = None
 
     def notice(self, device_type: str) -> None:
-        """Hears where a tensor of the run lies, from somebody who holds one.
+        """Report the device of one of the run's tensors.
 
-        Only ``mps`` depends on it: asking torch about its memory would initialise it.
+        Only ``mps`` needs it, because querying its memory would initialise it.
 
         Args:
             device_type: Such as ``"mps"``, from ``tensor.device.type``.
@@ -55,20 +55,20 @@ class AcceleratorProbe:
             self._mps.noticed = True
 
     def read(self) -> tuple[DeviceReading, ...]:
-        """Reads now, which ends one window and begins the next; ``()`` with no device in use."""
+        """Read now, which ends one window and begins the next; ``()`` if no device is in use."""
         torch = sys.modules.get("torch")
         if torch is None:
             return ()
         if self._kinds is None:
             self._kinds = tuple(self._possible_kinds(torch))
         if not self._kinds:
-            return ()  # a build for the CPU alone, at every step of which this is all
+            return ()  # a build for the CPU only, for which every step ends here
         readings: list[DeviceReading] = []
         for devices in self._kinds:
             try:
                 if devices.backend.ready(torch):
                     readings += devices.read(torch)
-            except Exception as error:  # noqa: BLE001, PERF203 - one kind's trouble is not the others'
+            except Exception as error:  # noqa: BLE001, PERF203 - an error of one kind must not affect others
                 self._diagnostics.fault(f"looking for {devices.backend.kind} devices", error)
         return tuple(readings)
 
@@ -80,7 +80,7 @@ class AcceleratorProbe:
                     yield _DevicesOfAKind(backend, self._diagnostics, self._clock, self._new)
 
     def new_devices(self) -> tuple[Device, ...]:
-        """The devices that were read for the first time since the last call."""
+        """Return the devices that were read for the first time since the last call."""
         if not self._new:
             return ()
         found = tuple(self._new)
@@ -90,7 +90,7 @@ class AcceleratorProbe:
 
 
 class _DevicesOfAKind:
-    """Those devices of one backend that the run was seen to use; once in use, always read."""
+    """Devices of one backend that the run uses. Once in use, a device is always read."""
 
     def __init__(
         self,
@@ -121,7 +121,11 @@ class _DevicesOfAKind:
         return Device(now_us(), name, description.product, description.capacity)
 
     def _candidates(self, torch: Any) -> Iterable[int]:
-        """Now and then every device; else those in use and the selected one, which may be next."""
+        """Return the devices to read.
+
+        These are the devices in use and the selected one, which may be used next. Every few seconds it is
+        every device.
+        """
         now = self._clock()
         if now < self._next_scan:
             return sorted({*self._windows, self.backend.current(torch)})
@@ -129,7 +133,7 @@ class _DevicesOfAKind:
         return range(self.backend.count(torch))
 
     def _figures(self, torch: Any, index: int) -> Figures | None:
-        """``None`` where reading failed: then nobody can say that the device is idle."""
+        """Return the device's figures; ``None`` if reading failed, because the device may still be in use."""
         try:
             return self.backend.figures(torch, index)
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
@@ -155,4 +159,4 @@ class _DevicesOfAKind:
 
 
 _Found: TypeAlias = tuple[_DevicesOfAKind, int]
-"""A device that was not in use before, by its index."""
+"""Device that was not in use before, by its index."""

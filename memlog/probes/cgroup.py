@@ -1,4 +1,4 @@
-"""What a process's control group uses and may use: in a container, the memory that counts."""
+"""Memory use and limit of a process's control group, which is what counts in a container."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 _UNLIMITED = 2**60
-"""Version 1 says "no limit" with a number near 2**63; no machine has an exbibyte."""
+"""Version 1 represents "no limit" by a number near 2**63. No machine has an exbibyte."""
 
 
 class CgroupReading(NamedTuple):
-    """A control group's memory, in bytes."""
+    """Memory of a control group, in bytes."""
 
     used: int | None
-    """Page cache included, as the kernel counts; ``None`` where unknown."""
+    """Bytes in use, including page cache, as the kernel counts; ``None`` if unknown."""
     limit: int | None
-    """``None`` where unknown or where there is none."""
+    """``None`` if unknown or if there is no limit."""
 
 
 class _Group(NamedTuple):
-    """Where a process's memory is accounted, and in which files."""
+    """Control group that accounts for a process's memory, and the names of its files."""
 
     mount: Path
     path: PurePosixPath
@@ -32,16 +32,16 @@ class _Group(NamedTuple):
 def read_cgroup(
     pid: int, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 ) -> CgroupReading:
-    """Reads the memory of a process's control group, version 1 or 2.
+    """Read the memory of a process's control group, version 1 or 2.
 
     Args:
         pid: The process.
-        root: Where control groups are mounted.
-        proc: Where processes are.
+        root: Folder in which control groups are mounted.
+        proc: Folder of processes.
 
     Returns:
-        The use of the nearest group that accounts for memory, and the smallest limit from there up
-        to the root of what is visible: a container sees its own group as that root.
+        Use of the nearest group that accounts for memory, and the smallest limit from there up to the
+        visible root. A container sees its own group as that root.
     """
     membership = _read_text(proc / str(pid) / "cgroup")
     group = None if membership is None else _memory_group(membership, root)
@@ -54,14 +54,14 @@ def read_cgroup(
 
 
 class OomKills:
-    """Counts the processes that the kernel kills for memory in a process's control group, from now on.
+    """Counter of processes in a process's control group that the kernel kills because of memory.
 
-    Made while the process lives: afterwards nothing tells which group was its.
+    Create it while the process is alive, because its group is unknown afterwards.
 
     Args:
         pid: The process.
-        root: Where control groups are mounted.
-        proc: Where processes are.
+        root: Folder in which control groups are mounted.
+        proc: Folder of processes.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class OomKills:
         group = None if membership is None else _memory_group(membership, root)
         self._files: list[Path] = []
         if group is not None:
-            # Nearest first; the deeper group may be gone with its last process.
+            # Nearest first; the kernel may delete the deepest group with its last process.
             self._files = [folder / group.events_file for folder in _folders(group)]
         self._before = self._total()
 
     def count(self) -> int | None:
-        """How many there were since this was made; ``None`` where the kernel does not say."""
+        """Return the number of kills since this object was created; ``None`` if unknown."""
         now = self._total()
         return None if now is None or self._before is None else max(now - self._before, 0)
 
@@ -90,9 +90,9 @@ class OomKills:
 
 
 def _memory_group(membership: str, root: Path) -> _Group | None:
-    """Finds the group in ``/proc/<pid>/cgroup``, whose lines are ``number:controllers:path``.
+    """Find the group in ``/proc/<pid>/cgroup``, whose lines are ``number:controllers:path``.
 
-    On a machine that mounts both versions, memory belongs to version 1 if that has a line for it.
+    On a machine that mounts both versions, memory belongs to version 1 if version 1 has a line for it.
     """
     paths = {}
     for line in membership.splitlines():
@@ -107,10 +107,10 @@ def _memory_group(membership: str, root: Path) -> _Group | None:
 
 
 def _folders(group: _Group) -> list[Path]:
-    """The group's folder and those above it, nearest first.
+    """Return the group's folder and those above it, nearest first.
 
     Inside a container the path may be the host's, of which only the mount itself exists here, or
-    may lead out of the namespace with ``..``; the mount is the container's own group then.
+    it may leave the namespace with ``..``. In both cases the mount is the container's own group.
     """
     parts = group.path.parts[1:]
     if ".." in parts:
@@ -119,7 +119,7 @@ def _folders(group: _Group) -> list[Path]:
 
 
 def _read_sizes(folders: list[Path], name: str) -> list[int]:
-    """The numbers in the files of that name, without those that are missing or say "no limit"."""
+    """Return the numbers in the files of that name, without those that are missing or mean "no limit"."""
     texts = [(_read_text(folder / name) or "").strip() for folder in folders]
     sizes = [int(text) for text in texts if text.isdecimal()]
     return [size for size in sizes if size < _UNLIMITED]

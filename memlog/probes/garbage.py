@@ -1,8 +1,8 @@
-"""How much memory Python's young garbage holds: objects in cycles that it has not come to collect yet.
+"""Memory held by Python's young garbage: objects in reference cycles that are not collected yet.
 
-Python collects after every few hundred new objects, which may hold any number of bytes: memory then grows
-for a hundred steps and falls. What the collection frees may stay with the C library, so its own books are
-read, and not the resident set.
+Python collects after every few hundred new objects, which may hold any number of bytes. So memory can grow
+for a hundred steps and then fall. The C library may keep what a collection frees, so this reads the C
+library's figures and not the resident set.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from memlog.probes.malloc import read_heap
 
 
 class Collection(NamedTuple):
-    """What collecting young garbage came to."""
+    """Result of collecting young garbage."""
 
     freed: int
-    """Bytes that this freed."""
+    """Bytes that the collection freed."""
     left: int
-    """Bytes that are in use after it."""
+    """Bytes in use after the collection."""
 
 
 def collect_garbage() -> Collection | None:
-    """Collects young garbage now.
+    """Collect young garbage now.
 
     Returns:
-        What this freed and left; ``None`` where that is not known: the C library keeps no such books, or
-        collecting is switched off.
+        Bytes freed and left; ``None`` if unknown, because the C library has no such figures, or because
+        garbage collection is switched off.
     """
     if not gc.isenabled():
         return None

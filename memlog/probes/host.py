@@ -1,4 +1,4 @@
-"""This process's own memory, cheap enough for every step."""
+"""Memory of this process, read fast enough for every step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
 _REOPENINGS = 3
 _SHARED_CHANGED = 1024**2 // _PAGE
-"""Pages by which what a process shares changes before it is read again how many of them are of files."""
+"""Change of the number of shared pages after which ``RssShmem`` is read again."""
 
 
 class HostReading(NamedTuple):
-    """The resident set of this process, in bytes; ``None`` where unknown."""
+    """Resident set of this process, in bytes; ``None`` if unknown."""
 
     rss: int | None
     rss_peak: int | None
@@ -31,14 +31,14 @@ class HostReading(NamedTuple):
 
 
 class HostProbe:
-    """Reads the resident set and its watermark; safe across ``fork``.
+    """Reader of the resident set and its watermark; safe across ``fork``.
 
-    Each probe has a window of its own: whoever wants the peaks of epochs beside those of batches
-    holds two.
+    Each probe has a peak window of its own. A caller that needs the peaks of epochs as well as those of
+    batches uses two probes.
 
     Args:
-        diagnostics: Where errors are counted; none is raised.
-        proc: Where processes are, on Linux.
+        diagnostics: Counts errors; none is raised.
+        proc: Folder of processes, on Linux.
     """
 
     def __init__(self, diagnostics: Diagnostics, *, proc: Path = Path("/proc")) -> None:
@@ -48,7 +48,7 @@ class HostProbe:
         self._begin()
 
     def close(self) -> None:
-        """Gives its descriptors back: it reads nothing any more. Calling it again is harmless."""
+        """Close its descriptors, so that it reads nothing any more. Calling it again has no effect."""
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -61,7 +61,7 @@ class HostProbe:
         self._memory = self._open()
 
     def read(self) -> HostReading:
-        """Reads now, which ends one window and begins the next."""
+        """Read now, which ends one window and begins the next."""
         rss, mark = self.figures()
         if rss is None:
             return HostReading(None, None, None)
@@ -70,13 +70,13 @@ class HostProbe:
 
     @property
     def rss_file(self) -> int | None:
-        """Of the resident set that was read last: pages of mapped files, in bytes; ``None``: unknown."""
+        """Bytes of the last resident set that are pages of mapped files; ``None`` if unknown."""
         return None if self._memory is None else self._memory.rss_file
 
     def figures(self) -> tuple[int | None, int | None]:
-        """The resident set and its watermark, in bytes: for those who keep windows of their own."""
+        """Return the resident set and its watermark, in bytes, for callers with peak windows of their own."""
         if fork.generation != self._generation and self._memory is not None:
-            # A forked child: the descriptors still show its parent, whose peaks aren't its own.
+            # In a forked child the descriptors still show the parent process.
             self.close()
             self._begin()
         memory = self._memory
@@ -87,22 +87,22 @@ class HostProbe:
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
             return self._failed(error)
         if mark is not None:
-            # Nobody resets this mark, but the kernel keeps counts by processor and adds them up
-            # loosely: without this, their jitter would look like a reset.
+            # Nothing resets this mark, but the kernel adds up counts per processor inexactly. Without
+            # this line, small changes would look like a reset.
             self._highest = mark = max(mark, self._highest, rss)
         return rss, mark
 
     def _open(self) -> _Memory | None:
         try:
             return _LinuxMemory(self._proc) if sys.platform == "linux" else _PortableMemory()
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - as above
             self._diagnostics.fault("opening the host's memory figures", error)
             return None
 
     def _failed(self, error: Exception) -> tuple[None, None]:
-        """Opens anew: a program that becomes a daemon closes every descriptor."""
+        """Open the files again. A program that becomes a daemon closes every descriptor."""
         if self._memory is None:
-            return None, None  # closed by another thread, which ended the run in the meantime
+            return None, None  # another thread has ended the run and closed the files
         self._diagnostics.fault("reading the host's memory", error)
         if self._reopenings:
             self._reopenings -= 1
@@ -115,22 +115,21 @@ class _Memory(Protocol):
     """One way to read this process's memory."""
 
     rss_file: int | None
-    """As of the last reading: what of the resident set is pages of mapped files, in bytes."""
+    """Bytes of the last resident set that are pages of mapped files."""
 
     def read(self) -> tuple[int, int | None]:
-        """Returns the resident set and its high-water mark, in bytes."""
+        """Return the resident set and its high-water mark, in bytes."""
 
     def close(self) -> None:
-        """Gives back what it holds of the system."""
+        """Release its system resources."""
 
 
 class _LinuxMemory:
-    """``/proc`` through kept descriptors: 1.4 µs the resident set, 0.8 µs the watermark.
+    """Reader of ``/proc`` through open descriptors: 1.4 µs for the resident set, 0.8 µs for the watermark.
 
-    The cheap watermark, ``ru_maxrss``, can be a stranger's: it survives ``exec``, and a child that
-    was started by ``vfork`` (as ``subprocess`` does) brings along what its launcher once held. So
-    it counts only once it exceeds what it said in the beginning; until then ``VmHWM`` is read,
-    which is right but costs 8 µs.
+    The fast watermark, ``ru_maxrss``, can belong to another program. It survives ``exec``, and a child that
+    was started by ``vfork`` (as ``subprocess`` does) starts with the highest value of its parent. So it is
+    used only once it exceeds its first value. Until then ``VmHWM`` is read, which is right but takes 8 µs.
 
     Raises:
         OSError: ``/proc`` can't be read.
@@ -147,14 +146,14 @@ class _LinuxMemory:
         except OSError:
             self.close()
             raise
-        # In this order: a process that grows meanwhile must not look like one that inherited.
+        # In this order, because a process that grows meanwhile must not seem to have inherited a value.
         watermark = _max_rss()
         own = self._vm_hwm()
         self._inherited = watermark if own is None or watermark > own else 0
 
     def read(self) -> tuple[int, int | None]:
         _, rss, shared, _ = os.pread(self._statm, 128, 0).split(None, 3)
-        self.rss_file = self._of_files(int(shared))
+        self.rss_file = self._mapped_file_bytes(int(shared))
         watermark = _max_rss()
         return int(rss) * _PAGE, watermark if watermark > self._inherited else self._vm_hwm()
 
@@ -166,28 +165,32 @@ class _LinuxMemory:
         self._kept.append(Descriptor(os.open(path, os.O_RDONLY)))
         return self._kept[-1].number
 
-    def _of_files(self, shared: int) -> int | None:
-        """Bytes in mapped files, of so many pages that are either of files or shared memory."""
+    def _mapped_file_bytes(self, shared: int) -> int | None:
+        """Return the bytes in mapped files.
+
+        Args:
+            shared: Pages of mapped files and of shared memory together.
+        """
         if self._shared is None or abs(shared - self._shared) >= _SHARED_CHANGED:
-            self._shared, self._shmem = shared, self._told(b"RssShmem")
+            self._shared, self._shmem = shared, self._status_figure(b"RssShmem")
         return None if self._shmem is None else max(shared * _PAGE - self._shmem, 0)
 
     def _vm_hwm(self) -> int | None:
-        return self._told(b"VmHWM")
+        return self._status_figure(b"VmHWM")
 
-    def _told(self, name: bytes) -> int | None:
-        """A figure of the process's status, in bytes; some sandboxed kernels don't tell all of them."""
-        # As large as that, since a user in many groups has a long line before it.
+    def _status_figure(self, name: bytes) -> int | None:
+        """Return a figure of the process's status, in bytes; ``None`` if a sandboxed kernel lacks it."""
+        # This large, because a user in many groups has a long line before the figure.
         status = os.pread(self._status, 16 * _KIB, 0)
         _, found, rest = status.partition(b"\n%b:" % name)
         return int(rest.split(None, 1)[0]) * _KIB if found else None
 
 
 class _PortableMemory:
-    """Where there is no ``/proc``, as on macOS."""
+    """Reader for systems without ``/proc``, such as macOS."""
 
     def __init__(self) -> None:
-        import psutil  # noqa: PLC0415 - takes 10 ms and more, and Linux does without it
+        import psutil  # noqa: PLC0415 - takes 10 ms and more, and Linux does not need it
 
         self.rss_file: int | None = None
         self._process = psutil.Process()
@@ -196,7 +199,7 @@ class _PortableMemory:
         return self._process.memory_info().rss, _max_rss()
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing, because it holds no resources."""
 
 
 def _max_rss() -> int:

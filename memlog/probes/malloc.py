@@ -1,4 +1,4 @@
-"""What the C library's allocator tells of itself."""
+"""Figures of the C library's allocator."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 
 class Heap(NamedTuple):
-    """Bytes of this process's heap, over all arenas."""
+    """This process's heap, over all arenas, in bytes."""
 
     in_use: int
-    """Allocated, mapped blocks included."""
+    """Bytes allocated, including mapped blocks."""
     idle: int
-    """Held by the allocator though nothing uses them."""
+    """Bytes that the allocator holds unused."""
 
 
 class _MallocInfo(ctypes.Structure):
-    """What glibc 2.33 and later tell: see ``mallinfo2(3)``."""
+    """Result of ``mallinfo2(3)``, in glibc 2.33 and later."""
 
     _fields_ = (
         ("arena", ctypes.c_size_t),
@@ -34,7 +34,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def read_heap() -> Heap | None:
-    """Read the allocator's own books; ``None`` if the C library keeps none."""
+    """Read the allocator's figures; ``None`` if the C library has none."""
     with suppress(AttributeError, OSError):
         mallinfo: Any = ctypes.CDLL(None).mallinfo2
         mallinfo.restype = _MallocInfo

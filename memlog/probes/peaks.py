@@ -1,8 +1,8 @@
-"""Peaks of a window, from a high-water mark that belongs to somebody else.
+"""Peaks of a window, from a high-water mark that other code may reset.
 
-An allocator keeps one mark for the whole process. Whoever resets it to get the peak of a window
-destroys everybody else's, so memlog only ever looks: between two looks the mark rose, stood still
-or fell, and each of the three says something about the peak of the time between them.
+An allocator has one mark for the whole process. Resetting it to get the peak of a window would destroy the
+value for all other code, so memlog only reads it. Between two readings the mark rose, stayed equal or fell.
+Each of the three says something about the peak in that window.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from memlog.events import PeakSource
 
 
 class PeakWindow:
-    """Tells the peak of each window, which is the time between two readings of one mark."""
+    """Peak of each window, which is the time between two readings of one mark."""
 
     def __init__(self) -> None:
         self._current: int | None = None
@@ -20,7 +20,7 @@ class PeakWindow:
     def advance(
         self, current: int | None, mark: int | None
     ) -> tuple[int | None, PeakSource | None]:
-        """Ends a window at this reading and begins the next.
+        """End a window at this reading and begin the next.
 
         Args:
             current: Bytes in use now.
@@ -30,12 +30,12 @@ class PeakWindow:
             The window's peak in bytes and how it was obtained; ``(None, None)`` without a mark.
 
             * The mark rose: the peak lies in this window, ``exact``.
-            * It stood still, or this is the first reading: an upper bound, ``watermark``.
-            * It fell, so somebody reset it: what was before the reset is lost, and the highest
-              value known of this window is a lower bound, ``sampled``.
+            * It stayed equal, or this is the first reading: an upper bound, ``watermark``.
+            * It fell, so other code reset it: the peak before the reset is lost, and the highest
+              known value of this window is a lower bound, ``sampled``.
 
-            A reset that is followed, in the same window, by a rise back to the old mark or past it
-            leaves no trace; then these words hold for the time since the reset.
+            If the mark was reset and rose to its old value or higher within one window, the reset can't be
+            detected. The result is then valid for the time since the reset.
         """
         if mark is None:
             return None, None

@@ -1,4 +1,4 @@
-"""Memory of the whole process tree and of the machine; dear, so for the helper process only."""
+"""Memory of the whole process tree and of the machine. Too slow for the trainer's thread."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _KIB = 1024
 
 
 class TreeReading(NamedTuple):
-    """A process tree at one moment; ``None`` where nothing could be read."""
+    """Memory of a process tree at one moment; ``None`` if unknown."""
 
     pss: int | None
-    """Bytes, each page divided by the number of processes that share it."""
+    """Bytes, where each page is divided by the number of processes that share it."""
     processes: int | None
     file: int | None = None
     """Bytes of ``pss`` that are pages of mapped files."""
 
 
 class _Size(NamedTuple):
-    """One process, in bytes."""
+    """Size of one process, in bytes."""
 
     pss: int
     file: int | None
 
 
 class ProcessTree:
-    """A trainer and its descendants, such as the workers of a data loader.
+    """Trainer and its descendants, such as the workers of a data loader.
 
-    The size of a process is its proportional set size, so that what forked workers share isn't
-    counted once for each of them. Where that can't be read (macOS, Linux before 4.14, a process of
-    another user), its resident set takes its place, which counts shared pages in full.
+    The size of a process is its proportional set size, so that memory shared by forked workers isn't
+    counted once for each of them. If that can't be read (macOS, Linux before 4.14, a process of
+    another user), its resident set is used instead, which counts shared pages in full.
 
     Args:
-        pid: The root, counted too.
-        leave_out: Arguments by which processes are known that are left out with all their descendants:
-            memlog's own helpers, of this run and of others.
-        proc: Where processes are.
+        pid: Root of the tree, which is counted too.
+        leave_out: Command-line arguments of processes that are left out with all their descendants:
+            memlog's own helper processes, of this run and of others.
+        proc: Folder of processes.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ProcessTree:
             self._root = psutil.Process(pid)
 
     def read(self) -> TreeReading:
-        """Reads every process of the tree: about 1 ms, and up to 4 ms more for each large one."""
+        """Read every process of the tree: about 1 ms, and up to 4 ms more for each large one."""
         sizes = [size for process in self._members() if (size := self._size(process)) is not None]
         if not sizes:
             return TreeReading(None, None)
@@ -85,7 +85,7 @@ class ProcessTree:
         return False
 
     def _size(self, process: psutil.Process) -> _Size | None:
-        """``None`` for a process that has ended meanwhile, reaped or not."""
+        """Return the size of a process; ``None`` if it has ended meanwhile, reaped or not."""
         with suppress(OSError):
             return _proportional(self._proc / str(process.pid) / "smaps_rollup")
         with suppress(psutil.Error):
@@ -95,7 +95,7 @@ class ProcessTree:
 
 
 def available_memory() -> int | None:
-    """Bytes that the machine can still give without swapping; ``None`` where unknown."""
+    """Return the bytes that the machine can still give without swapping; ``None`` if unknown."""
     with suppress(OSError, psutil.Error):
         return psutil.virtual_memory().available
     return None

@@ -1,1 +1,1 @@
-"""A session in the trainer's process: its arguments, its parts and how it ends."""
+"""Session in the trainer's process: arguments, the parts of a recording, and the end of a run."""

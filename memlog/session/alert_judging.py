@@ -1,4 +1,4 @@
-"""A run's alert rules in the trainer's process: what it judges itself, and what it is told."""
+"""Alert rules of a run in the trainer's process: some are judged here, others by the helper process."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.events import Alert
-from memlog.session.exit_messages import say_never_judged, say_no_longer_judged
+from memlog.session.exit_messages import print_never_judged, print_no_longer_judged
 
 
-class Judging:
-    """Judges by the rules that this process can, and listens for what the helper finds by the others.
+class AlertJudge:
+    """Judge of the rules that need no other process. It also receives the helper process's alerts.
 
     Args:
         alerts: The rules.
-        bus: Gives it events, and takes its alerts.
-        diagnostics: Counts its errors.
+        bus: Source of events, and target of alerts.
+        diagnostics: Counts errors.
         console: Prints the helper's alerts.
-        on_alert: Gets every alert.
+        on_alert: Called with every alert.
         files: As for `AlertEngine`.
 
     Attributes:
-        listener: Hears of the helper's alerts; ``None`` where it judges by no rule.
+        listener: Receives the helper's alerts; ``None`` if the helper judges no rule.
     """
 
     def __init__(
@@ -45,33 +45,36 @@ class Judging:
         self._engine = engine_for(rules, bus.publish, diagnostics, os.getpid(), on_alert, files)
         if self._engine is not None:
             bus.subscribe(self._engine)
-        self._of_the_helper = tuple(rule.text for rule in rules if rule.sampled)
+        self._helper_rules = tuple(rule.text for rule in rules if rule.sampled)
         self.listener: AlertListener | None = None
-        if self._of_the_helper:
+        if self._helper_rules:
             with diagnostics.contained("listening for the helper process's alerts"):
-                self.listener = AlertListener(self._told, diagnostics)
+                self.listener = AlertListener(self._received, diagnostics)
 
     def close(self) -> None:
-        """Gives back what nobody listens to."""
+        """Close the listener, if there is one."""
         if self.listener is not None:
             self.listener.close()
 
-    def say_what_was_not_judged(self, helper_is_away: bool) -> dict[str, str]:
-        """Names rules of which nothing is known, and says why: silence would pass for all being well.
+    def print_unjudged_rules(self, helper_is_away: bool) -> dict[str, str]:
+        """Print the rules that were not judged, and why, so that silence is not taken for a good result.
 
         Args:
-            helper_is_away: Whether the process that judges by some of them has ended too early.
+            helper_is_away: True if the helper process ended too early.
+
+        Returns:
+            The reason by rule.
         """
         rules: dict[str, str] = {}
         with self._diagnostics.contained("looking for rules that were never judged"):
             rules = {} if self._engine is None else self._engine.never_judged()
-            say_never_judged(rules)
+            print_never_judged(rules)
             if helper_is_away:
-                why = say_no_longer_judged(self._of_the_helper)
-                rules |= dict.fromkeys(self._of_the_helper, why)
+                why = print_no_longer_judged(self._helper_rules)
+                rules |= dict.fromkeys(self._helper_rules, why)
         return rules
 
-    def _told(self, alert: Alert) -> None:
+    def _received(self, alert: Alert) -> None:
         with self._diagnostics.contained("printing"):
             self._console(alert)
         if self._on_alert is not None:

@@ -1,4 +1,4 @@
-"""What ``init`` was given, before it is settings."""
+"""Checks of ``init``'s arguments before they become settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ BackendArgument = str | Sink | Sequence[str | Sink] | None
 
 
 def split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink]]:
-    """The backends that were named, and the sinks that were given as objects.
+    """Split ``init``'s backends into names and `Sink` objects.
 
     Raises:
-        ConfigurationError: one of them is neither.
+        ConfigurationError: One of them is neither.
     """
     several = isinstance(backend, (list, tuple))
     given: list[Any] = list(backend) if several else [] if backend is None else [backend]  # type: ignore[arg-type]
     names = tuple(item for item in given if isinstance(item, str))
-    # One that was given twice is one: two uploaders would deliver everything twice.
-    sinks = list({id(item): item for item in given if isinstance(item, Sink)}.values())
+    sinks = [item for item in given if isinstance(item, Sink)]
     for item in given:
         if not isinstance(item, (str, Sink)):
             raise ConfigurationError(
@@ -37,10 +36,10 @@ def split_backends(backend: BackendArgument) -> tuple[tuple[str, ...], list[Sink
 
 
 def require_model(given: Any) -> None:
-    """Refuses what is no model.
+    """Check that the argument is a model.
 
     Raises:
-        ConfigurationError: it has no parameters, or is a class.
+        ConfigurationError: It has no parameters, or it is a class.
     """
     parameters = getattr(given, "parameters", None)
     if given is not None and (isinstance(given, type) or not callable(parameters)):
@@ -51,10 +50,10 @@ def require_model(given: Any) -> None:
 
 
 def require_wait(timeout: object) -> None:
-    """Refuses what nobody can wait for; ``None`` is no wait that was given.
+    """Check that a timeout is a number of seconds in range, or ``None``.
 
     Raises:
-        ConfigurationError: it is no number of seconds, or too large a one.
+        ConfigurationError: It is not a number, or it is out of range.
     """
     if timeout is None or (isinstance(timeout, Real) and 0 <= float(timeout) <= LONGEST_WAIT):
         return
@@ -64,10 +63,10 @@ def require_wait(timeout: object) -> None:
 
 
 def folder(given: str | os.PathLike[str] | None) -> str | None:
-    """The path of a folder as text.
+    """Return the path of a folder as text.
 
     Raises:
-        ConfigurationError: it is no path.
+        ConfigurationError: It is not a path.
     """
     try:
         return None if given is None else os.fspath(given)
@@ -76,7 +75,7 @@ def folder(given: str | os.PathLike[str] | None) -> str | None:
 
 
 def passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that differ from their defaults: the others leave room for ``config``."""
+    """Return the arguments that differ from their defaults. ``config`` may set the others."""
     fields = {field.name: field.default for field in msgspec.structs.fields(Settings)}
     return {
         name: value

@@ -1,4 +1,4 @@
-"""How a run ended, as far as the exception tells that is on its way."""
+"""Status of a run's end, derived from the exception that is being raised."""
 
 from __future__ import annotations
 
@@ -9,35 +9,39 @@ from memlog.events import Status
 
 
 def status_of(error: BaseException | None) -> Status:
-    """``killed`` where it was ended from outside, ``failed`` where it failed by itself."""
+    """Return ``killed`` if the run was interrupted from outside, ``failed`` if it failed by itself."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "finished"
     return "killed" if isinstance(error, KeyboardInterrupt) or _is_cancelled(error) else "failed"
 
 
 def error_at_exit() -> BaseException | None:
-    """What ended a script that never called ``finish``.
+    """Return the exception that ended a script that never called ``finish``.
 
-    A shell's past errors say nothing of its end. Nor does Python tell at exit of a ``sys.exit(1)``: that
-    counts as finished, unless it leaves a ``with`` block or ``finish`` was told.
+    Earlier errors in an interactive shell do not count. Python does not report a ``sys.exit(1)`` at exit.
+    Such a script counts as finished, unless the exception leaves a ``with`` block or ``finish`` gets a
+    status.
     """
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 def finish_with_the_child(finish: Callable[[Status], None]) -> None:
-    """Ends the run of a ``multiprocessing`` child, which may leave without Python's exit handlers.
+    """Make a ``multiprocessing`` child call ``finish``, because it may skip Python's exit handlers.
 
-    Its finalizers run while the exception that ends it, or its ``sys.exit``, is on its way.
+    The child's finalizers run while its exception, or its ``sys.exit``, is being raised.
     """
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None or multiprocessing.parent_process() is None:
         return
-    from multiprocessing.util import Finalize  # noqa: PLC0415 - such a child has it
+    from multiprocessing.util import Finalize  # noqa: PLC0415 - already imported in such a child
 
     Finalize(None, lambda: finish(status_of(sys.exc_info()[1])), exitpriority=100)
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    """Ctrl-C reaches a coroutine as its task's cancellation; `asyncio.run` raises it again further out."""
+    """Return True if a task was cancelled. Ctrl-C reaches a coroutine in this form.
+
+    `asyncio.run` raises KeyboardInterrupt again in the outer code.
+    """
     exceptions = sys.modules.get("asyncio.exceptions")
     return exceptions is not None and isinstance(error, exceptions.CancelledError)

@@ -1,4 +1,4 @@
-"""A session, from ``init`` to ``finish``: what a trainer holds of memlog."""
+"""Session of a trainer, from ``init`` to ``finish``."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from memlog.session.recording import AlertCallback, Recording
 
 _SETTLE_AT_MOST = 2.0
-"""Seconds that losses on their way from a device get at the end of a run."""
+"""Seconds to wait at the end of a run for losses that are still being copied from a device."""
 
 _current: Session | None = None
 _current_lock = threading.RLock()
 fork.renew(sys.modules[__name__], "_current_lock", threading.RLock)
 _FORK_WAITS = 5.0
-"""Seconds that a fork waits, at most, for another thread's ``init`` to be over."""
+"""Most seconds that a fork waits for another thread's ``init`` to end."""
 
 
 class Session:
-    """One run: what `init` returns.
+    """One run, returned by `init`.
 
-    It is a context manager: leaving the block ends the run, as failed where an exception leaves it. A
-    session that is disabled has the same methods, and does nothing.
+    A session is a context manager. Leaving the block ends the run, with the status ``failed`` if an exception
+    leaves it. A disabled session has the same methods, which do nothing.
 
     Attributes:
-        id: The run's id; ``None`` where disabled.
-        directory: The run's folder; ``None`` where disabled.
-        settings: What ``init`` made of its arguments.
-        health: memlog's own drops and faults in this process.
+        id: The run's id; ``None`` if disabled.
+        directory: The run's folder; ``None`` if disabled.
+        settings: Settings that resulted from ``init``'s arguments.
+        health: Counts of memlog's dropped items and internal errors in this process.
     """
 
     def __init__(
@@ -74,72 +74,76 @@ class Session:
             self._record(sinks, model, on_alert)
 
     def _record(self, sinks: Sequence[Sink], model: Any, on_alert: AlertCallback | None) -> None:
-        """Begins the run; what can't be begun for another reason than the user's is said, and counted."""
+        """Begin the run. Log and count an internal failure instead of raising it."""
         try:
-            # Imported here: `import memlog` stays light for those who never begin a session.
+            # Imported here to keep `import memlog` light for programs that never begin a session.
             from memlog.session.recording import Recording  # noqa: PLC0415
 
-            live = Recording(
+            recording = Recording(
                 self.settings, self.health, sinks, model, on_alert, _finish_first_at_exit
             )
         except MemlogError:
             raise
         except Exception as error:  # noqa: BLE001 - memlog's errors end here, not in training
-            self.health.fault("beginning a run, of which nothing is recorded now,", error)
+            self.health.fault("beginning a run (nothing is recorded)", error)
             return
-        self._live, self.id, self.directory = live, live.run.id, live.run.path
+        self._live = recording
+        self.id, self.directory = recording.run.id, recording.run.path
 
     def abandon(self) -> None:
-        """Leaves nothing of a run that nobody has: its `init` was interrupted."""
-        live, self._live = self._live, None
-        if live is not None:
-            live.abandon()
+        """Delete a run whose `init` was interrupted."""
+        recording, self._live = self._live, None
+        if recording is not None:
+            recording.abandon()
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is recorded."""
+        """True if the session records."""
         return self._live is not None
 
     def step(self) -> None:
-        """Says that a training step is over, where memlog can't or should not notice it by itself.
+        """Report the end of a training step, if memlog can't or should not detect it.
 
-        From the first call on the caller alone counts: optimizer steps are no longer noticed. Call it once
-        a step, after the optimizer's. Never raises.
+        After the first call only these calls count: memlog no longer counts optimizer steps. Call it once a
+        step, after the optimizer's step. Never raises.
         """
         if self._live is not None:
             self._live.batches.step_by_hand()
 
     def claim_steps(self) -> None:
-        """Says that the caller counts the steps: optimizer steps are no longer noticed. Never raises.
+        """Let the caller count the steps: memlog no longer counts optimizer steps. Never raises.
 
-        For what sees the loop from inside, such as a trainer's callbacks: call it before the first step,
-        and `count_step` (or `step`) once a step.
+        For code that sees the loop from inside, such as a trainer's callbacks. Call it before the first step,
+        then `count_step` (or `step`) once a step.
         """
         if self._live is not None:
             self._live.claim_steps()
 
     def count_step(self) -> tuple[int, Batch | None] | None:
-        """Like `step`, and tells the step's number, with its event where one was published."""
+        """Do the same as `step`, and return the step's number and its event.
+
+        The event is ``None`` if memlog published none for this step.
+        """
         return None if self._live is None else self._live.batches.count()
 
     def next_evaluation(self) -> int:
-        """The number of the next evaluation of a loss function, from 0, counted across all of them."""
+        """Return the number of the next call of a loss function, from 0, counted over all loss functions."""
         return next(self._evaluations)
 
     @property
     def announced(self) -> bool:
-        """Whether it has said on the console that monitoring is on."""
+        """True if the session has printed that monitoring is on."""
         return self._live is not None and bool(self.settings.verbose_batches)
 
     def publish(self, event: Event) -> None:
-        """Puts an event of the caller's own on the bus. Never raises."""
+        """Publish an event of the caller on the bus. Never raises."""
         if self._live is not None:
             self._live.publish(event)
 
     def snapshot(self) -> None:
-        """Traces the step that is now beginning, layer by layer, whatever the budget says. Never raises.
+        """Trace the next step layer by layer, even if the tracing budget is used up. Never raises.
 
-        Its figures, and its flame graph where it is the worst so far, follow when the step is over.
+        Its figures follow after the step. Its flame graph follows too if the step is the worst so far.
         """
         if self._live is not None:
             self._live.snapshot()
@@ -147,43 +151,42 @@ class Session:
     def save_artifact(
         self, path: str | os.PathLike[str], kind: str = "file", *, name: str | None = None
     ) -> Path | None:
-        """Keeps a file for the run and brings it to every backend; ``memlog pull`` brings it back.
+        """Save a file with the run and upload it to every backend; ``memlog pull`` fetches it again.
 
-        It is copied into the run's folder before the call returns, so that the original may change or go.
-        A later file of the same name and kind takes its place. Names are of letters, digits, ``.``, ``_``
-        and ``-``; one that has to be changed, or that a file of another kind or name has already, gets its
-        kind or a short digest in it, and that is said. Never raises: what can't be kept is said, once for
-        each reason, and counted in the run's health.
+        memlog copies the file into the run's folder before the call returns, so the original may be changed
+        or deleted afterwards. A later file of the same name and kind replaces it. Names consist of letters,
+        digits, ``.``, ``_`` and ``-``. A name that is not valid, or that a file of another kind or name
+        already uses, is extended by the kind or a short digest, and memlog prints this. Never raises: if a
+        file can't be saved, memlog prints each reason once and counts it in the run's health.
 
         Args:
             path: The file.
-            kind: What it is, in one word, such as ``"flamegraph"``, ``"snapshot"`` or ``"report"``.
-            name: Its name in the run; ``None``: its own.
+            kind: Type in one word, such as ``"flamegraph"``, ``"snapshot"`` or ``"report"``.
+            name: Name in the run; ``None``: the file's own name.
 
         Returns:
-            The copy; ``None`` where nothing was kept.
+            The copy; ``None`` if nothing was saved.
         """
         if self._live is not None:
             return self._live.save_artifact(path, kind, name)
         if self.settings.enabled:
             self.health.drop_each(
                 "artifact_not_kept",
-                f"{str(path)[:500]!r} is not kept as an artifact: the run is over; "
+                f"{str(path)[:500]!r} was not saved as an artifact: the run has ended; "
                 "save files before memlog.finish()",
             )
         return None
 
     def finish(self, status: Status = "finished", *, timeout: float | None = None) -> None:
-        """Ends the run. Calling it again is harmless.
+        """End the run. Calling it again has no effect.
 
         Args:
-            status: How it ended.
-            timeout: Seconds to wait, at most, until trackers have everything; ``None``: the setting
-                ``finish_timeout`` (10). What is missing then is delivered in the background, or by
-                ``memlog sync``.
+            status: How the run ended.
+            timeout: Most seconds to wait until the trackers have everything; ``None``: the setting
+                ``finish_timeout`` (10). The rest is delivered in the background, or by ``memlog sync``.
 
         Raises:
-            ConfigurationError: the status or the timeout can't be right; the run then goes on.
+            ConfigurationError: The status or the timeout is invalid. The run then continues.
         """
         if status not in ("finished", "failed", "killed"):
             raise ConfigurationError(
@@ -196,29 +199,30 @@ class Session:
         wait = self.settings.finish_timeout if timeout is None else timeout
         if current_session.publisher() is self:
             current_session.settle(min(wait, _SETTLE_AT_MOST))
-        live, self._live = self._live, None
+        recording, self._live = self._live, None
         try:
-            if live is not None:
-                live.finish(status, wait, error)
+            if recording is not None:
+                recording.finish(status, wait, error)
         except KeyboardInterrupt:
-            # The second one ends the waiting here; the first is on its way, with a traceback of the user's.
+            # A second Ctrl-C ends only the waiting here. The first is still being raised, with the user's
+            # traceback.
             if not isinstance(error, KeyboardInterrupt):
                 raise
         finally:
             _forget(self)
 
     def __deepcopy__(self, _memo: object = None) -> Session:
-        """The session itself: a run is one, however many copies of a trainer hold it."""
+        """Return the session itself, because all copies of a trainer belong to the same run."""
         return self
 
     __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled, it names its run and records nothing: the run is this process's."""
-        return _elsewhere, (self.settings, self.id, self.directory)
+        """Pickle the run's id without the recording, because only this process records the run."""
+        return _disabled_session, (self.settings, self.id, self.directory)
 
     def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self came with Python 3.11
-        """The session itself."""
+        """Return the session itself."""
         return self
 
     def __exit__(
@@ -227,12 +231,12 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends the run."""
+        """End the run."""
         self._finish(status_of(error), None, error)
 
 
-def _elsewhere(settings: Settings, run_id: str | None, directory: Path | None) -> Session:
-    """What a pickled session becomes, in another process or later: one that is disabled."""
+def _disabled_session(settings: Settings, run_id: str | None, directory: Path | None) -> Session:
+    """Return a disabled session: a pickled session that is loaded in another process or later."""
     session = Session(msgspec.structs.replace(settings, enabled=False), (), None)
     session.id, session.directory = run_id, directory
     return session
@@ -263,48 +267,48 @@ def init(
     budget: float = 0.01,
     finish_timeout: float = 10.0,
 ) -> Session:
-    """Begins to record this process's memory; a running session is ended first.
+    """Begin to record this process's memory. A running session is ended first.
 
-    An unchanged PyTorch loop then gives one event a step. It waits for no tracker: everything that could
-    wait happens in a helper process.
+    An unchanged PyTorch loop then produces one event per step. It never waits for a tracker: a helper process
+    does everything that could wait.
 
     Args:
-        backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal alone), a `Sink` of your own, or
-            several of these. ``None``: join the runs that you open in any tracker that is installed, and
-            keep the journal in any case.
+        backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal only), a `Sink` of your own, or
+            several of these. ``None``: join the runs that you open in any installed tracker. The
+            journal is written in every case.
         project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
-        name: That run's name.
+        name: Name of that run.
         model: The model, whose size is recorded with the run's parameters.
-        every: Publish a batch event at every so many steps.
+        every: Publish a batch event every this many steps.
         alerts: Rules as text, such as ``"host.rss > 80%"`` or ``"device.allocated > 90% for 5 steps"``;
-            `memlog.alerts.rules` has the whole grammar.
-        on_alert: Called with each `memlog.events.Alert` about the process or its devices, on the thread
-            that made the step; what ``host.tree`` and ``host.available`` raise comes from the helper
-            process and is called on a thread of memlog's. What it raises, ``sys.exit`` too, is counted
-            and goes no further: a rule does not end training. Ctrl-C that comes while it is at work ends
-            an ordinary loop as ever; inside `watch_loss` it is held back and said, since some optimisers
-            hang for ever on an exception in their loss.
-        dir: The folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
+            `memlog.alerts.rules` describes the grammar.
+        on_alert: Called with each `memlog.events.Alert`. Alerts about the process or its devices come on
+            the thread that made the step. Alerts of ``host.tree`` and ``host.available`` come from the
+            helper process, on a thread of memlog. memlog counts what the function raises, even ``sys.exit``,
+            and training continues. Ctrl-C during the call ends an ordinary loop as usual. Inside
+            `watch_loss` memlog prints it and holds it back, because some optimisers hang on an exception
+            in their loss.
+        dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping, by these names or by those of the monitors that memlog
-            takes over (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that
-            differs from its default goes before it.
-        enabled: ``False`` installs nothing: every call is then next to free.
-        initial_step: Number of the first step, where training resumes.
-        layers: Trace a training step now and then, layer by layer: whose memory it is. The first and the
-            third are, from ``model``'s first call on (without ``model``: that of the first module that is
-            called) until every optimizer has stepped.
-        budget: Share of training time that the later ones may cost, 0 to 1.
-        finish_timeout: Seconds that `finish` waits, at most, until trackers have everything; if none can be
-            reached, it leaves the rest to the helper process after 2 s.
+            replaces (``enable_memory_monitoring``, ``memory_monitor_batches``). An argument that
+            differs from its default overrides it.
+        enabled: ``False`` installs nothing, and every call costs almost nothing.
+        initial_step: Number of the first step, for resumed training.
+        layers: Trace a training step from time to time, to show each layer's memory. The first and the third
+            step are always traced. A traced step lasts from the first call of ``model`` (without ``model``:
+            of the first module that is called) until every optimizer has stepped.
+        budget: Share of training time that later traced steps may cost, 0 to 1.
+        finish_timeout: Most seconds that `finish` waits until the trackers have everything. If no tracker can
+            be reached, it leaves the rest to the helper process after 2 s.
 
     Returns:
         The session, which is also a context manager.
 
     Raises:
-        ConfigurationError: an argument can't be right; the message says what to pass.
-        UnknownBackendError: nobody provides that backend.
-        MissingExtraError: the backend's client is not installed.
-        UnwritableDirectoryError: the folder for runs can't be written.
+        ConfigurationError: An argument is invalid; the message says what to pass.
+        UnknownBackendError: No installed package provides that backend.
+        MissingExtraError: The backend's client is not installed.
+        UnwritableDirectoryError: The folder for runs can't be written.
     """
     global _current  # noqa: PLW0603 - the session that memlog.finish() ends
     names, sinks = split_backends(backend)
@@ -327,16 +331,16 @@ def init(
     settings = resolve(passed(arguments), config)
     with _current_lock:
         if settings.alerts:
-            # A wrong one raises, also where monitoring is switched off.
-            with suppress(OSError):  # no file can be opened: the session says what that means
-                from memlog.alerts import parse_rules  # noqa: PLC0415 - for those who have rules
+            # A wrong rule raises even if monitoring is switched off.
+            with suppress(OSError):  # no file can be opened: beginning the session reports it
+                from memlog.alerts import parse_rules  # noqa: PLC0415 - needed only with rules
 
                 parse_rules(settings.alerts)
-        # May raise: then the one before goes on.
+        # If this raises, the previous session continues.
         session = Session(settings, sinks, model, on_alert)
         try:
             if settings.enabled and not session.enabled:
-                return session  # it has said why; the one before goes on
+                return session  # the reason is logged; the previous session continues
             if _current is not None:
                 _current.finish(timeout=0)
         except BaseException:  # Ctrl-C, or what another signal's handler raised
@@ -349,26 +353,26 @@ def init(
 
 
 def finish(status: Status = "finished") -> None:
-    """Ends the running session, where there is one; see `Session.finish`."""
+    """End the running session, if there is one; see `Session.finish`."""
     session = _current
     if session is not None:
         session.finish(status)
 
 
 def snapshot() -> None:
-    """Traces the running session's next step; see `Session.snapshot`."""
+    """Trace the running session's next step; see `Session.snapshot`."""
     session = _current
     if session is not None:
         session.snapshot()
 
 
 def _before_fork() -> None:
-    """A module that another thread is importing is half a module for ever in the child: so it waits."""
+    """Wait until no other thread is in `init`: a half-imported module would stay incomplete in the child."""
     _current_lock.acquire(timeout=_FORK_WAITS)
 
 
 def _after_fork() -> None:
-    with suppress(RuntimeError):  # another thread's `init` still holds it
+    with suppress(RuntimeError):  # another thread's `init` still holds the lock
         _current_lock.release()
 
 
@@ -384,7 +388,7 @@ def _finish_at_exit() -> None:
             error = error_at_exit()
             with suppress(
                 KeyboardInterrupt
-            ):  # it ends the waiting: there is nothing else left to end
+            ):  # Ctrl-C ends the waiting, and nothing else is left to do
                 session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
     finally:
         launcher = sys.modules.get("memlog.delivery.helper.client")
@@ -393,9 +397,10 @@ def _finish_at_exit() -> None:
 
 
 def _finish_first_at_exit() -> None:
-    """A tracker whose run is written in process ends it at exit: memlog's last values have to come before.
+    """Register memlog's exit handler again, so that it runs before a tracker's.
 
-    The handlers run in the opposite order of their registration.
+    A tracker whose run is written in process ends the run at exit, and memlog's last values have to be
+    written before. Handlers run in the opposite order of their registration.
     """
     atexit.unregister(_finish_at_exit)
     atexit.register(_finish_at_exit)

@@ -114,7 +114,7 @@ def test_without_a_free_descriptor_rules_raise_nothing_and_one_line_says_what_to
     output, errors = process.communicate(timeout=AT_MOST)
     assert json.loads(output) == [
         False,
-        {"beginning a run, of which nothing is recorded now,: OSError": 1},
+        {"beginning a run (nothing is recorded): OSError": 1},
     ]
     [line] = errors.splitlines()
     assert "nothing is recorded now" in line

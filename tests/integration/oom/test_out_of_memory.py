@@ -318,7 +318,7 @@ def test_an_end_that_is_not_of_memory_gets_no_advice_on_it(tmp_path: Path, end: 
     assert "What else may tell" in text
 
 
-def test_one_that_is_survived_is_no_bad_end(tmp_path: Path) -> None:
+def test_a_survived_failure_is_no_failed_run(tmp_path: Path) -> None:
     body = """
         try:
             bytearray(8 * GIB)

@@ -175,7 +175,7 @@ def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> Non
     assert (run.status, run.alerts, run.artifacts) == ("finished", [], [])
 
 
-def test_init_again_as_a_notebook_does(tmp_path: Path) -> None:
+def test_init_again_as_in_a_notebook(tmp_path: Path) -> None:
     """A shell has seen an error before, and a cell is run again and again without finish."""
     script = """
     sys.ps1, sys.last_value = ">>> ", ValueError()
@@ -529,7 +529,7 @@ def test_a_fork_while_another_thread_begins_a_run(tmp_path: Path) -> None:
     assert len(list_runs(tmp_path / "children")) == 15
 
 
-def test_a_helper_that_was_killed_is_told_and_shown(tmp_path: Path) -> None:
+def test_a_killed_helper_is_reported_and_shown(tmp_path: Path) -> None:
     script = """
     session = begin()
     session.step()
@@ -632,7 +632,7 @@ def test_ctrl_c_while_finish_waits_says_that_delivery_goes_on(
     else:
         assert ("KeyboardInterrupt" if interrupt == "signal.SIGINT" else "TimeUp") in errors
     [told] = [line for line in errors.splitlines() if "not everything is delivered after" in line]
-    assert "goes on in the background" in told
+    assert "delivery continues in the background" in told
     assert "ResourceWarning" not in errors
     expect_no_helper(output)
     [summary] = summaries(tmp_path)

@@ -9,9 +9,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlog.autolog.optimizer_steps import SILENCE, OptimizerClock
+from memlog.autolog.optimizer_steps import INACTIVE_AFTER, OptimizerClock
 
-FEW = st.integers(1, SILENCE - 1)
+FEW = st.integers(1, INACTIVE_AFTER - 1)
 
 
 class Optimizer:
@@ -64,7 +64,7 @@ def test_a_new_optimizer_every_ten_steps_with_the_old_ones_kept() -> None:
 
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=8))
-def test_one_that_takes_the_place_of_another_counts_from_its_first_step_on(
+def test_a_replacement_counts_from_its_first_step(
     phases: list[int],
 ) -> None:
     clock, kept, made = Clock(), optimizers(len(phases)), 0
@@ -75,9 +75,7 @@ def test_one_that_takes_the_place_of_another_counts_from_its_first_step_on(
 
 
 @given(st.lists(st.integers(2, 12), min_size=1, max_size=5), FEW)
-def test_nor_is_a_step_lost_where_a_pair_takes_the_place_of_a_pair(
-    phases: list[int], of_the_second: int
-) -> None:
+def test_no_step_is_lost_when_a_pair_replaces_a_pair(phases: list[int], of_the_second: int) -> None:
     """New networks and new optimizers for each fold: the generator's steps go on counting."""
     clock, kept, made = Clock(), [], 0
     for rounds in phases:
@@ -89,7 +87,7 @@ def test_nor_is_a_step_lost_where_a_pair_takes_the_place_of_a_pair(
 
 
 @given(FEW, FEW, st.integers(3, 12))
-def test_of_two_that_take_turns_one_counts(first: int, second: int, rounds: int) -> None:
+def test_of_two_that_alternate_one_counts(first: int, second: int, rounds: int) -> None:
     """Whether the critic steps five times for each step of the actor, or the other way round."""
     one, other = optimizers(2)
     clock = Clock()
@@ -99,12 +97,14 @@ def test_of_two_that_take_turns_one_counts(first: int, second: int, rounds: int)
         # What was counted of the other while nobody knew better is made up for by the first's next steps.
         made_up = first * (done - 1) > second
         assert first * done <= counted <= first * done + (0 if made_up else second)
-    clock.step(*[one] * first * SILENCE)
-    assert clock.counted == first * (rounds + SILENCE)
+    clock.step(*[one] * first * INACTIVE_AFTER)
+    assert clock.counted == first * (rounds + INACTIVE_AFTER)
 
 
 @given(st.integers(2, 5), st.integers(1, 20), st.integers(2, 30))
-def test_what_trained_alone_first_takes_turns_later(count: int, alone: int, rounds: int) -> None:
+def test_an_optimizer_that_stepped_alone_can_alternate_later(
+    count: int, alone: int, rounds: int
+) -> None:
     """A generator is trained for a while before the other networks join."""
     first, *others = optimizers(count)
     clock = Clock()
@@ -146,7 +146,7 @@ def test_a_wrapper_that_failed_does_not_hide_what_it_wraps() -> None:
         with clock.working(outer):
             clock.step(inner)
     clock.fails(outer)
-    clock.step(*[inner] * (SILENCE + 5))
+    clock.step(*[inner] * (INACTIVE_AFTER + 5))
     assert clock.counted == 3 + 5
 
 
@@ -168,7 +168,7 @@ def test_optimizers_that_step_in_one_backward_pass_are_one_step(count: int, orde
         assert clock.backward(number, *kept) == number + 1
 
 
-def test_a_second_backward_pass_of_others_takes_turns_with_the_first() -> None:
+def test_a_second_backward_pass_of_others_alternates_with_the_first() -> None:
     clock, judge, maker = Clock(), optimizers(20), optimizers(40)
     for number in range(30):
         clock.backward(2 * number, *judge)

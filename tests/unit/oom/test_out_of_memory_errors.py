@@ -11,7 +11,7 @@ import torch
 
 from memlog.oom import limits
 from memlog.oom.errors import describe, failed_allocation
-from memlog.oom.frames import where
+from memlog.oom.frames import error_location
 
 TIB = 1024**4
 
@@ -40,7 +40,7 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
     return found.value
 
 
-def test_torch_numpy_and_python_each_say_what_they_can() -> None:
+def test_messages_of_torch_numpy_and_python_are_parsed() -> None:
     told = [describe(error, 3) for error in (of_torch(), of_numpy(), of_python())]
     assert [event.requested for event in told] == [2**50, 2**55, None]
     assert [event.device for event in told] == ["host"] * 3
@@ -49,7 +49,7 @@ def test_torch_numpy_and_python_each_say_what_they_can() -> None:
     assert told[2].message == "MemoryError"
 
 
-def test_the_cause_of_what_left_the_program_is_found() -> None:
+def test_the_cause_of_the_final_exception_is_found() -> None:
     memory = of_torch()
     outer = raised(ValueError("a layer above"), raised(RuntimeError("trainer: step 0"), memory))
     assert failed_allocation(outer) is memory
@@ -83,12 +83,12 @@ def test_one_of_a_group_is_found() -> None:
     assert failed_allocation(group) is memory
 
 
-def test_other_errors_come_of_no_failed_allocation() -> None:
+def test_other_errors_are_no_failed_allocation() -> None:
     assert failed_allocation(None) is None
     assert failed_allocation(raised(RuntimeError("shapes"), KeyError("k"))) is None
 
 
-def test_a_ring_and_a_long_chain_end() -> None:
+def test_circular_and_long_chains_end() -> None:
     first, second = ValueError("one"), ValueError("two")
     first.__cause__, second.__cause__ = second, first
     assert failed_allocation(first) is None
@@ -125,7 +125,7 @@ Original Traceback (most recent call last):
         ("MemoryError", "MemoryError", None),
     ],
 )
-def test_a_workers_error_is_told_as_a_workers(kind: str, line: str, requested: int | None) -> None:
+def test_a_workers_error_names_the_worker(kind: str, line: str, requested: int | None) -> None:
     error = raised(RuntimeError(IN_A_WORKER.format(kind=kind, error=line)))
     assert failed_allocation(error) is error
     event = describe(error, 0)
@@ -185,7 +185,7 @@ def test_free_is_what_was_free_before_the_stack_unwound(room_for_a_gib: int) -> 
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_a_mapping_that_finds_no_room_is_a_failed_allocation(room_for_a_gib: int) -> None:
+def test_a_mapping_that_fails_is_a_failed_allocation(room_for_a_gib: int) -> None:
     """A file that `mmap` maps, and torch's shared memory, raise errors of other kinds."""
     with pytest.raises(OSError, match="Cannot allocate memory") as mapped:
         mmap.mmap(-1, room_for_a_gib)
@@ -221,6 +221,6 @@ def test_what_a_closure_does_is_not_the_optimizers() -> None:
         def step(self, _closure: object = None) -> None:  # type: ignore[override]
             beside_it()
 
-    assert where(caught(lambda: optimizer.step(in_the_model))) == ("Greedy", "forward")
-    assert where(caught(lambda: optimizer.step(beside_it))) == (None, None)
-    assert where(caught(Hungry(model.parameters(), lr=0.1).step)) == (None, "optimizer")
+    assert error_location(caught(lambda: optimizer.step(in_the_model))) == ("Greedy", "forward")
+    assert error_location(caught(lambda: optimizer.step(beside_it))) == (None, None)
+    assert error_location(caught(Hungry(model.parameters(), lr=0.1).step)) == (None, "optimizer")

@@ -164,7 +164,7 @@ def test_without_torch_there_is_nothing_and_torch_stays_away(
     assert not health.faults
 
 
-def test_the_real_torch_without_a_device_in_use_has_nothing_to_say(
+def test_the_real_torch_without_a_device_in_use_gives_no_readings(
     probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -301,7 +301,7 @@ def test_a_device_that_cannot_be_described_is_announced_all_the_same(
     assert health.faults == {"describing cuda0: TypeError": 1}
 
 
-def test_trouble_with_one_kind_is_not_the_others(
+def test_an_error_of_one_kind_does_not_affect_the_others(
     use: Any, probe: AcceleratorProbe, health: Diagnostics
 ) -> None:
     cuda, xpu = Devices(nested(1, 1, 1)), Devices(nested(2, 2, 2))

@@ -76,7 +76,9 @@ def test_the_watermark_never_falls_by_itself(health: Diagnostics, tmp_path: Path
 
 
 @linux
-def test_without_proc_everything_is_unknown_and_said(health: Diagnostics, tmp_path: Path) -> None:
+def test_without_proc_everything_is_unknown_and_counted(
+    health: Diagnostics, tmp_path: Path
+) -> None:
     probe = HostProbe(health, proc=tmp_path)
 
     assert probe.read() == HostReading(None, None, None)
@@ -84,7 +86,7 @@ def test_without_proc_everything_is_unknown_and_said(health: Diagnostics, tmp_pa
 
 
 @linux
-def test_survives_that_somebody_closes_its_descriptors(health: Diagnostics) -> None:
+def test_survives_closed_descriptors(health: Diagnostics) -> None:
     probe = HostProbe(health)
     os.close(probe._memory._statm)  # type: ignore[union-attr]
 
@@ -117,7 +119,7 @@ def test_stops_opening_what_cannot_be_read(health: Diagnostics, tmp_path: Path) 
 
 
 @linux
-def test_gives_its_descriptors_back(health: Diagnostics, tmp_path: Path) -> None:
+def test_close_releases_the_descriptors(health: Diagnostics, tmp_path: Path) -> None:
     before = open_descriptors()
     probe = HostProbe(health)
     assert open_descriptors() == before + 2
@@ -131,7 +133,9 @@ def test_gives_its_descriptors_back(health: Diagnostics, tmp_path: Path) -> None
 
 
 @linux
-def test_never_closes_what_its_numbers_stand_for_now(health: Diagnostics, tmp_path: Path) -> None:
+def test_never_closes_a_file_that_reuses_its_descriptor(
+    health: Diagnostics, tmp_path: Path
+) -> None:
     probe = HostProbe(health)
     number = probe._memory._statm  # type: ignore[union-attr]
     with (tmp_path / "the user's").open("w") as users:

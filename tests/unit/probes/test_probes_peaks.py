@@ -34,7 +34,7 @@ def test_a_mark_that_fell_leaves_the_highest_known_value() -> None:
     assert window.advance(20, 40) == (40, "exact")
 
 
-def test_an_unknown_current_value_is_no_obstacle() -> None:
+def test_the_current_value_may_be_unknown() -> None:
     window = PeakWindow()
     assert window.advance(None, 100) == (100, "watermark")
     assert window.advance(None, 30) == (30, "sampled")
@@ -57,7 +57,7 @@ SIZES = st.lists(st.integers(0, 100), min_size=1, max_size=5)
 
 
 @given(st.lists(st.tuples(st.booleans(), SIZES), min_size=1, max_size=20))
-def test_each_word_holds_for_an_allocator_that_others_reset(
+def test_each_source_is_right_for_an_allocator_that_others_reset(
     windows: list[tuple[bool, list[int]]],
 ) -> None:
     """Each window: perhaps a reset at its beginning, then the sizes that were in use."""

@@ -73,7 +73,7 @@ def test_too_many_labels_are_counted_and_not_sent(
     [points] = tracker.points.values()
     assert len({p.name for p in points if "point" in p.name}) == MAX_METRICS
     assert session.health.dropped == {"labels": 20}
-    assert caplog.text.count("trackers get those of the first 50") == 1
+    assert caplog.text.count("trackers get metrics of only the first 50") == 1
     assert len(summarize(find_run(tmp_path, session.id or "")).points) == MAX_METRICS + 10
 
 

@@ -97,7 +97,7 @@ def kill_helper_of(session: memlog.Session) -> None:
 
 
 @pytest.mark.parametrize(("backend", "synced"), [("local", False), ("mlflow", True)])
-def test_a_helper_that_died_is_said_with_a_remedy_that_works(
+def test_a_dead_helper_is_reported_with_a_remedy_that_works(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +123,7 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (0.0, 0.1, 0.1))
-    monkeypatch.setattr("memlog.session.recording.LOOK_INTERVAL_NS", 0)
+    monkeypatch.setattr("memlog.session.recording.HELPER_CHECK_INTERVAL_NS", 0)
     session = memlog.init("local")
     assert session._live is not None
     helper = session._live._helper
@@ -151,7 +151,7 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="no way to ask")
 @pytest.mark.parametrize("backend", ["local", "mlflow"])
-def test_a_helper_that_is_stopped_is_said_at_the_end(
+def test_a_stopped_helper_is_reported_at_the_end(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, backend: str
 ) -> None:
     session = memlog.init(backend)
@@ -166,10 +166,10 @@ def test_a_helper_that_is_stopped_is_said_at_the_end(
     finally:
         os.kill(pid, signal.SIGKILL)
     assert [f"`kill -CONT {pid}`" in message for message in caplog.messages] == [True]
-    assert "it goes on in the background" not in capsys.readouterr().err
+    assert "continues in the background" not in capsys.readouterr().err
 
 
-def test_a_helper_that_cannot_start_costs_delivery_and_nothing_else(
+def test_a_helper_that_cannot_start_affects_delivery_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runs: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
@@ -205,7 +205,7 @@ def test_an_explicit_folder_goes_before_the_environment(
     assert session.directory.parent == tmp_path / "memlog_runs"
 
 
-def test_something_else_in_a_clients_place_is_not_taken_for_it(
+def test_a_stub_of_a_client_is_not_the_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", types.ModuleType("mlflow"))
@@ -291,7 +291,7 @@ def test_rules_that_were_never_judged_are_named_at_the_end_and_in_show(
 
 
 @pytest.mark.parametrize("timeout", [-1, "5", math.nan, math.inf, [1]])
-def test_a_time_that_can_not_be_waited_is_one_clear_line(tmp_path: Path, timeout: Any) -> None:
+def test_an_invalid_timeout_is_one_clear_line(tmp_path: Path, timeout: Any) -> None:
     with memlog.init("local", dir=tmp_path) as session:
         with pytest.raises(ConfigurationError, match=r"timeout=.*: pass a number of seconds"):
             session.finish(timeout=timeout)

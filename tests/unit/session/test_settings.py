@@ -4,13 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sinks import ListTracker
 
 from memlog.delivery.helper.protocol import Begin, encode
 from memlog.errors import ConfigurationError
-from memlog.session.arguments import split_backends
 from memlog.settings import Settings, resolve, runs_directory
-from memlog.sink import Target
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +17,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.seed(53)
-def test_the_seeds_keys_are_understood_wherever_they_stand() -> None:
+def test_the_monitors_keys_are_read_from_every_section() -> None:
     for on, batches in ((False, 3), (True, 7)):
         keys = {"enable_memory_monitoring": on, "memory_monitor_batches": batches}
         for config in (keys, {"trainer_params": {**keys, "batch_size": 8}}, {"memlog": keys}):
@@ -35,20 +32,20 @@ def test_memlogs_own_keys_are_understood() -> None:
     assert (settings.every, settings.project, settings.directory) == (5, "p", "/runs/x")
 
 
-def test_finish_waits_ten_seconds_where_nothing_is_said() -> None:
+def test_finish_waits_ten_seconds_by_default() -> None:
     assert resolve({}, {}).finish_timeout == 10
     assert resolve({"finish_timeout": 0.5}, {}).finish_timeout == 0.5
 
 
-def test_arguments_go_before_configuration() -> None:
+def test_arguments_override_configuration() -> None:
     assert resolve({"every": 2}, {"every": 7}).every == 2
 
 
-def test_other_keys_are_anothers_business() -> None:
+def test_unrelated_keys_are_ignored() -> None:
     assert resolve({}, {"learning_rate": 0.1, "model": {"depth": 4}}).enabled
 
 
-def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
+def test_a_misspelt_key_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'enable_memory_monitoring'"):
         resolve({}, {"enable_memory_monitorng": True})
 
@@ -59,10 +56,6 @@ def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
         {"every": 0},
         {"every": "often"},
         {"initial_step": -1},
-        {"initial_step": 2**62 + 1},
-        {"initial_step": 10**5000},
-        {"every": 2**70},
-        {"verbose_batches": 2**70},
         {"name": "n" * 1001},
         {"name": "not UTF-8: \udcff"},
         {"project": "not UTF-8: \udcff"},
@@ -78,7 +71,7 @@ def test_a_misspelt_key_is_not_taken_for_anothers() -> None:
         {"unknown": 1},
     ],
 )
-def test_what_cannot_be_right_is_said(arguments: dict[str, Any]) -> None:
+def test_invalid_settings_are_errors(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as raised:
         resolve(arguments)
     assert len(str(raised.value)) < 400
@@ -92,14 +85,13 @@ def test_the_longest_that_is_accepted_goes_through_the_helpers_pipe() -> None:
             "project": "\N{KEY}" * 1000,
             "alerts": ('"' * 20_000,),
             "directory": "/" + "\N{KEY}" * 1000,
-            "initial_step": 2**62,
         }
     )
     assert len(encode(Begin("/" + "\N{KEY}" * 1000, 0, 1, longest))) < 65536
 
 
 @pytest.mark.parametrize("variable", [None, "relative"])
-def test_a_working_directory_that_is_gone_is_said_with_the_remedy(
+def test_a_deleted_working_directory_is_an_error_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -113,12 +105,12 @@ def test_a_working_directory_that_is_gone_is_said_with_the_remedy(
     assert resolve({"directory": str(tmp_path)}).directory == str(tmp_path)
 
 
-def test_a_config_that_is_no_mapping_is_said() -> None:
+def test_a_config_that_is_no_mapping_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="pass a plain mapping"):
         resolve({}, ["enable_memory_monitoring"])  # type: ignore[arg-type]
 
 
-def test_the_environment_fills_what_nobody_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLOG_BACKEND", "mlflow")
     monkeypatch.setenv("MEMLOG_DIR", "/somewhere")
     assert resolve({}).backends == ("mlflow",)
@@ -138,12 +130,6 @@ def test_a_backend_that_is_named_twice_is_one(said: str, monkeypatch: pytest.Mon
     assert resolve(arguments, config).backends == ("mlflow", "local")
 
 
-def test_a_sink_that_is_given_twice_is_one() -> None:
-    tracker = ListTracker()
-    one, other = (tracker.open_sink(Target("r", None)) for _ in range(2))
-    assert split_backends([one, other, one]) == (("local",), [one, other])
-
-
 def test_the_environment_can_switch_everything_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLOG_ENABLED", "0")
     assert not resolve({"enabled": True}).enabled
@@ -153,7 +139,7 @@ def test_the_runs_folder_is_absolute() -> None:
     assert Path(resolve({}).directory) == Path.cwd() / "memlog_runs"
 
 
-def test_what_is_recorded_of_the_settings_is_what_differs() -> None:
+def test_only_changed_settings_are_recorded() -> None:
     assert Settings().described() == {"every": "1"}
     assert Settings(every=3, initial_step=7).described() == {"every": "3", "initial_step": "7"}
 
@@ -163,7 +149,7 @@ def test_what_is_recorded_of_the_settings_is_what_differs() -> None:
     [
         ({"evry": 5}, "did you mean 'every'"),
         ({"sample_intervall": 1}, "did you mean 'sample_interval'"),
-        ({"zzz": 1}, "there are alerts, backend, backends"),
+        ({"zzz": 1}, "known keys are alerts, backend, backends"),
         (5, "pass a mapping"),
     ],
 )
@@ -172,7 +158,7 @@ def test_memlogs_own_section_knows_its_keys(section: object, message: str) -> No
         resolve({}, {"memlog": section})
 
 
-def test_what_is_out_of_range_is_said_without_a_wrong_reason() -> None:
+def test_an_out_of_range_message_names_the_range() -> None:
     with pytest.raises(ConfigurationError, match=r"^every=0: pass a whole number from 1 up$"):
         resolve({"every": 0})
 
@@ -180,7 +166,7 @@ def test_what_is_out_of_range_is_said_without_a_wrong_reason() -> None:
 @pytest.mark.parametrize(
     "section", [{"alerts": [{"error": "host.rss > 80%"}]}, {"alerts": {"error": "host.rss > 80%"}}]
 )
-def test_a_rule_that_yaml_took_for_a_mapping_is_answered_with_the_remedy(section: Any) -> None:
+def test_a_rule_that_yaml_reads_as_a_mapping_is_an_error_with_the_remedy(section: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         resolve({}, {"memlog": section})
     assert 'put quotes around it, "error: host.rss > 80%"' in str(raised.value)

@@ -1,0 +1,89 @@
+"""The run's parameters and devices, published before the first event that needs them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from memlog._internal import distributed
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.units import MIB
+from memlog.autolog.run_detector import RunDetector
+from memlog.bus import EventBus
+from memlog.events import DeviceReading, Parameters, now_us
+from memlog.probes.accelerator import AcceleratorProbe
+from memlog.settings import Settings
+
+
+class RunParameters:
+    """Publisher of the run's parameters and of new devices.
+
+    Args:
+        settings: Settings that become parameters.
+        bus: Target of events.
+        run_detector: Sends how clients connect.
+        accelerators: Finds new devices.
+        diagnostics: Counts errors.
+        model: Its size is recorded once.
+
+    Attributes:
+        published: True after the parameters were published. Set it to False for another run of the user.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: EventBus,
+        run_detector: RunDetector,
+        accelerators: AcceleratorProbe,
+        diagnostics: Diagnostics,
+        model: Any,
+    ) -> None:
+        self.published = False
+        self._settings = settings
+        self._bus = bus
+        self._run_detector = run_detector
+        self._accelerators = accelerators
+        self._diagnostics = diagnostics
+        self._model = model
+        self._model_size: dict[str, str] = {}
+
+    def publish(self, devices: tuple[DeviceReading, ...]) -> None:
+        """Publish new devices and, once, the parameters. Also once, send how clients connect."""
+        if not self.published:
+            self.published = True
+            self._run_detector.connect()
+            with self._diagnostics.contained("gathering the run's parameters"):
+                self._bus.publish(Parameters(now_us(), self._values(devices)))
+        for device in self._accelerators.new_devices():
+            self._bus.publish(device)
+
+    def publish_without_step(self) -> None:
+        """Publish the parameters of a training without steps, at an epoch or evaluation. Never raises."""
+        if not self.published:
+            with self._diagnostics.contained("beginning a run"):
+                self.publish(self._accelerators.read())
+
+    def _values(self, devices: tuple[DeviceReading, ...]) -> dict[str, str]:
+        torch = sys.modules.get("torch")
+        values = {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": str(getattr(torch, "__version__", "not loaded")),
+            "devices": ", ".join(reading.name for reading in devices) or "cpu",
+            **distributed.described(),
+            **self._settings.described(),
+        }
+        if self._model is not None:
+            # Only the figures are kept, so that the user can free the model.
+            self._model_size, self._model = _model_size(self._model), None
+        return {**values, **self._model_size}
+
+
+def _model_size(model: Any) -> dict[str, str]:
+    parameters = list(model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return {
+        "model": type(model).__name__,
+        "model_parameters": str(sum(parameter.numel() for parameter in parameters)),
+        "model_parameters_mib": f"{size / MIB:.1f}",
+    }

@@ -1,0 +1,112 @@
+"""Delivery of a run, controlled by the trainer's process: the helper process, and threads in this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery.helper.alert_pipe import AlertListener
+from memlog.delivery.helper.client import Outcome
+from memlog.delivery.helper.protocol import Begin, Finish
+from memlog.delivery.helper.supervisor import SupervisedHelper
+from memlog.delivery.in_process.writer import InProcessWriter
+from memlog.events import End, Health
+from memlog.journal import JournalWriter, RunDirectory
+from memlog.session.exit_messages import Waiting, print_undelivered
+from memlog.settings import Settings
+from memlog.sink import LOCAL, Sink
+
+if TYPE_CHECKING:
+    from memlog.delivery.uploader.worker import UploadWorker
+
+
+class RunDelivery:
+    """The parts that deliver one run to its trackers.
+
+    Args:
+        run: The run's folder.
+        settings: Settings of the session.
+        journal: Asked for the tracker runs that were joined.
+        diagnostics: Counts errors.
+        in_process: Names of the backends whose user runs this process writes to.
+
+    Attributes:
+        helper: The helper process.
+        writers: In-process writers, by the name of their backend.
+        threads: Upload threads, one for each sink that was passed as an object.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        settings: Settings,
+        journal: JournalWriter,
+        diagnostics: Diagnostics,
+        in_process: Iterable[str],
+    ) -> None:
+        self._run = run
+        self._settings = settings
+        self._journal = journal
+        self._diagnostics = diagnostics
+        self.helper = SupervisedHelper(diagnostics)
+        self.writers = {name: InProcessWriter(run, name, diagnostics) for name in in_process}
+        self.threads: list[UploadWorker] = []
+
+    def start_helper(self, begun_us: int, listener: AlertListener | None) -> None:
+        """Start the helper process.
+
+        Args:
+            begun_us: Start of the run, Unix time in microseconds.
+            listener: Receives the helper's alerts; ``None``: the helper judges no rule.
+        """
+        begin = Begin(str(self._run.path), begun_us, os.getpid(), self._settings)
+        self.helper.start(begin, listener)
+
+    def start_threads(self, sinks: Sequence[Sink]) -> None:
+        """Start an upload thread for each sink."""
+        # Imported here because most trainers have no such sinks.
+        from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
+
+        self.threads = deliver_to(sinks, self._run, self._settings.backends, self._diagnostics)
+
+    def finish(self, end: End, health: Health, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds until the trackers have everything, and print what they lack."""
+        begun = time.monotonic()
+        outcome: Outcome = "dead"
+        try:
+            with self._diagnostics.contained("waiting for what is still delivered"):
+                outcome = self.send_end(end, health, timeout)
+        except BaseException:  # Ctrl-C, or an exception of another signal's handler
+            self.print_undelivered("at work", max(time.monotonic() - begun, 0.1))
+            raise
+        self.print_undelivered(outcome, timeout)
+
+    def send_end(self, end: End, health: Health, timeout: float) -> Outcome:
+        """Send the helper process the end of the run, and wait at most ``timeout`` seconds for delivery."""
+        deadline = time.monotonic() + timeout
+        dropped, faults = dict(self._diagnostics.dropped), dict(self._diagnostics.faults)
+        message = Finish(end, msgspec.structs.replace(health, dropped=dropped, faults=faults))
+        threads: list[UploadWorker | InProcessWriter] = [*self.threads, *self.writers.values()]
+        try:
+            waiting = Waiting(self._run, timeout, self._diagnostics)
+            outcome = self.helper.the_last().finish(message, timeout, waiting)
+        finally:
+            for thread in threads:
+                thread.complete()
+        for thread in threads:
+            if not thread.join(max(deadline - time.monotonic(), min(timeout, 1.0))):
+                outcome = "at work" if outcome == "delivered" else outcome
+        return outcome
+
+    def print_undelivered(self, outcome: Outcome, waited: float) -> None:
+        """Print what the trackers lack after ``waited`` seconds, if the run has trackers."""
+        with self._diagnostics.contained("saying what is left to deliver"):
+            trackers = bool(set(self._settings.backends) - {LOCAL} or self._journal.bindings)
+            if not trackers and (outcome == "dead" or not self.threads):
+                outcome = "delivered"  # no tracker lacks anything
+            print_undelivered(self._run, outcome, waited, self._settings.linger, self._diagnostics)
