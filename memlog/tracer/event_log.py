@@ -18,7 +18,7 @@ class EventLog:
 
     Args:
         max_events: How many are kept.
-        books: What they are folded into.
+        accountant: What they are folded into.
 
     Attributes:
         append: Takes packed events, any number at once: one atomic call, from any thread.
@@ -26,19 +26,19 @@ class EventLog:
         began_us: When time 0 was, in microseconds since the epoch.
     """
 
-    def __init__(self, max_events: int, books: Accountant) -> None:
-        self.books = books
+    def __init__(self, max_events: int, accountant: Accountant) -> None:
+        self.accountant = accountant
         self.events = 0
         self._max_kept = max_events
         self._kept: list[bytes] = []
         self._kept_events = 0
-        self._waiting = bytearray()
+        self._appended = bytearray()
         self._limit = max_events * encoding.EVENT_BYTES
         self._folding = threading.Lock()
         self.begin()
         self._most: int | None = None
         self._overflow: Callable[[], object] | None = None
-        self.append = self._waiting.extend
+        self.append = self._appended.extend
 
     def begin(self) -> None:
         """Time begins."""
@@ -56,12 +56,12 @@ class EventLog:
     @property
     def full(self) -> bool:
         """Whether `fold` should be called, by somebody who is no finalizer."""
-        return len(self._waiting) >= self._limit
+        return len(self._appended) >= self._limit
 
     @property
     def size(self) -> int:
         """Bytes of memory that the events take."""
-        return len(self._waiting) + sum(map(len, self._kept))
+        return len(self._appended) + sum(map(len, self._kept))
 
     def fold(self) -> None:
         """Moves what has been appended so far into the totals. Never waits for another thread's."""
@@ -69,9 +69,9 @@ class EventLog:
             return
         try:
             # Copying and cutting off are atomic each, and what finalizers append meanwhile stays behind.
-            piece = bytes(self._waiting)
-            del self._waiting[: len(piece)]
-            self.books.fold(piece)
+            piece = bytes(self._appended)
+            del self._appended[: len(piece)]
+            self.accountant.fold(piece)
             self._keep(piece)
             if self._kept_events >= self._max_kept:
                 self._limit = _FOLD_AT_ONCE * encoding.EVENT_BYTES
@@ -82,13 +82,13 @@ class EventLog:
             overflow()
 
     def close(self) -> tuple[bytes, int]:
-        """Folds the rest and ends the books.
+        """Folds the rest and finishes the accountant.
 
         Returns:
             The kept events, and how many they are.
         """
         self.fold()
-        self.books.finish()
+        self.accountant.finish()
         return b"".join(self._kept), self._kept_events
 
     def _keep(self, piece: bytes) -> None:

@@ -42,15 +42,18 @@ def plain_tensors(tensor: Tensor, nesting: int = 0) -> Iterator[Tensor]:
         yield tensor.values()
 
 
-def held_by(tensor: Tensor) -> Iterator[Tensor]:
+def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """As `plain_tensors`, for a tensor that may be more than what an operation returns.
 
     A parameter of a lazy module that was not called yet holds nothing; a level that a transformation of
     ``torch.func`` has put around a tensor has no storage of its own.
     """
-    if torch_private.is_level is not None and torch_private.below_level is not None:
-        while torch_private.is_level(tensor):
-            tensor = torch_private.below_level(tensor)
+    if (
+        torch_private.is_functorch_wrapper is not None
+        and torch_private.unwrap_functorch is not None
+    ):
+        while torch_private.is_functorch_wrapper(tensor):
+            tensor = torch_private.unwrap_functorch(tensor)
     return iter(()) if is_lazy(tensor) else plain_tensors(tensor)
 
 

@@ -33,10 +33,10 @@ current_node = _find("_C._current_autograd_node")
 """The operation of the backward pass that this thread is at."""
 next_sequence_number = _find("autograd._get_sequence_nr")
 """The number that this thread's next differentiable operation will get."""
-_levels = _find("_C._functorch.peek_interpreter_stack")
-is_level = _find("_C._functorch.is_functorch_wrapped_tensor")
+_functorch_stack = _find("_C._functorch.peek_interpreter_stack")
+is_functorch_wrapper = _find("_C._functorch.is_functorch_wrapped_tensor")
 """Whether a tensor is what ``torch.func`` has put around another."""
-below_level = _find("_C._functorch.get_unwrapped")
+unwrap_functorch = _find("_C._functorch.get_unwrapped")
 """That other one."""
 
 DISPATCH_NEEDS = {
@@ -59,7 +59,7 @@ def mode_stack() -> list[Any]:
     return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
-def let_higher_order_pass(kind: type) -> None:
+def allow_higher_order_ops(kind: type) -> None:
     """Tells every operation of a higher order that a class of modes passes them on.
 
     For a torch without ``supports_higher_order_operators``; those that are made later refuse all the same.
@@ -67,16 +67,16 @@ def let_higher_order_pass(kind: type) -> None:
     for operation in tuple(getattr(torch._ops, "_higher_order_ops", {}).values()):
         table = getattr(operation, "python_key_table", None)
         if table is not None and kind not in table:
-            table[kind] = functools.partial(_pass_on, operation)
+            table[kind] = functools.partial(_call_mode, operation)
 
 
-def _pass_on(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_mode(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
     return mode.__torch_dispatch__(operation, (), args, kwargs)
 
 
-def transforming() -> bool:
+def in_functorch_transform() -> bool:
     """Whether this thread is inside a transformation of ``torch.func`` (``vmap``, ``grad``, …)."""
-    return _levels is not None and _levels() is not None
+    return _functorch_stack is not None and _functorch_stack() is not None
 
 
 def compiler_in_use() -> bool:
@@ -90,7 +90,7 @@ _EAGER = "torch._dynamo.backends.debugging"
 """torch's backends that run a graph's operations one by one."""
 
 
-def foreign_compilers() -> list[str]:
+def unknown_compilers() -> list[str]:
     """The backends of ``torch.compile`` in use that are neither Inductor nor run torch's operations."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     names = set()
@@ -104,7 +104,7 @@ def foreign_compilers() -> list[str]:
     return sorted(names)
 
 
-def leave_uncompiled(function: Any) -> None:
+def skip_compiling(function: Any) -> None:
     """Has the compiler leave a function of ours alone, where it meets it at all."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     skip = getattr(frames, "skip_code", None)
@@ -112,7 +112,7 @@ def leave_uncompiled(function: Any) -> None:
         skip(function.__code__)
 
 
-def keep_rules(ours: Any, theirs: Any) -> None:
+def move_compiler_rules(ours: Any, theirs: Any) -> None:
     """What the compiler has learned of a function of ours, while it stood there, it knows of torch's own."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     table = getattr(rules, "get_torch_obj_rule_map", None)
@@ -127,7 +127,7 @@ def compilations() -> int:
     return int(counters["frames"]["total"]) if "frames" in counters else 0
 
 
-def faking() -> bool:
+def fakes_active() -> bool:
     """Whether tensors that are made on this thread hold nothing, since a ``FakeTensorMode`` is active."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     return fakes is not None and any(
@@ -146,7 +146,7 @@ def sequence_number(node: Any) -> int | None:
     return number if 0 <= number < _NO_SEQUENCE else None
 
 
-def precisions() -> tuple[str, ...]:
+def onednn_precisions() -> tuple[str, ...]:
     """In what precision oneDNN may compute, which decides what it copies."""
     getter = _find("_C._get_fp32_precision_getter")
     try:

@@ -109,13 +109,13 @@ class MemoryTracer:
                 self._end(window)
 
     def _end(self, window: TraceWindow) -> None:
-        from memlog.tracer.hooks.deferred_removal import leave_later  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.deferred_removal import remove_when_possible  # noqa: PLC0415 - torch is there already
 
         with self.health.contained("analysing a trace"):
             try:
                 self._trace = window.stop()
             finally:
-                leave_later(window)
+                remove_when_possible(window)
 
     scope = staticmethod(scope)
 

@@ -28,7 +28,7 @@ def may_open() -> bool:
     """
     if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
         return False
-    if torch_private.transforming():
+    if torch_private.in_functorch_transform():
         return False
     if torch_private.missing(torch_private.DISPATCH_NEEDS):
         return True  # the sampler will run, which has no mode
@@ -79,8 +79,8 @@ class TraceWindow:
         self._compiled = selection.are_compiled(models)
         self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
         self._names = ModuleNames(model, others)
-        self._books = Accountant(by_readings=self.choice.engine == "sampler")
-        self._log = EventLog(max_events, self._books)
+        self._accountant = Accountant(by_readings=self.choice.engine == "sampler")
+        self._log = EventLog(max_events, self._accountant)
         self._engine = selection.build(
             self.choice,
             self.torch_device,
@@ -93,13 +93,13 @@ class TraceWindow:
         self._optimizers = optimizers
         self._most_events = most_events
         if most_events is not None:
-            self._log.on_overflow(most_events, self._engine.give_up)
+            self._log.on_overflow(most_events, self._engine.stop_recording)
         self._trace: Trace | None = None
 
-    def tops(self) -> list[Any]:
+    def roots(self) -> list[Any]:
         """The modules that no module calls, so far, in the order in which they became known."""
         return [
-            module for module in (top.module() for top in self._names.tops) if module is not None
+            module for module in (root.module() for root in self._names.roots) if module is not None
         ]
 
     def start(self) -> None:
@@ -132,32 +132,32 @@ class TraceWindow:
         """
         if self._trace is None:
             duration_ns = self._log.now()
-            finding = self._engine.stop()
+            report = self._engine.stop()
             events, kept = self._log.close()
             facts = TraceFacts(
                 engine=self.choice.engine,
                 why=self.choice.why,
                 device=str(self.torch_device),
-                exactness=finding.exactness(self.choice.exactness),
+                exactness=report.exactness(self.choice.exactness),
                 started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,
                 kept_events=kept,
-                dropped=self._dropped(finding.dropped),
-                unseen=self._unseen(finding.unseen),
-                fragmentation=finding.fragmentation,
-                fragmentation_reason=finding.fragmentation_reason,
-                lines=finding.lines,
+                dropped=self._dropped(report.dropped),
+                unseen=self._unseen(report.unseen),
+                fragmentation=report.fragmentation,
+                fragmentation_reason=report.fragmentation_reason,
+                lines=report.lines,
             )
             paths = tuple(self._names.paths)
-            result = build(self._books, paths, facts)
+            result = build(self._accountant, paths, facts)
             self._trace = Trace(
                 result,
                 paths,
                 events,
                 kinds=tuple(self._names.kinds),
                 optimizers=tuple(self._names.optimizers),
-                lines=finding.lines,
+                lines=report.lines,
             )
         return self._trace
 
@@ -180,8 +180,8 @@ class TraceWindow:
         counts = dict(dropped)
         if self._names.omitted:
             counts["modules past the limit of names"] = self._names.omitted
-        if self._books.unmatched_frees:
-            counts["frees of what was not seen allocated"] = self._books.unmatched_frees
+        if self._accountant.unmatched_frees:
+            counts["frees of what was not seen allocated"] = self._accountant.unmatched_frees
         if self.health.faults:
             counts["errors inside the tracer"] = sum(self.health.faults.values())
         return counts

@@ -37,5 +37,5 @@ class SequenceMap:
 
     def layer_of(self, number: int) -> int | None:
         """The layer that made operation ``number``; ``None`` for one from before the first mark."""
-        thread_state = bisect_right(self._starts, number) - 1
-        return self._layers[thread_state] if thread_state >= 0 else None
+        index = bisect_right(self._starts, number) - 1
+        return self._layers[index] if index >= 0 else None

@@ -30,7 +30,7 @@ Owner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
 _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
-class Callers:
+class CallingLines:
     """Numbers lines of the program in the order in which they are met, from 1 on.
 
     Attributes:
@@ -45,7 +45,7 @@ class Callers:
         self._known: dict[tuple[str, int, str], int] = {}
         self._owners: dict[str, Owner] = {}
 
-    def here(self) -> int:
+    def current_line(self) -> int:
         """The number of the program's line that has called; 0: none, or one too many.
 
         That is the innermost one outside torch, memlog and installed packages; where there is none, as under

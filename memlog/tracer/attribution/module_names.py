@@ -16,7 +16,7 @@ _COMPILED = "_orig_mod"
 """What ``torch.compile`` puts between a module and its own name."""
 
 
-class Top(NamedTuple):
+class RootModule(NamedTuple):
     """A module that no other module calls.
 
     Attributes:
@@ -46,7 +46,7 @@ class ModuleNames:
         kinds: The names of their classes, by the same numbers.
         optimizers: The names of the classes of those that have stepped, one for each step.
         omitted: Modules past `MAX_NAMES`.
-        tops: The modules at the top, in the order in which they became known.
+        roots: The modules at the top, in the order in which they became known.
     """
 
     def __init__(self, model: Any = None, others: Sequence[Any] = ()) -> None:
@@ -54,14 +54,14 @@ class ModuleNames:
         self.kinds = [""]
         self.optimizers: list[str] = []
         self.omitted = 0
-        self.tops: list[Top] = []
+        self.roots: list[RootModule] = []
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
         # By identity: hashing a module may be the user's own code. Each entry knows its module, since an
         # identity is used again once a module is gone.
         self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
         for module in (model, *others):
             if module is not None and not self.knows(module):
-                self._adopt_top(module)
+                self._add_root(module)
 
     def layer_of(self, module: Any, surrounding: int) -> int:
         """The number of a module that is called.
@@ -100,16 +100,16 @@ class ModuleNames:
             self.kinds.append(kind)
         return number
 
-    def owner_of(self, name: str, top: Top) -> int:
+    def owner_of(self, name: str, root: RootModule) -> int:
         """The number of the module that owns a parameter or buffer.
 
         Args:
             name: As ``named_parameters`` of ``top`` gives it.
-            top: The module at the top that it is in.
+            root: The module at the top that it is in.
         """
-        itself = self._numbers.get(top.path, OUTSIDE)
+        itself = self._numbers.get(root.path, OUTSIDE)
         path = _plain(name.rpartition(".")[0])
-        return self._numbers.get(top.prefix + path, itself) if path else itself
+        return self._numbers.get(root.prefix + path, itself) if path else itself
 
     def _discover(self, module: Any, surrounding: int) -> int:
         kind = _kind(module)
@@ -117,27 +117,27 @@ class ModuleNames:
             path = f"{self.paths[surrounding]}.({kind})"
             self._remember(module, path)
         else:
-            path = self._adopt_top(module)
+            path = self._add_root(module)
         return self.number(path)
 
-    def _adopt_top(self, root: Any) -> str:
-        first = not self.tops
+    def _add_root(self, root: Any) -> str:
+        first = not self.roots
         path = _name_beside_children(root) if first else f"({self._free_name(_kind(root))})"
-        top = Top(weakref.ref(root), path, "" if first else f"{path}.")
-        if len(self.tops) < MAX_NAMES:
-            self.tops.append(top)
-        self._adopt(root, *top[1:])
+        prefix = "" if first else f"{path}."
+        if len(self.roots) < MAX_NAMES:
+            self.roots.append(RootModule(weakref.ref(root), path, prefix))
+        self._add_modules(root, path, prefix)
         return path
 
     def _free_name(self, kind: str) -> str:
         """Two networks of one class that are there at once are told apart by a number."""
-        taken = {top.path for top in self.tops if _has_tensors(top.module())}
+        taken = {root.path for root in self.roots if _has_tensors(root.module())}
         name, number = kind, 2
         while f"({name})" in taken:
             name, number = f"{kind} {number}", number + 1
         return name
 
-    def _adopt(self, root: Any, path: str, prefix: str) -> None:
+    def _add_modules(self, root: Any, path: str, prefix: str) -> None:
         self._remember(root, path)
         for name, module in _named_modules(root):
             if not _plain(name):

@@ -49,26 +49,26 @@ class ThreadState:
     """
 
     __slots__ = (
+        "backward_layer",
+        "graph_mark",
         "inputs",
-        "last_backward",
         "line",
-        "made",
         "node",
         "number",
         "optimizing",
+        "outside_owner",
         "stack",
-        "turn",
     )
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.stack: list[tuple[int, int, int]] = [(OUTSIDE, torch_private.NO_TASK, 0)]
         self.optimizing: int | None = None
-        self.turn = (OUTSIDE, FORWARD)
-        self.last_backward = OUTSIDE
+        self.outside_owner = (OUTSIDE, FORWARD)
+        self.backward_layer = OUTSIDE
         self.line = 0
         self.node: int | None = None
-        self.made: int | None = None
+        self.graph_mark: int | None = None
         self.inputs = NO_INPUTS
 
 
@@ -77,37 +77,37 @@ class ModuleStack:
 
     Args:
         names: Which module is which layer.
-        say: Called with kind, layer, phase and place at each change.
-        everywhere: Whether threads that call the model's modules join the window; else only the one that
+        emit: Called with kind, layer, phase and place at each change.
+        all_threads: Whether threads that call the model's modules join the window; else only the one that
             began it and those that run its backward pass take part.
     """
 
     def __init__(
         self,
         names: ModuleNames,
-        say: Callable[[int, int, int, ThreadState], None],
+        emit: Callable[[int, int, int, ThreadState], None],
         *,
-        everywhere: bool,
+        all_threads: bool,
     ) -> None:
         self._names = names
-        self._say = say
-        self._everywhere = everywhere
-        self._places: dict[int, ThreadState] = {}
+        self._emit_event = emit
+        self._all_threads = all_threads
+        self._thread_states: dict[int, ThreadState] = {}
         self._sequence = SequenceMap()
         self._lines = SequenceMap()
-        self._heard = 0
+        self._last_marked = 0
         self.closed = False
 
     def begin(self) -> None:
         """The window begins, on this thread."""
-        self._places[threading.get_ident()] = ThreadState(0)
+        self._thread_states[threading.get_ident()] = ThreadState(0)
         self._mark(OUTSIDE)
 
     def close(self) -> None:
         """The window is over: the stretches that are still open end here."""
         if not self.closed:
-            for thread_state in list(self._places.values()):
-                self.turn(thread_state, OUTSIDE, FORWARD)
+            for thread_state in list(self._thread_states.values()):
+                self.set_phase(thread_state, OUTSIDE, FORWARD)
             self.closed = True
 
     def thread_state(self, *, join: bool = False) -> ThreadState | None:
@@ -119,9 +119,9 @@ class ModuleStack:
         if self.closed:
             return None
         identity = threading.get_ident()
-        thread_state = self._places.get(identity)
-        if thread_state is None and join and len(self._places) < _MAX_THREADS:
-            thread_state = self._places[identity] = ThreadState(len(self._places))
+        thread_state = self._thread_states.get(identity)
+        if thread_state is None and join and len(self._thread_states) < _MAX_THREADS:
+            thread_state = self._thread_states[identity] = ThreadState(len(self._thread_states))
         return thread_state
 
     def module_begins(self, module: Any) -> ThreadState | None:
@@ -130,18 +130,18 @@ class ModuleStack:
         Returns:
             The place that it began at; ``None`` where this thread has no part in the window.
         """
-        thread_state = self.thread_state(join=self._everywhere and self._names.knows(module))
+        thread_state = self.thread_state(join=self._all_threads and self._names.knows(module))
         if thread_state is None:
             return None
         task = torch_private.backward_task()
-        if task == torch_private.NO_TASK and thread_state.turn[1] == BACKWARD:
+        if task == torch_private.NO_TASK and thread_state.outside_owner[1] == BACKWARD:
             self._leave_graph(thread_state, thread_state.stack[-1][0])
-            self.turn(thread_state, OUTSIDE, FORWARD)
+            self.set_phase(thread_state, OUTSIDE, FORWARD)
         layer = self._names.layer_of(module, thread_state.stack[-1][0])
         thread_state.stack.append((layer, task, id(module)))
         if thread_state.number == 0:
             self._mark(layer)
-        self._say(
+        self._emit_event(
             ENTER, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
         )
         return thread_state
@@ -156,12 +156,12 @@ class ModuleStack:
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
         if thread_state is None or (
-            thread_state.stack[-1][2] != identity and not _is_at_work(identity, thread_state)
+            thread_state.stack[-1][2] != identity and not _began_on(identity, thread_state)
         ):
             return None
         while ended != identity:
             layer, task, ended = thread_state.stack.pop()
-            self._say(
+            self._emit_event(
                 EXIT, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
             )
         if thread_state.number == 0:
@@ -174,7 +174,7 @@ class ModuleStack:
         if thread_state is not None and thread_state.optimizing is None:
             thread_state.optimizing = id(optimizer)
             if len(thread_state.stack) == 1:
-                self.turn(thread_state, OUTSIDE, OPTIMIZER)
+                self.set_phase(thread_state, OUTSIDE, OPTIMIZER)
                 if len(self._names.optimizers) < _MAX_STEPS:
                     self._names.optimizers.append(type(optimizer).__name__)
 
@@ -183,34 +183,34 @@ class ModuleStack:
         thread_state = self.thread_state()
         if thread_state is not None and thread_state.optimizing == id(optimizer):
             thread_state.optimizing = None
-            self.turn(thread_state, OUTSIDE, FORWARD)
+            self.set_phase(thread_state, OUTSIDE, FORWARD)
 
-    def turn(self, thread_state: ThreadState, layer: int, phase: int) -> None:
+    def set_phase(self, thread_state: ThreadState, layer: int, phase: int) -> None:
         """What happens outside ``forward`` belongs to ``layer`` and ``phase`` from now on."""
-        if thread_state.turn != (layer, phase):
-            thread_state.turn = (layer, phase)
-            self._say(PHASE_CHANGE, layer, phase, thread_state)
+        if thread_state.outside_owner != (layer, phase):
+            thread_state.outside_owner = (layer, phase)
+            self._emit_event(PHASE_CHANGE, layer, phase, thread_state)
 
     def owner(self, thread_state: ThreadState) -> tuple[int, int]:
         """Layer and phase of what this thread does now."""
         layer, began_in, _ = thread_state.stack[-1]
         task = torch_private.backward_task()
         if task == torch_private.NO_TASK:
-            backward = thread_state.turn[1] == BACKWARD
+            backward = thread_state.outside_owner[1] == BACKWARD
             if backward:
                 self._leave_graph(thread_state, layer)
             if thread_state.optimizing is not None and len(thread_state.stack) == 1:
-                self.turn(thread_state, OUTSIDE, OPTIMIZER)
+                self.set_phase(thread_state, OUTSIDE, OPTIMIZER)
                 return OUTSIDE, OPTIMIZER
             if backward:
-                self.turn(thread_state, OUTSIDE, FORWARD)
+                self.set_phase(thread_state, OUTSIDE, FORWARD)
             return layer, FORWARD
         # A module that began in this very backward pass runs its forward again. (One that began
         # elsewhere calls backward() inside its own forward.)
         if began_in == task:
             return layer, RECOMPUTE
         layer = self._backward_layer(thread_state)
-        self.turn(thread_state, layer, BACKWARD)
+        self.set_phase(thread_state, layer, BACKWARD)
         return layer, BACKWARD
 
     def _backward_layer(self, thread_state: ThreadState) -> int:
@@ -223,11 +223,11 @@ class ModuleStack:
         thread_state.node = number
         if number is not None:
             layer = self._sequence.layer_of(number)
-            thread_state.last_backward = OUTSIDE if layer is None else layer
+            thread_state.backward_layer = OUTSIDE if layer is None else layer
             thread_state.line = self._lines.layer_of(number) or 0
         if torch.is_grad_enabled() and thread_state.number == 0:
-            self._make_graph(thread_state, thread_state.last_backward)
-        return thread_state.last_backward
+            self._make_graph(thread_state, thread_state.backward_layer)
+        return thread_state.backward_layer
 
     def _make_graph(self, thread_state: ThreadState, layer: int) -> None:
         """The backward pass makes a graph of its own (``create_graph=True``).
@@ -238,38 +238,38 @@ class ModuleStack:
         if torch_private.next_sequence_number is not None:
             number = int(torch_private.next_sequence_number())
             self._sequence.since(
-                number - 1 if thread_state.made is None else thread_state.made, layer
+                number - 1 if thread_state.graph_mark is None else thread_state.graph_mark, layer
             )
-            thread_state.made = number
+            thread_state.graph_mark = number
 
     def _leave_graph(self, thread_state: ThreadState, layer: int) -> None:
         """That backward pass is over, and ``layer`` makes what comes now."""
-        if thread_state.made is not None:
-            self._sequence.since(thread_state.made, layer)
-            thread_state.made = None
+        if thread_state.graph_mark is not None:
+            self._sequence.since(thread_state.graph_mark, layer)
+            thread_state.graph_mark = None
 
     def _mark(self, layer: int) -> None:
         if torch_private.next_sequence_number is not None:
-            self._heard = int(torch_private.next_sequence_number())
-            self._sequence.mark(self._heard, layer)
-            self._lines.mark(self._heard, 0)
+            self._last_marked = int(torch_private.next_sequence_number())
+            self._sequence.mark(self._last_marked, layer)
+            self._lines.mark(self._last_marked, 0)
 
-    def made_by_line(self, line: int, thread_state: ThreadState) -> None:
+    def mark_line(self, line: int, thread_state: ThreadState) -> None:
         """The operations of the graph since the last that was heard of were made by a line of the program."""
         if thread_state.number == 0 and torch_private.next_sequence_number is not None:
             number = int(torch_private.next_sequence_number())
-            if number > self._heard:
-                self._lines.mark(self._heard, line)
-                self._heard = number
+            if number > self._last_marked:
+                self._lines.mark(self._last_marked, line)
+                self._last_marked = number
 
-    def resting(self, thread_state: ThreadState) -> tuple[int, int]:
+    def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
         """Layer and phase that a thread's work belongs to until the next change."""
         if len(thread_state.stack) == 1:
-            return thread_state.turn
+            return thread_state.outside_owner
         layer, began_in, _ = thread_state.stack[-1]
         return layer, FORWARD if began_in == torch_private.NO_TASK else RECOMPUTE
 
 
-def _is_at_work(identity: int, thread_state: ThreadState) -> bool:
+def _began_on(identity: int, thread_state: ThreadState) -> bool:
     """Whether a module's beginning was seen."""
     return any(entry[2] == identity for entry in thread_state.stack)

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from memlog.trace.encoding import BUFFER, GRADIENT, OUTSIDE, PARAMETER
-from memlog.tracer.attribution.module_names import ModuleNames, Top
+from memlog.tracer.attribution.module_names import ModuleNames, RootModule
 from memlog.tracer.tensor_storages import StateTensor
 
 
-class Owners:
+class ParameterOwners:
     """The parameters of the modules in a window, known by identity and held weakly.
 
     Args:
@@ -23,37 +23,37 @@ class Owners:
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
-        self._adopted = 0
+        self._registered = 0
 
-    def adopt(self) -> list[tuple[Tensor, int, int]]:
+    def register_new_roots(self) -> list[tuple[Tensor, int, int]]:
         """Gets to know the modules at the top that are new.
 
         Returns:
             Their parameters, buffers and gradients, each with its layer and category.
         """
         found: list[tuple[Tensor, int, int]] = []
-        for top in self._names.tops[self._adopted :]:
-            self._adopted += 1
-            model = top.module()
+        for root in self._names.roots[self._registered :]:
+            self._registered += 1
+            model = root.module()
             if model is not None:
-                found += self._tensors(model, top)
+                found += self._tensors(model, root)
         return found
 
-    def _tensors(self, model: Any, top: Top) -> Iterator[tuple[Tensor, int, int]]:
-        itself = self._names.owner_of("", top)
+    def _tensors(self, model: Any, root: RootModule) -> Iterator[tuple[Tensor, int, int]]:
+        itself = self._names.owner_of("", root)
         for name, parameter in model.named_parameters():
-            layer = self._names.owner_of(name, top)
+            layer = self._names.owner_of(name, root)
             self._known[id(parameter)] = (weakref.ref(parameter), layer, itself)
             yield parameter, layer, PARAMETER
             if parameter.grad is not None:
                 yield parameter.grad, layer, GRADIENT
         for name, buffer in model.named_buffers():
-            yield buffer, self._names.owner_of(name, top), BUFFER
+            yield buffer, self._names.owner_of(name, root), BUFFER
 
     @property
-    def unknown(self) -> bool:
+    def has_new_roots(self) -> bool:
         """Whether a module at the top is new."""
-        return self._adopted < len(self._names.tops)
+        return self._registered < len(self._names.roots)
 
     def parameters(self) -> Iterator[tuple[Tensor, int]]:
         """Those that are still there, each with its layer."""

@@ -10,7 +10,7 @@ import msgspec
 from memlog.trace.records import Exactness, Fragmentation
 
 
-class Finding(msgspec.Struct, frozen=True):
+class EngineReport(msgspec.Struct, frozen=True):
     """What an engine says beside its events."""
 
     unseen: tuple[str, ...] = ()
@@ -50,10 +50,10 @@ class Engine(Protocol):
     def module_begins(self, module: Any, args: Any) -> None:
         """A module's ``forward`` begins: said by the hooks, or by who opens a window within one."""
 
-    def stop(self) -> Finding:
+    def stop(self) -> EngineReport:
         """Ends, and writes what is still to be written."""
 
-    def give_up(self) -> None:
+    def stop_recording(self) -> None:
         """Records nothing more; everything else goes on until `stop`. Called from anywhere."""
 
     def leave(self) -> bool:

@@ -13,7 +13,7 @@ from memlog.tracer.hooks.autograd_hooks import BackwardMarks
 from memlog.tracer.hooks.module_hooks import Hooks
 
 
-class Followed:
+class HookEngine:
     """Every thread that calls the model's modules takes part.
 
     Args:
@@ -26,7 +26,7 @@ class Followed:
         self._log = log
         self._names = names
         self._hooks = Hooks(self, diagnostics)
-        self._module_stack = ModuleStack(names, self._emit, everywhere=True)
+        self._module_stack = ModuleStack(names, self._emit, all_threads=True)
         self._backward = BackwardMarks(self._backward_reaches, diagnostics)
         self._stopped = False
 
@@ -34,7 +34,7 @@ class Followed:
         """Nothing stays behind."""
         return self._stopped
 
-    def give_up(self) -> None:
+    def stop_recording(self) -> None:
         """Records nothing more."""
         self._module_stack.closed = True
 
@@ -43,7 +43,7 @@ class Followed:
         thread_state = self._module_stack.thread_state()
         surrounding = thread_state.stack[-1][0] if thread_state is not None else 0
         begun = self._module_stack.module_begins(module)
-        self._look_at_models()
+        self._register_new_roots()
         if begun is not None:
             self._backward.module_begins(args, surrounding)
 
@@ -61,7 +61,7 @@ class Followed:
         """It has ended."""
         self._module_stack.optimizer_ends(optimizer)
 
-    def _look_at_models(self) -> None:
+    def _register_new_roots(self) -> None:
         """A module at the top may be new."""
 
     def _end(self) -> None:
@@ -73,7 +73,7 @@ class Followed:
     def _backward_reaches(self, layer: int) -> None:
         thread_state = self._module_stack.thread_state(join=True)
         if thread_state is not None:
-            self._module_stack.turn(thread_state, layer, BACKWARD)
+            self._module_stack.set_phase(thread_state, layer, BACKWARD)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         raise NotImplementedError

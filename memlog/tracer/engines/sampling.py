@@ -16,12 +16,12 @@ from memlog.trace.encoding import READING, pack
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import ThreadState
 from memlog.tracer.engines import allocator_stats
-from memlog.tracer.engines.base import Finding
-from memlog.tracer.engines.hook_engine import Followed
+from memlog.tracer.engines.base import EngineReport
+from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
 
 
-class SamplerEngine(Followed):
+class SamplerEngine(HookEngine):
     """Records one window.
 
     Args:
@@ -45,16 +45,16 @@ class SamplerEngine(Followed):
         self._sample(0, 1, 0)
         self._hooks.install()
 
-    def stop(self) -> Finding:
+    def stop(self) -> EngineReport:
         """Ends. Calling it again is harmless."""
         if not self._stopped:
             self._stopped = True
             self._end()
             self._sample(0, 1, 0)
         found, reason = allocator_stats.fragmentation(self._device)
-        return Finding(self._unseen(), found, reason)
+        return EngineReport(self._unseen(), found, reason)
 
-    def give_up(self) -> None:
+    def stop_recording(self) -> None:
         """Records nothing more."""
         self._module_stack.closed = True
 

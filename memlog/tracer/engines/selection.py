@@ -16,7 +16,7 @@ from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import Engine
 from memlog.tracer.engines.cpu import dispatch_mode
 from memlog.tracer.engines.cpu.engine import DispatchEngine
-from memlog.tracer.engines.cuda.allocator_history import History
+from memlog.tracer.engines.cuda.allocator_history import AllocatorHistory
 from memlog.tracer.engines.cuda.engine import NativeEngine
 from memlog.tracer.engines.sampling import SamplerEngine
 from memlog.tracer.event_log import EventLog
@@ -70,7 +70,7 @@ def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Cho
         ConfigurationError: The engine that was asked for can't run there.
     """
     if device.type in ("cuda", "xpu"):
-        best, refusal = "native", History(device).refusal()
+        best, refusal = "native", AllocatorHistory(device).refusal()
     elif device.type == "cpu":
         best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else dispatch_mode.refusal()
     else:
@@ -107,7 +107,7 @@ def build(
 ) -> Engine:
     """The engine of a choice, not yet started; `memlog.tracer.window.TraceWindow` explains what it takes."""
     if choice.engine == "native":
-        return NativeEngine(log, names, diagnostics, History(device), readings=readings)
+        return NativeEngine(log, names, diagnostics, AllocatorHistory(device), readings=readings)
     if choice.engine == "dispatch":
         return DispatchEngine(log, names, diagnostics, types=types)
     return SamplerEngine(log, names, diagnostics, device)

@@ -13,10 +13,10 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal import fork
-from memlog.tracer.hooks.warning_filter import Silence
+from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 
 
-class Leaver(Protocol):
+class ClosedWindow(Protocol):
     """A window, or its engine."""
 
     def leave(self) -> bool:
@@ -26,27 +26,27 @@ class Leaver(Protocol):
 class _Waiting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._leavers: list[Leaver] = []
+        self._windows: list[ClosedWindow] = []
         self._handle: Any = None
-        self._silence: Silence | None = None
+        self._warning_filter: CompileWarningFilter | None = None
 
-    def add(self, leaver: Leaver) -> None:
+    def add(self, window: ClosedWindow) -> None:
         with self._lock:
-            self._leavers.append(leaver)
+            self._windows.append(window)
             if self._handle is None:
-                self._silence = Silence()
+                self._warning_filter = CompileWarningFilter()
                 self._handle = register_module_forward_pre_hook(_module_called)
 
     def attempt(self) -> None:
-        if not self._leavers or not self._lock.acquire(blocking=False):
+        if not self._windows or not self._lock.acquire(blocking=False):
             return  # another thread is at it
         try:
-            self._leavers = [leaver for leaver in self._leavers if not leaver.leave()]
-            if not self._leavers and self._handle is not None:
+            self._windows = [window for window in self._windows if not window.leave()]
+            if not self._windows and self._handle is not None:
                 self._handle.remove()
                 self._handle = None
-                if self._silence is not None:
-                    self._silence.end()
+                if self._warning_filter is not None:
+                    self._warning_filter.end()
         finally:
             self._lock.release()
 
@@ -55,15 +55,15 @@ _waiting = _Waiting()
 fork.renew(_waiting, "_lock", threading.Lock)
 
 
-def leave_later(leaver: Leaver) -> None:
+def remove_when_possible(window: ClosedWindow) -> None:
     """Takes out what is left of a closed window: now if that is possible, else as soon as it is."""
-    if not leaver.leave():
-        _waiting.add(leaver)
+    if not window.leave():
+        _waiting.add(window)
     else:
         _waiting.attempt()  # it may have lain on top of another
 
 
-def try_to_leave() -> None:
+def remove_waiting() -> None:
     """Takes out what can be taken out on this thread now; where nothing waits it costs nothing."""
     _waiting.attempt()
 

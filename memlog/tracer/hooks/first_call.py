@@ -9,11 +9,11 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.tracer.hooks.warning_filter import Silence
+from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 from memlog.tracer.torch_private import compilations
 
 
-class Calls:
+class ModuleCallHook:
     """One global hook, until `remove`.
 
     Args:
@@ -21,23 +21,23 @@ class Calls:
         diagnostics: Where they are counted.
 
     Attributes:
-        resting: Whether calls are passed over.
+        paused: Whether calls are passed over.
     """
 
     def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
         compiling = torch.compiler.is_compiling
-        self.resting = False
+        self.paused = False
         self._compiled = compilations()
 
         def hook(module: Any, inputs: Any) -> None:
-            if compiling() or self.resting:
+            if compiling() or self.paused:
                 return
             try:
                 called(module, inputs)
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing a module that is called", error)
 
-        self._silence = Silence()
+        self._warning_filter = CompileWarningFilter()
         self._handle = register_module_forward_pre_hook(hook)
 
     @property
@@ -48,4 +48,4 @@ class Calls:
     def remove(self) -> None:
         """Takes it out again."""
         self._handle.remove()
-        self._silence.end()
+        self._warning_filter.end()

@@ -5,7 +5,7 @@ hooks break models with in-place activations. In a compiled graph the hooks are 
 
 torch walks through its table of optimizer hooks while it calls them, and raises into the training loop where
 that table changes meanwhile. So whoever opens and closes windows in such hooks listens to optimizers itself
-(`OptimizersHeard`) for as long as it may, and windows only come and go as further listeners.
+(`OptimizerSubscription`) for as long as it may, and windows only come and go as further listeners.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer.attribution.user_scopes import LISTENERS, Scope
-from memlog.tracer.hooks.warning_filter import Silence
+from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 
 
 class OptimizerListener(Protocol):
@@ -63,17 +63,17 @@ class Hooks:
         self._listener = listener
         self._diagnostics = diagnostics
         self._handles: list[Any] = []
-        self._silence: Silence | None = None
-        self._optimizers: OptimizersHeard | None = None
+        self._warning_filter: CompileWarningFilter | None = None
+        self._optimizers: OptimizerSubscription | None = None
 
     def install(self) -> None:
         """Puts the hooks in: all of them or none."""
-        self._silence = Silence()
+        self._warning_filter = CompileWarningFilter()
         begins, ends = self._module_hooks()
         try:
             self._handles.append(register_module_forward_pre_hook(begins))
             self._handles.append(register_module_forward_hook(ends, always_call=True))
-            self._optimizers = OptimizersHeard(self._listener, self._diagnostics)
+            self._optimizers = OptimizerSubscription(self._listener, self._diagnostics)
             LISTENERS.add(self)
         except BaseException:
             self.remove()
@@ -87,8 +87,8 @@ class Hooks:
             optimizers.remove()
         while self._handles:
             self._handles.pop().remove()
-        if self._silence is not None:
-            self._silence.end()
+        if self._warning_filter is not None:
+            self._warning_filter.end()
 
     def scope_begins(self, scope: Scope) -> None:
         """A scope begins, which is to the listener as a module."""
@@ -128,7 +128,7 @@ class Hooks:
         return begins, ends
 
 
-class OptimizersHeard:
+class OptimizerSubscription:
     """Passes on to a listener what optimizers do, until `remove`; the hooks stay in torch as long.
 
     Neither the first of these nor removing the last may happen within an optimizer's step.
@@ -141,7 +141,7 @@ class OptimizersHeard:
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
         self._listener = listener
         self._diagnostics = diagnostics
-        self._at_work: list[weakref.ref[Any]] = []
+        self._stepping: list[weakref.ref[Any]] = []
         self._removed = False
         _watch.acquire(self)
 
@@ -151,7 +151,7 @@ class OptimizersHeard:
         A session's own hook closes a window before the last step's end is heard.
         """
         if not self._removed:
-            for optimizer in [reference() for reference in self._at_work[::-1]]:
+            for optimizer in [reference() for reference in self._stepping[::-1]]:
                 if optimizer is not None:
                     self.ends(optimizer)
             self._removed = True
@@ -161,7 +161,7 @@ class OptimizersHeard:
         """An optimizer's step begins."""
         if self._removed:
             return
-        self._at_work.append(weakref.ref(optimizer))
+        self._stepping.append(weakref.ref(optimizer))
         try:
             self._listener.optimizer_begins(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
@@ -171,7 +171,7 @@ class OptimizersHeard:
         """It has ended."""
         if self._removed:
             return
-        self._at_work = [other for other in self._at_work if other() is not optimizer]
+        self._stepping = [other for other in self._stepping if other() is not optimizer]
         try:
             self._listener.optimizer_ends(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
@@ -182,11 +182,11 @@ class _OptimizerWatch:
     """The process's one pair of optimizer hooks, and who listens to it now."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[OptimizersHeard, ...] = ()
+        self._listeners: tuple[OptimizerSubscription, ...] = ()
         self._lock = threading.Lock()
         self._handles: list[Any] = []
 
-    def acquire(self, listener: OptimizersHeard) -> None:
+    def acquire(self, listener: OptimizerSubscription) -> None:
         with self._lock:
             if not self._listeners:
                 self._handles = [
@@ -195,7 +195,7 @@ class _OptimizerWatch:
                 ]
             self._listeners = (*self._listeners, listener)
 
-    def release(self, listener: OptimizersHeard) -> None:
+    def release(self, listener: OptimizerSubscription) -> None:
         with self._lock:
             self._listeners = tuple(one for one in self._listeners if one is not listener)
             if not self._listeners:

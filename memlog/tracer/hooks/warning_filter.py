@@ -15,7 +15,7 @@ from memlog._internal import fork
 _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
-class Silence:
+class CompileWarningFilter:
     """No such warning from now on, until `end` has been called on every one of these."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Budget:
     def __init__(self, share: float, now: float) -> None:
         self.set_up = 0.0
         self._share = share
-        self._begun = now
+        self._started = now
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self._costs: deque[float] = deque(maxlen=_NEWEST)
         self._since = SPACING
@@ -78,7 +78,7 @@ class Budget:
             steps: Of the clock, that were traced together.
             setting_up: Whether it stands apart.
         """
-        usual = self.usual
+        usual = self.median_step
         cost = seconds + between
         if usual is not None:
             cost = max(seconds - steps * usual, _LEAST * steps * usual) + between
@@ -103,7 +103,7 @@ class Budget:
             self._costs.append(seconds)
 
     @property
-    def usual(self) -> float | None:
+    def median_step(self) -> float | None:
         """Seconds that a step takes without tracing; ``None`` where there was none yet."""
         return statistics.median(self._plain) if self._plain else None
 
@@ -111,21 +111,21 @@ class Budget:
         """Seconds that tracing has cost so far, without what was done once."""
         return self._spent
 
-    def allows_another(self, now: float, *, lacking: bool = False) -> bool:
+    def allows_another(self, now: float, *, outdated: bool = False) -> bool:
         """Whether one more, as dear as the newest, stays within the share.
 
         Args:
             now: Seconds.
-            lacking: Whether what was traced is not what the run does now.
+            outdated: Whether what was traced is not what the run does now.
         """
         if self._since < SPACING:
             return False
         another = statistics.fmean(self._costs) if self._costs else 0.0
         with_another = self._spent + another
-        elapsed = now - self._begun
+        elapsed = now - self._started
         if with_another <= _USED * self._share * elapsed:
             return True
         early = self._since >= _EARLY_SPACING and 2 * (self._last_traced - 1) <= self._steps
         if early and another <= _EARLY_SHARES * self._share * elapsed:
             return True
-        return (early or lacking) and with_another <= self._share * max(elapsed, _LEAST_SECONDS)
+        return (early or outdated) and with_another <= self._share * max(elapsed, _LEAST_SECONDS)

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 
-class Forerunner:
+class FrozenStart:
     """Remembers the first module that was called without being trained, held weakly.
 
     Attributes:
@@ -20,38 +20,38 @@ class Forerunner:
 
     def __init__(self) -> None:
         self.missed = False
-        self._usual: weakref.ref[Any] | None = None
+        self._last_start: weakref.ref[Any] | None = None
         self._thread: int | None = None
-        self._met: dict[int, weakref.ref[Any]] = {}
-        self._leads = False
+        self._first_called: dict[int, weakref.ref[Any]] = {}
+        self._matches = False
 
-    def step_begins(self) -> None:
+    def reset(self) -> None:
         """A step is waited for; what was called before is none of it."""
-        self._met = {}
-        self._leads = False
+        self._first_called = {}
+        self._matches = False
 
-    def comes(self, module: Any) -> bool:
+    def is_step_start(self, module: Any) -> bool:
         """Whether the window is to begin with a module, which is not trained.
 
         Other threads than the one that trained call modules, too: to prepare the data, for example.
         """
         thread = threading.get_ident()
-        if thread in self._met:
+        if thread in self._first_called:
             return False
-        self._met[thread] = weakref.ref(module)
+        self._first_called[thread] = weakref.ref(module)
         if thread != self._thread:
             return False
-        usual = self._usual() if self._usual is not None else None
-        self._leads = usual is module
-        return self._leads
+        usual = self._last_start() if self._last_start is not None else None
+        self._matches = usual is module
+        return self._matches
 
-    def begin(self) -> None:
+    def window_opened(self) -> None:
         """The window begins."""
         self._thread = threading.get_ident()
-        self._usual = self._met.get(self._thread)
-        self.missed = self._usual is not None and not self._leads
-        self.step_begins()
+        self._last_start = self._first_called.get(self._thread)
+        self.missed = self._last_start is not None and not self._matches
+        self.reset()
 
     def forget(self) -> None:
         """The window had no end: what it began with was no part of a step."""
-        self._usual = None
+        self._last_start = None

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from memlog.tracer.schedule.top_modules import is_elsewhere
+from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
 """Steps of the clock that a window covers at most. An optimizer that steps more rarely has none in most of
@@ -21,10 +21,10 @@ _MOST = 4096
 """Optimizers that are followed, of which there may be one for each parameter; those that have not stepped for
 longest are forgotten."""
 
-Members: TypeAlias = tuple[weakref.ref[Any], ...]
+OptimizerRefs: TypeAlias = tuple[weakref.ref[Any], ...]
 
 
-class Rhythm:
+class OptimizerSchedule:
     """Hears of every optimizer's steps, in and between windows.
 
     Args:
@@ -35,18 +35,18 @@ class Rhythm:
     def __init__(self, begins: Callable[[Any], object], ends: Callable[[Any], object]) -> None:
         self._begins = begins
         self._ends = ends
-        self._parts: dict[int, _Part] = {}
-        self._at_work: set[int] = set()
+        self._parts: dict[int, _OptimizerSteps] = {}
+        self._stepping: set[int] = set()
         self._now = 0
         self._began = 0
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer's step begins."""
         self._begins(optimizer)
-        self._at_work.add(id(optimizer))
+        self._stepping.add(id(optimizer))
         part = self._parts.pop(id(optimizer), None)
         if part is None or part.optimizer() is not optimizer:
-            part = _Part(optimizer)
+            part = _OptimizerSteps(optimizer)
         elif self._now > part.last:
             part.interval = self._now - part.last
         part.last = self._now
@@ -60,8 +60,8 @@ class Rhythm:
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """It has ended."""
-        self._at_work.discard(id(optimizer))
-        if not self._at_work:
+        self._stepping.discard(id(optimizer))
+        if not self._stepping:
             self._ends(optimizer)
 
     def clock_stepped(self) -> None:
@@ -72,7 +72,7 @@ class Rhythm:
         """A window begins, maybe within an optimizer's step (LBFGS calls the model in its own)."""
         self._began = self._now
         for identity, part in list(self._parts.items()):
-            part.in_window = identity in self._at_work
+            part.in_window = identity in self._stepping
 
     @property
     def steps(self) -> int:
@@ -80,12 +80,12 @@ class Rhythm:
         return self._now - self._began
 
     @property
-    def known(self) -> bool:
+    def has_interval(self) -> bool:
         """Whether any optimizer has stepped twice, so that there is a rhythm."""
         return any(part.interval is not None for part in list(self._parts.values()))
 
     @property
-    def whole(self) -> bool:
+    def iteration_done(self) -> bool:
         """Whether the window covers an iteration, as far as one is known by now."""
         # Those that have not stepped in it stand first, so of very many one is looked at.
         if any(not part.in_window for part in self._active()):
@@ -93,13 +93,13 @@ class Rhythm:
         return self.steps >= max((part.interval or 1 for part in self._active()), default=1)
 
     @property
-    def hopeless(self) -> bool:
+    def too_rare(self) -> bool:
         """Whether it never will, within `LONGEST` steps of the clock."""
         rare = any((part.interval or 1) > LONGEST for part in self._active())
         return rare or self.steps >= LONGEST
 
     @property
-    def cold(self) -> bool:
+    def state_is_new(self) -> bool:
         """Whether an optimizer made its state within the window."""
         return any(
             not part.had_state and _has_state(optimizer) for part, optimizer in self._stepped()
@@ -108,14 +108,14 @@ class Rhythm:
     def optimizers(self) -> list[Any]:
         """Those that no other thread steps; their state takes memory also where they step no more."""
         parts = list(self._parts.values())
-        found = [part.optimizer() for part in parts if not is_elsewhere(part.thread)]
+        found = [part.optimizer() for part in parts if not trained_elsewhere(part.thread)]
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def members(self) -> Members:
+    def members(self) -> OptimizerRefs:
         """Those that stepped in the window."""
         return tuple(part.optimizer for part, _ in self._stepped())
 
-    def lacks(self, members: Members) -> bool:
+    def has_joined(self, members: OptimizerRefs) -> bool:
         """Whether one takes part now that did not, beside one that did."""
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self._active()]
@@ -136,17 +136,17 @@ class Rhythm:
             if parameter.requires_grad
         )
 
-    def _active(self) -> Iterator[_Part]:
+    def _active(self) -> Iterator[_OptimizerSteps]:
         for part in list(self._parts.values()):
-            if part.optimizer() is not None and self._now - part.last <= part.patience:
+            if part.optimizer() is not None and self._now - part.last <= part.inactive_after:
                 yield part
 
-    def _stepped(self) -> list[tuple[_Part, Any]]:
+    def _stepped(self) -> list[tuple[_OptimizerSteps, Any]]:
         found = [(part, part.optimizer()) for part in list(self._parts.values()) if part.in_window]
         return [(part, optimizer) for part, optimizer in found if optimizer is not None]
 
 
-class _Part:
+class _OptimizerSteps:
     """An optimizer.
 
     Args:
@@ -170,7 +170,7 @@ class _Part:
         self.thread: threading.Thread | None = None
 
     @property
-    def patience(self) -> int:
+    def inactive_after(self) -> int:
         """Steps of the clock without one of its own after which it has no part any more."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 

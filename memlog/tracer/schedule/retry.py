@@ -14,32 +14,32 @@ class RetryPolicy:
     """
 
     def __init__(self) -> None:
-        self.late = False
+        self.awaits_compiler = False
         self._wanted = False
-        self._hopeless = False
+        self._disabled = False
         self._failures = 0
         self._pause = 0
 
     def want(self) -> None:
         """A step is to be traced, at once."""
         self._wanted = True
-        self._hopeless = False
+        self._disabled = False
         self._pause = 0
 
-    def begun(self) -> None:
+    def done(self) -> None:
         """One is, or no more can be done about it."""
-        self._wanted = self.late = False
+        self._wanted = self.awaits_compiler = False
         self._failures = 0
 
-    def put_off(self) -> None:
+    def postpone(self) -> None:
         """It could not be now: later, ever more steps later."""
         self._pause = min(2**self._failures, _LONGEST) - 1
         self._failures = min(self._failures + 1, _LONGEST)
 
-    def never(self) -> None:
+    def disable(self) -> None:
         """It can't be at all, unless somebody asks again."""
-        self.begun()
-        self._hopeless = True
+        self.done()
+        self._disabled = True
 
     def next_step(self, *, allowed: bool) -> bool:
         """Whether to try it in the step that begins.
@@ -47,7 +47,7 @@ class RetryPolicy:
         Args:
             allowed: Whether the budget has room for one that nobody has asked for.
         """
-        if self._hopeless:
+        if self._disabled:
             return False
         if self._pause:
             self._pause -= 1

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
 from memlog.tracer.schedule.budget import DEFAULT_SHARE, Budget
-from memlog.tracer.schedule.frozen_modules import Forerunner
-from memlog.tracer.schedule.iteration import Rhythm
-from memlog.tracer.schedule.kept_trace import FORERUNNER_MISSED, Findings, Found
+from memlog.tracer.schedule.frozen_modules import FrozenStart
+from memlog.tracer.schedule.iteration import OptimizerSchedule
+from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
 from memlog.tracer.schedule.retry import RetryPolicy
-from memlog.tracer.schedule.top_modules import Tops
+from memlog.tracer.schedule.top_modules import RootModules
 from memlog.tracer.schedule.trace_event import trace_event
 
 if TYPE_CHECKING:
     from memlog.trace.records import Trace
-    from memlog.tracer.hooks.first_call import Calls
-    from memlog.tracer.hooks.module_hooks import OptimizersHeard
+    from memlog.tracer.hooks.first_call import ModuleCallHook
+    from memlog.tracer.hooks.module_hooks import OptimizerSubscription
     from memlog.tracer.window import TraceWindow
 
 _STEADY = 3
@@ -66,30 +66,30 @@ class PeriodicTracer:
         model: Any = None,
         share: float = DEFAULT_SHARE,
     ) -> None:
-        self._findings = Findings(kept, publish)
+        self._kept_trace = KeptTrace(kept, publish)
         self._diagnostics = diagnostics
-        self._tops = Tops(model)
+        self._roots = RootModules(model)
         self._share = share
         self._budget: Budget | None = None
         # Who may change what follows: windows open and close on any thread, in hooks, and signals interrupt.
         self._lock = threading.RLock()
-        self._calls: Calls | None = None
+        self._calls: ModuleCallHook | None = None
         self._opening = False
         self._window: TraceWindow | None = None
         self._thread: threading.Thread | None = None
         self._finished = False
         self._opened = self._stepped = self._deadline = 0.0
         self._since: float | None = None
-        self._rhythm = Rhythm(self._findings.optimizer_begins, self._optimizer_ended)
+        self._schedule = OptimizerSchedule(self._kept_trace.optimizer_begins, self._optimizer_ended)
         self._top = 0
         self._top_calls = 0
         self._steps = self._opened_at = 0
         self._last: int | None = None
         self._retry = RetryPolicy()
-        self._forerunner = Forerunner()
+        self._frozen_start = FrozenStart()
         self._traced = 0
         self._skipped = 0
-        self._held: OptimizersHeard | None = None
+        self._held: OptimizerSubscription | None = None
         self.want()
 
     def want(self) -> None:
@@ -108,12 +108,12 @@ class PeriodicTracer:
         now = time.perf_counter()
         self._steps += 1
         self._last = step
-        self._rhythm.clock_stepped()
+        self._schedule.clock_stepped()
         budget = self._begin_budget(now)
         with self._diagnostics.contained("keeping what was traced"):
-            self._findings.step_ended()
+            self._kept_trace.step_ended()
         if self._window is not None:
-            if self._rhythm.whole or self._rhythm.hopeless:
+            if self._schedule.iteration_done or self._schedule.too_rare:
                 self._close(now)
         elif self._since is None and self._stepped:
             budget.plain_step(now - self._stepped)
@@ -122,7 +122,7 @@ class PeriodicTracer:
             if self._window is None:
                 self._settle(now)
                 if self._retry.next_step(allowed=self._may_trace(budget, now)):
-                    self._forerunner.step_begins()
+                    self._frozen_start.reset()
                     self._wait_for_a_call()
         self._stepped = time.perf_counter()
 
@@ -132,13 +132,14 @@ class PeriodicTracer:
         if 0 < self._traced < _SET_UP:
             return self._steps > self._opened_at + 1
         return budget.allows_another(now) or (
-            budget.allows_another(now, lacking=True) and self._rhythm.lacks(self._findings.members)
+            budget.allows_another(now, outdated=True)
+            and self._schedule.has_joined(self._kept_trace.members)
         )
 
     def _optimizer_ended(self, optimizer: Any) -> None:
         """The last that takes part in a step may end after the clock has."""
-        self._findings.optimizer_ended(optimizer)
-        if self._window is not None and self._rhythm.steps and self._rhythm.whole:
+        self._kept_trace.optimizer_ended(optimizer)
+        if self._window is not None and self._schedule.steps and self._schedule.iteration_done:
             self._close(time.perf_counter())
 
     def _settle(self, now: float) -> None:
@@ -165,15 +166,15 @@ class PeriodicTracer:
         self._stop_listening()
         if self._window is not None:
             self._close(time.perf_counter(), whosever=True, failed=failed)
-        elif self._retry.late:
+        elif self._retry.awaits_compiler:
             self._skip("the run ended before torch.compile was done with the model")
         with self._diagnostics.contained("keeping what was traced"):
-            self._findings.finish(lacking=self._rhythm.lacks(self._findings.members))
+            self._kept_trace.finish(outdated=self._schedule.has_joined(self._kept_trace.members))
         if self._held is not None:
             self._held.remove()
         leaving = sys.modules.get("memlog.tracer.hooks.deferred_removal")
         if leaving is not None:
-            leaving.try_to_leave()
+            leaving.remove_waiting()
 
     # Before a window: waiting for a module to be called.
 
@@ -182,11 +183,11 @@ class PeriodicTracer:
         torch = sys.modules.get("torch")
         if torch is None or self._finished or not self._may_wait():
             return
-        from memlog.tracer.hooks.first_call import Calls  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.first_call import ModuleCallHook  # noqa: PLC0415 - torch is there already
 
         with self._lock:
             if self._calls is None and self._window is None and not self._opening:
-                self._calls = Calls(self._called, self._diagnostics)
+                self._calls = ModuleCallHook(self._called, self._diagnostics)
 
     def _may_wait(self) -> bool:
         """A hook of ours must be no reason to compile anything again.
@@ -198,19 +199,19 @@ class PeriodicTracer:
             return True
         from memlog.tracer.engines.selection import are_compiled, device_of  # noqa: PLC0415 - they load parts of torch
 
-        known = self._tops.known()
-        if not are_compiled(known) or device_of(known, None).type == "cpu":
-            self._retry.never()
+        roots = self._roots.modules()
+        if not are_compiled(roots) or device_of(roots, None).type == "cpu":
+            self._retry.disable()
             self._skip(
                 "torch.compile is in use, whose graphs hide layers and are made anew for hooks"
             )
             return False
-        self._retry.late = self._steps < _STEADY
-        return not self._retry.late
+        self._retry.awaits_compiler = self._steps < _STEADY
+        return not self._retry.awaits_compiler
 
     def _look_at_waiting(self) -> None:
         """Something may have been given to the compiler since."""
-        waits = self._calls is not None and not self._calls.resting and self._window is None
+        waits = self._calls is not None and not self._calls.paused and self._window is None
         if waits and not self._may_wait():
             self._listen_no_more()
 
@@ -221,7 +222,7 @@ class PeriodicTracer:
         elif not self._may_wait():
             self._listen_no_more()  # before what is called here gets compiled
         elif self._calls is not None and (
-            self._tops.train(module) or self._forerunner.comes(module)
+            self._roots.may_train(module) or self._frozen_start.is_step_start(module)
         ):
             if not self._begin_opening():
                 return
@@ -244,7 +245,7 @@ class PeriodicTracer:
         """Without what was compiled meanwhile being compiled again, as it would be without the hook."""
         calls = self._calls
         if calls is not None and calls.compiled_since:
-            calls.resting = True
+            calls.paused = True
         else:
             self._stop_listening()
 
@@ -260,23 +261,23 @@ class PeriodicTracer:
         begun = time.perf_counter()
         try:
             # Imported here: they load parts of torch that most of its users never need.
-            from memlog.tracer.hooks.module_hooks import OptimizersHeard  # noqa: PLC0415
+            from memlog.tracer.hooks.module_hooks import OptimizerSubscription  # noqa: PLC0415
             from memlog.tracer.window import TraceWindow, may_open  # noqa: PLC0415
 
             if not may_open():
-                self._retry.put_off()
+                self._retry.postpone()
                 self._skip(
                     "another torch dispatch mode, a transformation of torch.func, a compiled graph or a "
                     "backward pass was active"
                 )
                 return
             if self._held is None:
-                self._held = OptimizersHeard(self._rhythm, self._diagnostics)
-            first, *others = self._tops.known() or [module]
+                self._held = OptimizerSubscription(self._schedule, self._diagnostics)
+            first, *others = self._roots.modules() or [module]
             window = TraceWindow(
                 first,
                 others=others,
-                optimizers=self._rhythm.optimizers(),
+                optimizers=self._schedule.optimizers(),
                 diagnostics=self._diagnostics,
                 types=True,
                 most_events=_MOST_EVENTS,
@@ -285,20 +286,20 @@ class PeriodicTracer:
             window.module_begins(module, inputs)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
-            self._retry.begun()
+            self._retry.done()
             self._skip("it could not begin")
             now = time.perf_counter()
             self._begin_budget(now).charge(now - begun, setting_up=not self._traced)
             return
         self._thread, self._top, self._top_calls = threading.current_thread(), id(module), 0
-        self._rhythm.begin()
-        self._forerunner.begin()
+        self._schedule.begin()
+        self._frozen_start.window_opened()
         self._opened = time.perf_counter()
         self._opened_at = self._steps
         self._since = self._stepped or begun
-        usual = self._budget.usual if self._budget is not None else None
+        usual = self._budget.median_step if self._budget is not None else None
         self._deadline = self._opened + (1.0 + _MOST_STEPS * usual if usual else float("inf"))
-        self._retry.begun()
+        self._retry.done()
         self._window = window
 
     def _keep_within_bounds(self, module: Any) -> None:
@@ -340,7 +341,7 @@ class PeriodicTracer:
                 trace = window.stop()
             finally:
                 self._leave(window)
-            self._tops.remember(window.tops(), thread)
+            self._roots.remember(window.roots(), thread)
             self._tell(trace, window, failed=failed)
 
     def _abandon(self, now: float) -> None:
@@ -348,7 +349,7 @@ class PeriodicTracer:
         if window is None:
             return
         self._stop_listening()
-        self._forerunner.forget()
+        self._frozen_start.forget()
         with self._diagnostics.contained("abandoning a traced step"):
             try:
                 window.abandon()
@@ -364,9 +365,9 @@ class PeriodicTracer:
         self._begin_budget(now).charge(spent, setting_up=not self._traced)
 
     def _leave(self, window: TraceWindow) -> None:
-        from memlog.tracer.hooks.deferred_removal import leave_later  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.deferred_removal import remove_when_possible  # noqa: PLC0415 - torch is there already
 
-        leave_later(window)
+        remove_when_possible(window)
 
     def _begin_budget(self, now: float) -> Budget:
         if self._budget is None:
@@ -376,24 +377,24 @@ class PeriodicTracer:
     # What it came to.
 
     def _tell(self, trace: Trace, window: TraceWindow, *, failed: bool | None) -> None:
-        rhythm, findings, over = self._rhythm, self._findings, failed is None
-        missed = self._forerunner.missed
-        found = Found(
+        schedule, findings, over = self._schedule, self._kept_trace, failed is None
+        missed = self._frozen_start.missed
+        found = StepTrace(
             trace,
             trace_event(trace.result, self._last if over else None, self._skipped),
-            rhythm.members(),
-            whole=over and rhythm.whole,
-            warm=not rhythm.cold,
+            schedule.members(),
+            whole=over and schedule.iteration_done,
+            warm=not schedule.state_is_new,
         )
-        if not over or rhythm.known:
+        if not over or schedule.has_interval:
             if found.whole and missed:
-                told = found.of_a_part(FORERUNNER_MISSED)
+                told = found.as_partial(FROZEN_START_MISSED)
             else:
-                told = found if found.whole or failed else found.of_a_part()
-            findings.add(told, lacking=rhythm.lacks(findings.members))
+                told = found if found.whole or failed else found.as_partial()
+            findings.add(told, outdated=schedule.has_joined(findings.members))
         else:
-            by_hand = not rhythm.optimizers()  # the user says what a step is
-            findings.add_undecided(found, whole=by_hand or rhythm.steps_all_of(window.tops()))
+            by_hand = not schedule.optimizers()  # the user says what a step is
+            findings.add_undecided(found, whole=by_hand or schedule.steps_all_of(window.roots()))
 
     def _skip(self, why: str) -> None:
         self._skipped += 1

@@ -12,7 +12,7 @@ _MOST_PARAMETERS = 10_000
 """That are looked at, to find one that is trained."""
 
 
-def is_elsewhere(thread: threading.Thread | None) -> bool:
+def trained_elsewhere(thread: threading.Thread | None) -> bool:
     """Whether what that thread trains may change while this thread looks at it.
 
     torch guards no gradient: reading ``parameter.grad`` here while that thread resets it ends the process.
@@ -23,7 +23,7 @@ def is_elsewhere(thread: threading.Thread | None) -> bool:
     return thread.is_alive() and not isinstance(thread, threading._DummyThread)
 
 
-class Tops:
+class RootModules:
     """They are remembered from trace to trace, held weakly, each with the thread that trains it.
 
     Args:
@@ -35,33 +35,35 @@ class Tops:
         self._thread: threading.Thread | None = None
         self._others: list[tuple[weakref.ref[Any], threading.Thread | None]] = []
 
-    def known(self) -> list[Any]:
-        """Those that no other thread trains, as far as they are known: in one order, so that names stay."""
-        known = [
-            None if is_elsewhere(self._thread) else self._model,
-            *(top() for top, thread in self._others if not is_elsewhere(thread)),
+    def modules(self) -> list[Any]:
+        """Those that no other thread trains, as far as they are roots: in one order, so that names stay."""
+        roots = [
+            None if trained_elsewhere(self._thread) else self._model,
+            *(root() for root, thread in self._others if not trained_elsewhere(thread)),
         ]
-        return [module for module in known if module is not None]
+        return [module for module in roots if module is not None]
 
-    def remember(self, tops: Sequence[Any], thread: threading.Thread | None) -> None:
-        """Modules without parameters are found anew each time, and parts of others are no top.
+    def remember(self, roots: Sequence[Any], thread: threading.Thread | None) -> None:
+        """Modules without parameters are found anew each time, and parts of others are no root.
 
         Args:
-            tops: What one trace was of.
+            roots: What one trace was of.
             thread: That was traced.
         """
-        trained = [top for top in tops if next(top.parameters(), None) is not None]
-        parts = {id(part) for top in trained for part in top.modules() if part is not top}
-        if any(top is self._model for top in trained):
+        trained = [root for root in roots if next(root.parameters(), None) is not None]
+        parts = {id(part) for root in trained for part in root.modules() if part is not root}
+        if any(root is self._model for root in trained):
             self._thread = thread
-        mine = {id(top): top for top in trained if top is not self._model and id(top) not in parts}
+        mine = {
+            id(root): root for root in trained if root is not self._model and id(root) not in parts
+        }
         self._others = [
-            (top, other)
-            for top, other in self._others
-            if is_elsewhere(other) and id(top()) not in mine
-        ] + [(weakref.ref(top), thread) for top in mine.values()]
+            (root, other)
+            for root, other in self._others
+            if trained_elsewhere(other) and id(root()) not in mine
+        ] + [(weakref.ref(root), thread) for root in mine.values()]
 
-    def train(self, module: Any) -> bool:
+    def may_train(self, module: Any) -> bool:
         """Whether what is called may begin a training step.
 
         What has nothing to be trained, such as a transform of the data, does not. Being in the mode of
@@ -75,7 +77,7 @@ class Tops:
         if not torch.is_grad_enabled():
             return False
         parameters = itertools.chain.from_iterable(
-            top.parameters() for top in (self.known() or [module])
+            root.parameters() for root in (self.modules() or [module])
         )
         return any(
             parameter.requires_grad for parameter in itertools.islice(parameters, _MOST_PARAMETERS)

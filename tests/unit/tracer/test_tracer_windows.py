@@ -442,7 +442,7 @@ def test_an_error_inside_the_tracer_never_reaches_training(
 
     tracer, model = MemoryTracer(), mlp()
     with monkeypatch.context() as broken:
-        broken.setattr(live_storages.LiveStorages, "see", fail)
+        broken.setattr(live_storages.LiveStorages, "track", fail)
         with tracer.trace(model):
             model(BATCH).sum().backward()
     assert tracer.health.faults["recording an operation: RuntimeError"] > 3

@@ -45,7 +45,7 @@ _WRITES: Final = {
     _LOGITS: ("mul", "sub"),
 }
 """What these derivatives do in place in an untraced step, to what they have made themselves."""
-_OTHERWISE: Final = frozenset(
+_ALTERED: Final = frozenset(
     (
         "ClampBackward0",
         "CumprodBackward0",
@@ -62,7 +62,7 @@ _OTHERWISE: Final = frozenset(
     )
 )
 """Derivatives that are computed in another way while a mode is active. No other operation in the tests of
-torch 2.13 calls others than without a mode, but for those that `Copies` recognizes."""
+torch 2.13 calls others than without a mode, but for those that `ModeCopies` recognizes."""
 _NEGLIGIBLE: Final = 0.001
 """Of the peak."""
 
@@ -70,22 +70,22 @@ _ENGINE: Final = "_engine_run_backward"
 _OURS: Final = "memlog.tracer."
 
 
-class Copies:
+class ModeCopies:
     """Finds the storage that an operation would have written into in an untraced step.
 
     Args:
         books: The live storages.
     """
 
-    def __init__(self, books: LiveStorages) -> None:
-        self._books = books
-        self._unheld = references_of_unheld()
+    def __init__(self, live_storages: LiveStorages) -> None:
+        self._live_storages = live_storages
+        self._unshared_count = unshared_reference_count()
         self._node: int | None = None
         self._name = ""
         self._began = 0
         self._zeros: set[int] = set()
         self._product = 0
-        self._otherwise: Counter[str] = Counter()
+        self._altered: Counter[str] = Counter()
 
     def replaced(
         self, func: Any, args: Any, out: Any, phase: int, thread_state: ThreadState
@@ -105,21 +105,25 @@ class Copies:
         if phase == BACKWARD:
             return self._replaced_in_backward(func, role, args, out, thread_state)
         if role == _MULTIPLIES:
-            self._product = self._books.serial + 1
-        elif role == _ADDS and sys.getrefcount(args[0]) == self._unheld and _alike(args[0], out):
-            known = self._books.known(args[0])
-            return known if known is not None and known.serial == self._product else None
+            self._product = self._live_storages.serial + 1
+        elif (
+            role == _ADDS
+            and sys.getrefcount(args[0]) == self._unshared_count
+            and _same_shape_and_type(args[0], out)
+        ):
+            tracked = self._live_storages.tracked(args[0])
+            return tracked if tracked is not None and tracked.serial == self._product else None
         return None
 
-    def unlike(self, peak: int) -> str | None:
+    def altered(self, peak: int) -> str | None:
         """Name the derivatives that an untraced step computes in another way; ``None`` if they make little.
 
         Args:
             peak: Most bytes live in the trace.
         """
-        if sum(self._otherwise.values()) <= _NEGLIGIBLE * peak:
+        if sum(self._altered.values()) <= _NEGLIGIBLE * peak:
             return None
-        names = ", ".join(name for name, _ in self._otherwise.most_common())
+        names = ", ".join(name for name, _ in self._altered.most_common())
         return (
             "While operations are observed torch computes these derivatives in another way, so that the peak "
             f"of an untraced step may be lower or higher: {names}."
@@ -130,28 +134,28 @@ class Copies:
     ) -> TrackedStorage | None:
         if thread_state.node != self._node:
             self._node_begins(thread_state.node)
-        if isinstance(out, Tensor) and self._is_computed_otherwise(func, args):
-            self._otherwise[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
+        if isinstance(out, Tensor) and self._is_altered(func, args):
+            self._altered[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
         if role == _FILLS_WITH_ZEROS:
-            self._zeros.add(self._books.serial + 1)
+            self._zeros.add(self._live_storages.serial + 1)
         elif (
             role in (_ADDS, _HAS_IN_PLACE)
             and not torch.is_grad_enabled()
-            and _alike(args[0], out)
-            and self._is_alone(func, args[0])
+            and _same_shape_and_type(args[0], out)
+            and self._is_unshared(func, args[0])
             and _called_by_autograd()
         ):
-            return self._books.known(args[0])
+            return self._live_storages.tracked(args[0])
         return None
 
     def _node_begins(self, number: int | None) -> None:
         node = torch_private.current_node() if torch_private.current_node is not None else None
         self._name = node.name() if node is not None else ""
-        self._node, self._began = number, self._books.serial
+        self._node, self._began = number, self._live_storages.serial
         self._zeros.clear()
 
-    def _is_computed_otherwise(self, func: Any, args: Any) -> bool:
-        if self._name in _OTHERWISE:
+    def _is_altered(self, func: Any, args: Any) -> bool:
+        if self._name in _ALTERED:
             return True
         if self._name == _LOGITS:  # with weights of the classes, which begin with an addition of 1
             return _packet(func) == "add" and not (isinstance(args[1], Tensor) and args[1].ndim)
@@ -163,13 +167,13 @@ class Copies:
             and all(plain.is_contiguous() for plain in plain_tensors(args[0]))
         )
 
-    def _is_alone(self, func: Any, old: Tensor) -> bool:
+    def _is_unshared(self, func: Any, old: Tensor) -> bool:
         """Whether a tensor, if it is freed next, was held by nobody but the derivative or autograd itself."""
-        known = self._books.known(old)
-        if known is None:
+        tracked = self._live_storages.tracked(old)
+        if tracked is None:
             return False
-        made_here = known.serial > self._began
-        if known.serial in self._zeros:
+        made_here = tracked.serial > self._began
+        if tracked.serial in self._zeros:
             return True
         if made_here and _packet(func) in _WRITES.get(self._name, ()):
             return True
@@ -191,7 +195,7 @@ def _adds_up(*, made_here: bool) -> bool:
     return len(set(edges)) < len(edges)
 
 
-def _alike(old: Any, new: Any) -> bool:
+def _same_shape_and_type(old: Any, new: Any) -> bool:
     return (
         isinstance(old, Tensor)
         and isinstance(new, Tensor)
@@ -229,7 +233,7 @@ def _role_of(func: Any) -> int:
 
 
 @functools.cache
-def references_of_unheld() -> int:
+def unshared_reference_count() -> int:
     """References to an operation's first argument if no Python code holds it; -1 if the count does not tell.
 
     Found by trying: it depends on how this torch ties tensors to Python objects, and on how Python counts.

@@ -16,7 +16,7 @@ from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import Scratch
+from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.tensor_storages import (
     Storages,
     changed,
@@ -54,14 +54,16 @@ _MAX_KINDS = 10_000
 class Observer(Protocol):
     """Who is shown them."""
 
-    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Scratch | None) -> None:
+    def operation(
+        self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
+    ) -> None:
         """``func`` has returned ``out`` for ``args``; ``inside``: what it took, where that was measured.
 
         Of arguments that it has changed ``out`` has the tensors whose storage is another one, or of another
         size, than it was.
         """
 
-    def changes(self, values: Any) -> None:
+    def before_change(self, values: Any) -> None:
         """An operation may put other storages into the tensors in ``values``, or resize those they have."""
 
 
@@ -101,8 +103,8 @@ class ObservingMode(TorchDispatchMode):
     def begin(self) -> None:
         """Puts the mode on top of this thread's stack."""
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
-            torch_private.let_higher_order_pass(type(self))
-        _leave_those_on_top()
+            torch_private.allow_higher_order_ops(type(self))
+        _remove_finished_from_top()
         _flags.acquire()
         self.__enter__()
         self._inside = True
@@ -113,7 +115,7 @@ class ObservingMode(TorchDispatchMode):
         """Whether it measures what operations take inside themselves."""
         return self._observer is not None
 
-    def rest(self) -> None:
+    def stop_observing(self) -> None:
         """Shows nothing any more: every operation passes, at next to no cost."""
         self._observer = None
 
@@ -127,28 +129,28 @@ class ObservingMode(TorchDispatchMode):
         Returns:
             Whether it is out.
         """
-        self.rest()
+        self.stop_observing()
         thread = self._thread
         if torch_private.backward_task() != torch_private.NO_TASK:
             return not self._inside
         if thread is threading.current_thread():
-            _leave_those_on_top()
+            _remove_finished_from_top()
             gone = not any(mode is self for mode in torch_private.mode_stack())
         else:
             gone = thread is not None and not thread.is_alive()  # its stack went with it
         if gone:
-            self._is_out()  # where another's exit took it out
+            self._removed_from_stack()  # where another's exit took it out
         return not self._inside
 
-    def leave_from_top(self) -> bool:
+    def remove_from_top(self) -> bool:
         """Leaves, being on top of the stack of its own thread, unless it still has somebody to show to."""
         if not self._inside or self._observer is not None:
             return False
         self.__exit__(None, None, None)
-        self._is_out()
+        self._removed_from_stack()
         return True
 
-    def _is_out(self) -> None:
+    def _removed_from_stack(self) -> None:
         if self._inside:
             self._inside = False
             self._thread = None
@@ -199,7 +201,7 @@ class ObservingMode(TorchDispatchMode):
             elif kind & WRITTEN:
                 return kind & ~RESULT, None
             if self._observer is not None:
-                self._observer.changes(tensors_in(kwargs) or args[:1])
+                self._observer.before_change(tensors_in(kwargs) or args[:1])
                 return kind, storages_in((args, kwargs))
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("looking at an operation's arguments", error)
@@ -256,11 +258,11 @@ _flags = _Flags()
 fork.renew(_flags, "_lock", threading.Lock)
 
 
-def _leave_those_on_top() -> None:
+def _remove_finished_from_top() -> None:
     """Takes out what is on top of this thread's stack and has nobody to show to any more."""
     while stack := torch_private.mode_stack():
         mode = stack[-1]
-        if not isinstance(mode, ObservingMode) or not mode.leave_from_top():
+        if not isinstance(mode, ObservingMode) or not mode.remove_from_top():
             return
 
 
@@ -281,7 +283,7 @@ _kinds: dict[Any, int] = {}
 
 def kind_of(func: Any) -> int:
     """What an operation's result may be, by its schema, and what is known of its inside."""
-    return _result_of(func) | _INSIDE[op_workspace.need(func)]
+    return _result_of(func) | _INSIDE[op_workspace.workspace_class(func)]
 
 
 def _result_of(func: Any) -> int:

@@ -29,17 +29,17 @@ from memlog.trace.encoding import (
 )
 from memlog.trace.storage_uses import UNKNOWN
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.calling_lines import Callers
+from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, ThreadState
-from memlog.tracer.attribution.parameter_owners import Owners
-from memlog.tracer.engines.base import Finding
+from memlog.tracer.attribution.parameter_owners import ParameterOwners
+from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.cpu import dispatch_mode, limitations, op_workspace, patches
-from memlog.tracer.engines.cpu.autocast_types import Precision
-from memlog.tracer.engines.cpu.dispatch_copies import Copies
+from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
+from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
 from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL, LiveStorages
-from memlog.tracer.engines.cpu.op_workspace import Scratch
-from memlog.tracer.engines.cpu.patches import Tap
+from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines.cpu.patches import FunctionPatch
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.hooks.module_hooks import Hooks
 from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of, tensors_in
@@ -66,19 +66,19 @@ class DispatchEngine:
         self._diagnostics = diagnostics
         self._hooks = Hooks(self, diagnostics)
         self._mode = dispatch_mode.ObservingMode(self, diagnostics)
-        self._fakes = torch_private.faking()
+        self._fakes = torch_private.fakes_active()
         self._live_storages = LiveStorages(log, fakes=self._fakes, types=types)
-        self._copies = Copies(self._live_storages)
-        self._callers = Callers()
-        self._precision = Precision(self._live_storages) if types else None
-        self._owners = Owners(names)
-        self._module_stack = ModuleStack(names, self._emit, everywhere=False)
+        self._copies = ModeCopies(self._live_storages)
+        self._calling_lines = CallingLines()
+        self._precision = AutocastTypes(self._live_storages) if types else None
+        self._owners = ParameterOwners(names)
+        self._module_stack = ModuleStack(names, self._emit, all_threads=False)
         self._stopped = False
         self._stepped = weakref.WeakSet[Any]()
         self._unmeasured: Counter[str] = Counter()
         self._transformed = self._late_gradients = self._precision_changed = False
         self._compiled_calls = 0
-        self._code: Sequence[Tap] = ()
+        self._code: Sequence[FunctionPatch] = ()
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Begins to record on this thread."""
@@ -86,14 +86,14 @@ class DispatchEngine:
         self._seed()
         for optimizer in optimizers:
             self._look_at_optimizer(optimizer)
-        op_workspace.look_at_precisions()
+        op_workspace.update_precisions()
         self._hooks.install()
         self._code = patches.compiled_code()
         for tap, listener in self._patches():
             tap.subscribe(listener)
         self._mode.begin()
 
-    def stop(self) -> Finding:
+    def stop(self) -> EngineReport:
         """Ends recording. Calling it again only tries to take the mode out."""
         if not self._stopped:
             self._stopped = True
@@ -103,7 +103,7 @@ class DispatchEngine:
             with self._diagnostics.contained("ending a trace"):
                 if self._module_stack.thread_state() is not None:
                     self._look_at_parameters()  # of another thread they may change at any moment
-                self._precision_changed = op_workspace.look_at_precisions()
+                self._precision_changed = op_workspace.update_precisions()
             self._module_stack.close()
             self._live_storages.close()
         self.leave()
@@ -119,22 +119,22 @@ class DispatchEngine:
                 f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
             ] = self._live_storages.omitted
         self._log.fold()
-        books = self._log.books
-        unlike = self._copies.unlike(books.before_bytes + books.peak_bytes)
+        accountant = self._log.accountant
+        altered = self._copies.altered(accountant.before_bytes + accountant.peak_bytes)
         reason = "the CPU has no caching allocator, so nothing is reserved"
         missed = self._missed()
-        return Finding(
+        return EngineReport(
             unseen=(
                 *limitations.ALWAYS,
                 *((limitations.TRANSFORMED,) if self._transformed else ()),
                 *missed,
-                *((unlike,) if unlike else ()),
+                *((altered,) if altered else ()),
             ),
             fragmentation_reason=reason,
             dropped=dropped,
-            lines=tuple(self._callers.lines),
+            lines=tuple(self._calling_lines.lines),
             incomplete=bool(missed or self._live_storages.omitted),
-            approximate=unlike is not None,
+            approximate=altered is not None,
         )
 
     def _missed(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class DispatchEngine:
             or len(patches.compiled_code()) > len(self._code),
         }
         missed = [sentence for sentence, applies in found.items() if applies]
-        if unknown := torch_private.foreign_compilers():
+        if unknown := torch_private.unknown_compilers():
             missed.append(
                 "Nobody knows whether code of these compilers ran, nor what it allocates, so that peaks and "
                 f"what is live at the end are lower bounds: {', '.join(unknown[:_NAMED])}."
@@ -165,9 +165,9 @@ class DispatchEngine:
             )
         return tuple(missed)
 
-    def give_up(self) -> None:
+    def stop_recording(self) -> None:
         """Records nothing more. The mode, which may be at work right now, only rests."""
-        self._mode.rest()
+        self._mode.stop_observing()
         self._module_stack.closed = True
 
     def leave(self) -> bool:
@@ -183,8 +183,8 @@ class DispatchEngine:
         if before is not None:
             before.inputs = self._live_storages.largest(tensors) if tensors else NO_INPUTS
         thread_state = self._module_stack.module_begins(module)
-        self._transformed = self._transformed or torch_private.transforming()
-        if self._owners.unknown:
+        self._transformed = self._transformed or torch_private.in_functorch_transform()
+        if self._owners.has_new_roots:
             self._seed()
         if thread_state is None:
             return
@@ -204,25 +204,27 @@ class DispatchEngine:
         if self._module_stack.thread_state() is None:
             return
         self._look_at_optimizer(optimizer)
-        self._tell_whose_state(optimizer)
+        self._repeat_state_categories(optimizer)
         self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """It has ended."""
         if self._module_stack.thread_state() is not None:
             self._look_at_state(optimizer)
-            self._tell_whose_state(optimizer)
+            self._repeat_state_categories(optimizer)
             self._module_stack.optimizer_ends(optimizer)
 
     # What the dispatch mode tells.
 
-    def changes(self, values: Any) -> None:
-        """An operation may change the storages of what it is given: they are met while they are there."""
+    def before_change(self, values: Any) -> None:
+        """An operation may change the storages of what it is given: they are added while they are there."""
         if self._module_stack.thread_state(join=True) is not None:
             for tensor in tensors_in(values):
-                self._live_storages.meet(tensor)
+                self._live_storages.track_existing(tensor)
 
-    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Scratch | None) -> None:
+    def operation(
+        self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
+    ) -> None:
         """An operation has run whose result may be a storage of its own, or that takes more inside."""
         thread_state = self._module_stack.thread_state(join=True)
         if thread_state is None:
@@ -242,7 +244,7 @@ class DispatchEngine:
             )
             self._look_at_resized(out, layer, phase, thread_state)
         if inside is not None:
-            self._live_storages.passing(
+            self._live_storages.add_workspace(
                 inside.peak - inside.kept, layer, phase, thread_state.number, made
             )
         elif kind > dispatch_mode.RESULT:
@@ -250,14 +252,14 @@ class DispatchEngine:
         self._fold()
 
     def _owner(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Layer and phase of what runs now, and for the books its line, if it runs in no module."""
+        """Layer and phase of what runs now, and for the accountant its line, if it runs in no module."""
         layer, phase = self._module_stack.owner(thread_state)
         line = 0
         if layer == OUTSIDE:
             line = thread_state.line if phase == BACKWARD else 0
-            line = line or self._callers.here()
+            line = line or self._calling_lines.current_line()
             if phase == FORWARD:
-                self._module_stack.made_by_line(line, thread_state)
+                self._module_stack.mark_line(line, thread_state)
         self._live_storages.line = line
         return layer, phase
 
@@ -268,7 +270,7 @@ class DispatchEngine:
         before = self._live_storages.serial
         instead = self._copies.replaced(func, args, out, phase, thread_state)
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
-            self._live_storages.see(tensor, layer, phase, thread_state.number, instead)
+            self._live_storages.track(tensor, layer, phase, thread_state.number, instead)
         if self._precision is None:
             return UNKNOWN
         return self._precision.operation(func, args, out, layer, phase, before)
@@ -284,7 +286,7 @@ class DispatchEngine:
     def _look_at_resized(self, out: Any, layer: int, phase: int, thread_state: ThreadState) -> None:
         for tensor in tensors_in(out):
             if tensor.is_cpu:
-                self._live_storages.see_resized(
+                self._live_storages.track_resized(
                     tensor.untyped_storage(), layer, phase, thread_state.number
                 )
 
@@ -301,9 +303,9 @@ class DispatchEngine:
 
     # What the taps tell.
 
-    def _patches(self) -> Iterator[tuple[Tap, Callable[[Any, Any], None]]]:
-        yield patches.RESIZES, self._storage_resized
-        yield patches.RANDOM_STATES, self._random_state_copied
+    def _patches(self) -> Iterator[tuple[FunctionPatch, Callable[[Any, Any], None]]]:
+        yield patches.STORAGE_RESIZES, self._storage_resized
+        yield patches.RANDOM_STATE_COPIES, self._random_state_copied
         for tap in self._code:
             yield tap, self._compiled_code_ran
 
@@ -317,7 +319,7 @@ class DispatchEngine:
             thread_state = self._module_stack.thread_state()
             if thread_state is not None:
                 layer, phase = self._owner(thread_state)
-                self._live_storages.see(state, layer, phase, thread_state.number)
+                self._live_storages.track(state, layer, phase, thread_state.number)
 
     def _storage_resized(self, _result: Any, args: Any) -> None:
         storage = args[0]
@@ -325,12 +327,12 @@ class DispatchEngine:
             thread_state = self._module_stack.thread_state()
             if thread_state is not None and storage.device.type == "cpu":
                 layer, phase = self._owner(thread_state)
-                self._live_storages.see_resized(storage, layer, phase, thread_state.number)
+                self._live_storages.track_resized(storage, layer, phase, thread_state.number)
 
     # What is there already.
 
     def _seed(self) -> None:
-        for tensor, layer, category in self._owners.adopt():
+        for tensor, layer, category in self._owners.register_new_roots():
             self._live_storages.classify(tensor, layer, category)
 
     def _look_at_parameters(self) -> None:
@@ -360,16 +362,16 @@ class DispatchEngine:
                 state.tensor, self._owners.of_state(state), OPTIMIZER_STATE
             )
 
-    def _tell_whose_state(self, optimizer: Any) -> None:
+    def _repeat_state_categories(self, optimizer: Any) -> None:
         """Repeat of state that was known before as which step's it counts, as the optimizer first steps."""
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
             for state in optimizer_tensors(optimizer):
-                self._live_storages.repeat(state.tensor, self._owners.of_state(state))
+                self._live_storages.repeat_category(state.tensor, self._owners.of_state(state))
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         key, size = thread_state.inputs if kind == ENTER else (0, 0)
-        self._live_storages.settle()
+        self._live_storages.write_pending()
         self._log.append(
             pack(key, size, self._log.now(), layer, kind, phase, 0, thread_state.number)
         )

@@ -50,7 +50,7 @@ _PLAIN = (int, float, str, type(None), torch.dtype, torch.memory_format)
 _MAX_KNOWN = 10_000
 
 
-class Scratch(NamedTuple):
+class Workspace(NamedTuple):
     """Bytes that one operation takes."""
 
     peak: int
@@ -59,31 +59,31 @@ class Scratch(NamedTuple):
     """Its results."""
 
 
-class _Turn(threading.local):
+class _LastMeasurement(threading.local):
     """What a mode further down this thread's stack has measured last."""
 
     func: Any = None
-    found: Scratch | None = None
+    found: Workspace | None = None
 
 
-_turn = _Turn()
-_known: dict[Any, Scratch] = {}
+_last_measured = _LastMeasurement()
+_known: dict[Any, Workspace] = {}
 _precisions: tuple[str, ...] = ()
 _by_value: dict[Any, bool] = {}
 
 
-def look_at_precisions() -> bool:
+def update_precisions() -> bool:
     """What was measured counts for the precision alone that oneDNN computes in.
 
     Returns:
         Whether that is another than when this was called last.
     """
     global _precisions
-    before, _precisions = _precisions, torch_private.precisions()
+    before, _precisions = _precisions, torch_private.onednn_precisions()
     return before != _precisions
 
 
-def need(func: Any) -> int:
+def workspace_class(func: Any) -> int:
     """What is known of an operation's inside, by its name and schema."""
     schema = getattr(func, "_schema", None)
     if schema is None:
@@ -120,7 +120,7 @@ def _is_fraction(value: Any) -> bool:
     return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 
-def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
+def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     """Runs an operation.
 
     Returns:
@@ -169,11 +169,11 @@ def depends_on_values(func: Any) -> bool:
     return found
 
 
-def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
+def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if any(getattr(mode, "measures", False) for mode in torch_private.mode_stack()):
         return _measured_below(func, args, kwargs)
     start, end = torch_private.allocation_profiler()
-    if start is None or end is None or not _begun(start):
+    if start is None or end is None or not _started(start):
         return func(*args, **kwargs), None
     records: Any = ()
     try:
@@ -185,21 +185,21 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch
         if record.kind() == "memory_alloc":
             level += record.cpu_memory_usage()
             peak = max(peak, level)
-    found = Scratch(peak, level)
+    found = Workspace(peak, level)
     if key is not None and len(_known) < _MAX_KNOWN:
         _known[key] = found
-    _turn.func, _turn.found = func, found
+    _last_measured.func, _last_measured.found = func, found
     return out, found
 
 
-def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
+def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     """Another tracer's mode comes next, which sees the same operation: one profiler serves both."""
-    _turn.func = None
+    _last_measured.func = None
     out = func(*args, **kwargs)
-    return out, _turn.found if _turn.func is func else None
+    return out, _last_measured.found if _last_measured.func is func else None
 
 
-def _begun(start: Callable[[], Any]) -> bool:
+def _started(start: Callable[[], Any]) -> bool:
     try:
         start()
     except RuntimeError:

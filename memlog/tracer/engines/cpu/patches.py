@@ -20,7 +20,7 @@ from memlog.tracer import torch_private
 _Listener = Callable[[Any, Any], None]
 
 
-class Tap:
+class FunctionPatch:
     """One function of torch's, and who hears of its calls.
 
     Args:
@@ -38,13 +38,13 @@ class Tap:
         self._before: Any = None
         fork.renew(self, "_lock", threading.Lock)
 
-        def call_and_tell(*args: Any, **kwargs: Any) -> Any:
+        def call_and_notify(*args: Any, **kwargs: Any) -> Any:
             result = self._before(*args, **kwargs)
             for listener in self._listeners.copy():
                 listener(result, args)
             return result
 
-        self._ours = call_and_tell
+        self._replacement = call_and_notify
 
     def subscribe(self, listener: _Listener) -> None:
         """From now on ``listener`` is called with what each call has returned, and its arguments."""
@@ -53,8 +53,8 @@ class Tap:
             if not self._on:
                 self._own = self._name in vars(self._holder)
                 self._before = getattr(self._holder, self._name)
-                torch_private.leave_uncompiled(self._ours)
-                setattr(self._holder, self._name, self._ours)
+                torch_private.skip_compiling(self._replacement)
+                setattr(self._holder, self._name, self._replacement)
                 self._on = True
 
     def unsubscribe(self, listener: _Listener) -> None:
@@ -67,19 +67,19 @@ class Tap:
 
     def _undo(self) -> None:
         """As it was; where another's lies on top ours stays below it and tells nobody."""
-        if not self._on or vars(self._holder).get(self._name) is not self._ours:
+        if not self._on or vars(self._holder).get(self._name) is not self._replacement:
             return
         if self._own:
             setattr(self._holder, self._name, self._before)
         else:
             delattr(self._holder, self._name)  # what it inherits shows again
-        torch_private.keep_rules(self._ours, self._before)
+        torch_private.move_compiler_rules(self._replacement, self._before)
         self._on = False
 
 
-RESIZES: Final = Tap(torch.UntypedStorage, "resize_")
+STORAGE_RESIZES: Final = FunctionPatch(torch.UntypedStorage, "resize_")
 """Storages that Python resizes."""
-RANDOM_STATES: Final = Tap(torch, "get_rng_state")
+RANDOM_STATE_COPIES: Final = FunctionPatch(torch, "get_rng_state")
 """Copies of the random number generator's state, which checkpointing keeps."""
 
 _COMPILED = (
@@ -88,13 +88,13 @@ _COMPILED = (
     ("torch.export.pt2_archive._package", "AOTICompiledModel"),
 )
 """What Inductor's code is called through, forward and backward."""
-_compiled: dict[str, Tap] = {}
+_compiled: dict[str, FunctionPatch] = {}
 
 
-def compiled_code() -> Sequence[Tap]:
+def compiled_code() -> Sequence[FunctionPatch]:
     """Calls of Inductor's code, as far as this process has loaded what calls it."""
     for module, name in _COMPILED:
         found = getattr(sys.modules.get(module), name, None)
         if found is not None and name not in _compiled:
-            _compiled[name] = Tap(found, "__call__")
+            _compiled[name] = FunctionPatch(found, "__call__")
     return tuple(_compiled.values())

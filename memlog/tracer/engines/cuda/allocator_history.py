@@ -11,7 +11,7 @@ MAX_ENTRIES = 131_072
 """Of the ring, 136 bytes each, for every device. torch's own default has no bound."""
 
 
-class History:
+class AllocatorHistory:
     """The history of one device's allocator.
 
     Where the user has it on already, nothing is turned on, off or cleared: our notes are attached to the
@@ -26,7 +26,7 @@ class History:
         self._memory: Any = getattr(torch, device.type).memory
         self._set_note = getattr(self._memory, "_set_memory_metadata", None)
         self._get_note = getattr(self._memory, "_get_memory_metadata", None)
-        self._ours = False
+        self._enabled_here = False
         self.takes_notes = self._set_note is not None
 
     def refusal(self) -> str | None:
@@ -61,7 +61,7 @@ class History:
             getattr(self._memory, "_record_memory_history_impl", record)
         ).parameters
         record("all", **{name: value for name, value in wanted.items() if name in taken})
-        self._ours = True
+        self._enabled_here = True
 
     def note(self, text: str) -> None:
         """Attaches ``text`` to this thread's later entries."""
@@ -78,8 +78,8 @@ class History:
             self.note("")
             return self._memory._snapshot()
         finally:
-            if self._ours:
-                self._ours = False
+            if self._enabled_here:
+                self._enabled_here = False
                 self._memory._record_memory_history(enabled=None)
 
     def entries(self, snapshot: Any, since_us: int) -> list[Any]:

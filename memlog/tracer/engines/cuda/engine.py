@@ -14,13 +14,18 @@ from memlog.trace.cuda_join import Join, Mark, Seed, label
 from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
-from memlog.tracer.attribution.parameter_owners import Owners
+from memlog.tracer.attribution.parameter_owners import ParameterOwners
 from memlog.tracer.engines import allocator_stats
-from memlog.tracer.engines.base import Finding
-from memlog.tracer.engines.cuda.allocator_history import History
-from memlog.tracer.engines.hook_engine import Followed
+from memlog.tracer.engines.base import EngineReport
+from memlog.tracer.engines.cuda.allocator_history import AllocatorHistory
+from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
-from memlog.tracer.tensor_storages import held_by, optimizer_tensors, parameters_of, tensors_in
+from memlog.tracer.tensor_storages import (
+    optimizer_tensors,
+    parameters_of,
+    storage_tensors,
+    tensors_in,
+)
 
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
@@ -32,7 +37,7 @@ _UNSEEN = (
 )
 
 
-class NativeEngine(Followed):
+class NativeEngine(HookEngine):
     """Records one window of one device.
 
     Args:
@@ -48,21 +53,21 @@ class NativeEngine(Followed):
         log: EventLog,
         names: ModuleNames,
         diagnostics: Diagnostics,
-        history: History,
+        history: AllocatorHistory,
         *,
         readings: bool,
     ) -> None:
         super().__init__(log, names, diagnostics)
         self._history = history
         self._device = history.device
-        self._owners = Owners(names)
+        self._owners = ParameterOwners(names)
         self._read = allocator_stats.reader(self._device)
         self._read_always = readings
         self._marks: list[Mark] = []
         self._seeds: list[Seed] = []
-        self._opening: int | None = None
+        self._allocated_at_start: int | None = None
         self._started_us = 0
-        self._finding = Finding()
+        self._report = EngineReport()
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Begins."""
@@ -70,16 +75,16 @@ class NativeEngine(Followed):
         self._history.start()
         self._started_us = time.time_ns() // 1000
         if self._read is not None:
-            self._opening = self._read()[0]
+            self._allocated_at_start = self._read()[0]
         self._seed()
         for optimizer in optimizers:
             self._seed_optimizer(optimizer)
         self._hooks.install()
 
-    def stop(self) -> Finding:
+    def stop(self) -> EngineReport:
         """Ends, reads the history and writes the events. Calling it again is harmless."""
         if self._stopped:
-            return self._finding
+            return self._report
         self._stopped = True
         self._end()
         snapshot = self._history.stop()
@@ -87,7 +92,7 @@ class NativeEngine(Followed):
         join = Join(
             self._marks,
             self._seeds,
-            opening=self._opening,
+            opening=self._allocated_at_start,
             started_us=self._log.began_us,
             by_time=not self._history.takes_notes,
         )
@@ -96,10 +101,10 @@ class NativeEngine(Followed):
             if self._log.full:
                 self._log.fold()
         self._marks = []
-        self._finding = self._found(snapshot, len(entries), join)
-        return self._finding
+        self._report = self._make_report(snapshot, len(entries), join)
+        return self._report
 
-    def give_up(self) -> None:
+    def stop_recording(self) -> None:
         """Records nothing more."""
         self._module_stack.closed = True
 
@@ -125,8 +130,8 @@ class NativeEngine(Followed):
         self._look_at_state(optimizer)
         super().optimizer_ends(optimizer)
 
-    def _look_at_models(self) -> None:
-        if self._owners.unknown:
+    def _register_new_roots(self) -> None:
+        if self._owners.has_new_roots:
             self._seed(late=True)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
@@ -134,7 +139,7 @@ class NativeEngine(Followed):
         if self._read_always and self._read is not None:
             allocated, reserved = self._read()
             reading = (allocated, reserved or 0)
-        owner = self._module_stack.resting(thread_state)
+        owner = self._module_stack.owner_until_change(thread_state)
         mark = Mark(
             self._log.now(),
             kind,
@@ -157,7 +162,7 @@ class NativeEngine(Followed):
         Args:
             late: The window is open already, so that they may have been made in it.
         """
-        for tensor, layer, category in self._owners.adopt():
+        for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
                 self._seeds.append(Seed(address, size, layer, category))
             if late:
@@ -199,11 +204,11 @@ class NativeEngine(Followed):
     def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
         return [
             (storage.data_ptr(), storage.nbytes())
-            for storage in (plain.untyped_storage() for plain in held_by(tensor))
+            for storage in (plain.untyped_storage() for plain in storage_tensors(tensor))
             if storage.device == self._device and storage.nbytes()
         ]
 
-    def _found(self, snapshot: Any, entries: int, join: Join) -> Finding:
+    def _make_report(self, snapshot: Any, entries: int, join: Join) -> EngineReport:
         found, reason = allocator_stats.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
         if self._history.may_have_dropped(entries):
@@ -216,4 +221,4 @@ class NativeEngine(Followed):
                 f"torch {torch.__version__} attaches no notes to this device's history: layers are found by "
                 "time, and what lies within a microsecond of a change may go to the wrong one.",
             )
-        return Finding(unseen, found, reason, dropped)
+        return EngineReport(unseen, found, reason, dropped)
