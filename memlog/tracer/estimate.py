@@ -1,7 +1,7 @@
-"""What a training step will need, without a GPU and without the memory: derived, for any model and batch.
+"""Estimate of a training step's memory for any model and batch, without a GPU and without the memory.
 
-The step runs with PyTorch's fake tensors, which know their shapes and hold nothing, and is traced like any
-other. Sizes are those of the tensors; what an allocator rounds up or holds in reserve comes on top.
+The step runs with PyTorch's fake tensors, which have shapes but no bytes, and is traced like any other.
+Sizes are those of tensors. What an allocator rounds up or reserves comes in addition.
 """
 
 # PyTorch leaves some of these without types.
@@ -32,16 +32,16 @@ _MAX_EVENTS = 1_000_000
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True):
-    """Bytes that a step of training takes, the optimizer's state being there already."""
+    """Bytes that a training step takes when the optimizer's state already exists."""
 
     parameters: int
     buffers: int
     gradients: int
     optimizer_state: int
     data: int
-    """The batch, as the model is called first."""
+    """Batch of the first call of the model."""
     activations: int
-    """What the forward pass keeps for the backward pass, the loss included."""
+    """Tensors that the forward pass keeps for the backward pass, the loss included."""
     after_data: int
     after_forward: int
     after_backward: int
@@ -49,7 +49,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
     peak: int
 
     def text(self) -> str:
-        """Lines that tell it."""
+        """Return the estimate as lines of text."""
         mib = 1024**2
         rows = {
             "Model weights": self.parameters + self.buffers,
@@ -73,17 +73,17 @@ def estimate_memory(
     *,
     accumulate: int = 1,
 ) -> MemoryEstimate:
-    """Estimates what a training step takes. Nothing is computed, and the model stays as it is.
+    """Estimate the memory of a training step. Computes nothing and leaves the model unchanged.
 
     Args:
-        model: Its shapes are what counts; it may be on the device ``meta``.
-        loss: Called with a stand-in of the model; makes a batch (``torch.randn(…)``) and returns the loss. It
-            may use `torch.autocast` and ``checkpoint``; what depends on a tensor's value it can't do.
-        optimizer: Makes one of the parameters.
-        accumulate: Batches whose gradients are added up before the optimizer's step.
+        model: Only its shapes matter; it may be on the device ``meta``.
+        loss: Function that gets a stand-in for the model, makes a batch (``torch.randn(…)``) and returns the
+            loss. It may use `torch.autocast` and ``checkpoint``, but not the value of a tensor.
+        optimizer: Function that makes an optimizer of the parameters.
+        accumulate: Number of batches whose gradients are added up before the optimizer's step.
 
     Raises:
-        ConfigurationError: ``loss`` asks for a tensor's value.
+        ConfigurationError: ``loss`` uses a tensor's value.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin = _twin(model, mode)
@@ -99,7 +99,7 @@ def estimate_memory(
                 trace = window.stop()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigurationError(
-            f"the loss asks for a tensor's value ({error}), which an estimate has none of: leave that out"
+            f"the loss asks for a tensor's value ({error}), but an estimate computes none: remove that"
         ) from error
     return _estimate(
         trace, twin, _size(tensors_in([dict(s) for s in steps.state.values()])), gradients
@@ -112,7 +112,7 @@ def _step(
     optimizer: torch.optim.Optimizer,
     accumulate: int,
 ) -> int:
-    """Trains once; returns the size of the gradients."""
+    """Run one training step and return the size of the gradients in bytes."""
     for _ in range(accumulate):
         loss(model).backward()
     gradients = _size(p.grad for p in model.parameters() if p.grad is not None)
@@ -122,7 +122,7 @@ def _step(
 
 
 def _twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of the model whose parameters and buffers hold nothing."""
+    """Return a copy of the model whose parameters and buffers are fake."""
     fakes: dict[int, Any] = {}
     with mode:
         for parameter in model.parameters():
@@ -133,7 +133,7 @@ def _twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """A stand-in on the CPU, which the tracer's engine for it can follow."""
+    """Return a stand-in on the CPU, which the CPU engine can trace."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""Which module each parameter belongs to."""
+"""Layers of parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from memlog.tracer.tensor_storages import StateTensor
 
 
 class ParameterOwners:
-    """The parameters of the modules in a window, known by identity and held weakly.
+    """Layers of the parameters in a window. Parameters are held weakly, by identity.
 
     Args:
-        names: Which module is which layer.
+        names: Layer of each module.
     """
 
     def __init__(self, names: ModuleNames) -> None:
@@ -26,7 +26,7 @@ class ParameterOwners:
         self._registered = 0
 
     def register_new_roots(self) -> list[tuple[Tensor, int, int]]:
-        """Gets to know the modules at the top that are new.
+        """Register the parameters of root modules that were found since the last call.
 
         Returns:
             Their parameters, buffers and gradients, each with its layer and category.
@@ -52,23 +52,23 @@ class ParameterOwners:
 
     @property
     def has_new_roots(self) -> bool:
-        """Whether a module at the top is new."""
+        """True if there are root modules to register."""
         return self._registered < len(self._names.roots)
 
     def parameters(self) -> Iterator[tuple[Tensor, int]]:
-        """Those that are still there, each with its layer."""
+        """Yield the parameters that still exist, each with its layer."""
         for reference, layer, _ in list(self._known.values()):
             parameter = reference()
             if parameter is not None:
                 yield parameter, layer
 
     def of(self, parameter: Any) -> int:
-        """The layer of a parameter; "outside" for one that is not the model's."""
+        """Return the layer of a parameter; "outside" if no module of the window has it."""
         known = self._known.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else OUTSIDE
 
     def of_state(self, state: StateTensor) -> int:
-        """The layer of its parameter; the module at the top, for state of all of an optimizer's."""
+        """Return the layer of a state tensor: its parameter's, or the root's if all parameters share it."""
         known = self._known.get(id(state.parameter))
         if known is None or known[0]() is not state.parameter:
             return OUTSIDE

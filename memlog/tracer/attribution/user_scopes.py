@@ -1,7 +1,7 @@
-"""Names for what is no module: a function, an equation's term, a stage of a pipeline.
+"""Scopes: user-given names for code that is no module, such as an equation's term or a pipeline stage.
 
-A scope is told to every trace that is open, as torch's hooks tell them of modules, and stands among the
-layers in parentheses.
+Every open trace gets the begin and end of a scope, as torch's hooks report those of modules. A scope is
+listed among the layers, in parentheses.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MAX_LENGTH = 100
 
 
 class Scope:
-    """Stands where a module would; its name is its place.
+    """Placeholder for a module. Its name is its path.
 
     Args:
-        name: What it is called.
+        name: Name of the scope.
     """
 
     __slots__ = ("name",)
@@ -31,17 +31,17 @@ class Scope:
 
 
 class ScopeListener(Protocol):
-    """What is told of scopes. Never raises."""
+    """Listener for scopes. Never raises."""
 
     def scope_begins(self, scope: Scope) -> None:
-        """A scope begins on this thread."""
+        """Handle the begin of a scope on this thread."""
 
     def scope_ends(self, scope: Scope) -> None:
-        """It has ended."""
+        """Handle the end of a scope."""
 
 
 class _Listeners:
-    """Those that are open; replaced whole, so that a scope tells its end to whom it told its beginning."""
+    """Open traces. The tuple is replaced as a whole, so a scope's end reaches the listeners of its begin."""
 
     def __init__(self) -> None:
         self.now: tuple[ScopeListener, ...] = ()
@@ -62,7 +62,7 @@ fork.renew(LISTENERS, "_lock", threading.Lock)
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """What is allocated in the block, or in the function that this decorates, belongs to ``name``.
+    """Assign what is allocated in the block, or in the decorated function, to ``name``.
 
     ::
 
@@ -70,15 +70,15 @@ def scope(name: str) -> Iterator[None]:
             velocity = advect.semi_lagrangian(velocity, velocity, dt)
         diffuse = scope("diffusion")(diffuse.explicit)
 
-    Scopes and modules nest: the path is that of what surrounds it with ``(name)`` behind. Where nothing is
-    traced it does nothing. Its part of the backward pass is known on the CPU; on a GPU that counts with what
-    surrounds it.
+    Scopes and modules nest: the path is the surrounding path with ``(name)`` behind. Without an open trace,
+    a scope does nothing. On the CPU, the scope's part of the backward pass counts with it. On a GPU, that
+    part counts with what surrounds the scope.
 
     Args:
         name: Up to 100 characters without a dot, which separates layers.
 
     Raises:
-        ConfigurationError: ``name`` is none.
+        ConfigurationError: ``name`` is not such a name.
     """
     if not name or "." in name or len(name) > _MAX_LENGTH:
         raise ConfigurationError(

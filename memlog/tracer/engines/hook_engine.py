@@ -1,4 +1,4 @@
-"""What the engines have in common that follow modules and the backward pass by hooks alone."""
+"""Base class of the engines that follow modules and the backward pass with hooks only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from memlog.tracer.hooks.module_hooks import Hooks
 
 
 class HookEngine:
-    """Every thread that calls the model's modules takes part.
+    """Follows every thread that calls the model's modules.
 
     Args:
-        log: Where events go.
-        names: Which module is which layer.
-        diagnostics: Where errors are counted.
+        log: Log for the events.
+        names: Layer of each module.
+        diagnostics: Counter of memlog's own errors.
     """
 
     def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
@@ -31,15 +31,15 @@ class HookEngine:
         self._stopped = False
 
     def leave(self) -> bool:
-        """Nothing stays behind."""
+        """Return True once stopped: hooks leave nothing behind."""
         return self._stopped
 
     def stop_recording(self) -> None:
-        """Records nothing more."""
+        """Record nothing more."""
         self._module_stack.closed = True
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
+        """Record the begin of a module's ``forward``."""
         thread_state = self._module_stack.thread_state()
         surrounding = thread_state.stack[-1][0] if thread_state is not None else 0
         begun = self._module_stack.module_begins(module)
@@ -48,24 +48,24 @@ class HookEngine:
             self._backward.module_begins(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended."""
+        """Record the end of a module's ``forward``."""
         layer = self._module_stack.module_ends(module)
         if layer is not None:
             self._backward.module_ends(output, layer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Record the begin of an optimizer's step."""
         self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Record the end of an optimizer's step."""
         self._module_stack.optimizer_ends(optimizer)
 
     def _register_new_roots(self) -> None:
-        """A module at the top may be new."""
+        """Register root modules that were found since. Engines that need them override this."""
 
     def _end(self) -> None:
-        """Hears nothing more."""
+        """Remove the hooks and end open modules."""
         self._hooks.remove()
         self._module_stack.close()
         self._backward.close()

@@ -1,7 +1,7 @@
-"""Windows that are closed, and whose dispatch mode could not be taken out.
+"""Closed windows whose dispatch mode could not be removed yet.
 
-Another's mode lay on top, or the window was closed on another thread than the one that opened it. Until
-theirs can go, a hook tries it as modules are called.
+Another mode lies on top, or the window was closed on another thread than the one that opened it. A hook tries
+again at each module call.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 
 
 class ClosedWindow(Protocol):
-    """A window, or its engine."""
+    """A closed window, or its engine."""
 
     def leave(self) -> bool:
-        """Tries it; ``True`` once nothing is left in torch. Never raises."""
+        """Try to remove what is left; return True once nothing is left in torch. Never raises."""
 
 
 class _Waiting:
@@ -39,7 +39,7 @@ class _Waiting:
 
     def attempt(self) -> None:
         if not self._windows or not self._lock.acquire(blocking=False):
-            return  # another thread is at it
+            return  # another thread is doing it
         try:
             self._windows = [window for window in self._windows if not window.leave()]
             if not self._windows and self._handle is not None:
@@ -56,15 +56,15 @@ fork.renew(_waiting, "_lock", threading.Lock)
 
 
 def remove_when_possible(window: ClosedWindow) -> None:
-    """Takes out what is left of a closed window: now if that is possible, else as soon as it is."""
+    """Remove what is left of a closed window: now if possible, else at a later module call."""
     if not window.leave():
         _waiting.add(window)
     else:
-        _waiting.attempt()  # it may have lain on top of another
+        _waiting.attempt()  # its mode may have covered one that waits
 
 
 def remove_waiting() -> None:
-    """Takes out what can be taken out on this thread now; where nothing waits it costs nothing."""
+    """Remove what can be removed on this thread now."""
     _waiting.attempt()
 
 

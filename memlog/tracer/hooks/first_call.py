@@ -1,4 +1,4 @@
-"""Hearing of every module that is called, outside compiled code."""
+"""Hook that observes module calls outside compiled code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ModuleCallHook:
     """One global hook, until `remove`.
 
     Args:
-        called: Told of the module and its inputs. Its errors are counted and reach nobody.
-        diagnostics: Where they are counted.
+        called: Called with the module and its inputs. Its errors are counted and not raised.
+        diagnostics: Counter of these errors.
 
     Attributes:
-        paused: Whether calls are passed over.
+        paused: True if calls are ignored.
     """
 
     def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
@@ -42,10 +42,10 @@ class ModuleCallHook:
 
     @property
     def compiled_since(self) -> bool:
-        """Whether something was compiled while the hook was there."""
+        """True if something was compiled while the hook was installed."""
         return compilations() != self._compiled
 
     def remove(self) -> None:
-        """Takes it out again."""
+        """Remove the hook."""
         self._handle.remove()
         self._warning_filter.end()

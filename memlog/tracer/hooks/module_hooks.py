@@ -1,11 +1,11 @@
-"""Hearing of modules and optimizers at work, through torch's global hooks.
+"""Global torch hooks that observe modules and optimizers.
 
-Nothing is put on a module or a parameter: a hook there would be pickled with the model, and full backward
-hooks break models with in-place activations. In a compiled graph the hooks are nothing at all.
+No hook is put on a module or a parameter: it would be pickled with the model, and full backward hooks break
+models with in-place activations. Global hooks do not run in a compiled graph.
 
-torch walks through its table of optimizer hooks while it calls them, and raises into the training loop where
-that table changes meanwhile. So whoever opens and closes windows in such hooks listens to optimizers itself
-(`OptimizerSubscription`) for as long as it may, and windows only come and go as further listeners.
+torch iterates over its table of optimizer hooks while it calls them, and raises into the training loop if
+that table changes meanwhile. Code that opens and closes windows in such hooks therefore keeps an
+`OptimizerSubscription` of its own for as long as windows may open. Windows then only add further listeners.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 
 
 class OptimizerListener(Protocol):
-    """What is told of optimizers."""
+    """Listener for optimizer steps."""
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Handle the begin of an optimizer's step."""
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Handle the end of an optimizer's step."""
 
 
 class Listener(OptimizerListener, Protocol):
-    """What is told of modules, too."""
+    """Listener for optimizer steps and module calls."""
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
+        """Handle the begin of a module's ``forward``."""
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended; ``output`` is ``None`` where an exception ended it."""
+        """Handle the end of a module's ``forward``; ``output`` is ``None`` if an exception ended it."""
 
 
 class Hooks:
-    """The hooks of one engine; errors in the listener are counted and reach nobody.
+    """Hooks of one engine.
 
     Args:
-        listener: Who is told.
-        diagnostics: Where errors are counted.
+        listener: Listener to call. Its errors are counted and not raised.
+        diagnostics: Counter of these errors.
     """
 
     def __init__(self, listener: Listener, diagnostics: Diagnostics) -> None:
@@ -67,7 +67,7 @@ class Hooks:
         self._optimizers: OptimizerSubscription | None = None
 
     def install(self) -> None:
-        """Puts the hooks in: all of them or none."""
+        """Install all hooks, or none if one fails."""
         self._warning_filter = CompileWarningFilter()
         begins, ends = self._module_hooks()
         try:
@@ -80,7 +80,7 @@ class Hooks:
             raise
 
     def remove(self) -> None:
-        """Takes them out again. Calling it again is harmless."""
+        """Remove the hooks. A second call is harmless."""
         LISTENERS.remove(self)
         optimizers, self._optimizers = self._optimizers, None
         if optimizers is not None:
@@ -91,13 +91,13 @@ class Hooks:
             self._warning_filter.end()
 
     def scope_begins(self, scope: Scope) -> None:
-        """A scope begins, which is to the listener as a module."""
+        """Handle the begin of a scope, which the listener gets as a module."""
         with self._diagnostics.contained("noticing that a scope begins"):
             if not torch.compiler.is_compiling():
                 self._listener.module_begins(scope, ())
 
     def scope_ends(self, scope: Scope) -> None:
-        """It has ended."""
+        """Handle the end of a scope."""
         with self._diagnostics.contained("noticing that a scope ends"):
             if not torch.compiler.is_compiling():
                 self._listener.module_ends(scope, None)
@@ -129,13 +129,13 @@ class Hooks:
 
 
 class OptimizerSubscription:
-    """Passes on to a listener what optimizers do, until `remove`; the hooks stay in torch as long.
+    """Passes optimizer steps to a listener until `remove`. The hooks stay in torch as long.
 
-    Neither the first of these nor removing the last may happen within an optimizer's step.
+    Within an optimizer's step, do not create the first subscription, and do not remove the last.
 
     Args:
-        listener: Who is told.
-        diagnostics: Where its errors are counted.
+        listener: Listener to call. Its errors are counted and not raised.
+        diagnostics: Counter of these errors.
     """
 
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
@@ -146,9 +146,10 @@ class OptimizerSubscription:
         _watch.acquire(self)
 
     def remove(self) -> None:
-        """Ends what has begun, and tells no more. Calling it again is harmless.
+        """End the open steps for the listener, and stop. A second call is harmless.
 
-        A session's own hook closes a window before the last step's end is heard.
+        A step can be open here: a session's own hook closes a window before the end of the last step is
+        reported.
         """
         if not self._removed:
             for optimizer in [reference() for reference in self._stepping[::-1]]:
@@ -158,7 +159,7 @@ class OptimizerSubscription:
             _watch.release(self)
 
     def begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Handle the begin of an optimizer's step."""
         if self._removed:
             return
         self._stepping.append(weakref.ref(optimizer))
@@ -168,7 +169,7 @@ class OptimizerSubscription:
             self._diagnostics.fault("noticing an optimizer's step", error)
 
     def ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Handle the end of an optimizer's step."""
         if self._removed:
             return
         self._stepping = [other for other in self._stepping if other() is not optimizer]
@@ -179,7 +180,7 @@ class OptimizerSubscription:
 
 
 class _OptimizerWatch:
-    """The process's one pair of optimizer hooks, and who listens to it now."""
+    """The process's only pair of optimizer hooks, and its subscriptions."""
 
     def __init__(self) -> None:
         self._listeners: tuple[OptimizerSubscription, ...] = ()

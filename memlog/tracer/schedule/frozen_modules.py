@@ -1,7 +1,7 @@
-"""What a training step calls before the first module that is trained: a teacher, a target network.
+"""Modules that a training step calls before the first trained one: a teacher, a target network.
 
-Without gradients a call may belong to the step, or to an evaluation between two of them. It belongs to the
-step where the step that was traced last began with a call of the same module, too.
+A call without gradients may belong to the step, or to an evaluation between two steps. It counts as part of
+the step if the step that was traced last also began with a call of the same module.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class FrozenStart:
-    """Remembers the first module that was called without being trained, held weakly.
+    """Remembers the first module that was called without being trained. The module is held weakly.
 
     Attributes:
-        missed: Whether the window that was opened last began behind one.
+        missed: True if the last window opened after such a call, and so misses a part of its step.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class FrozenStart:
         self._matches = False
 
     def reset(self) -> None:
-        """A step is waited for; what was called before is none of it."""
+        """Forget the calls so far: the next step begins."""
         self._first_called = {}
         self._matches = False
 
     def is_step_start(self, module: Any) -> bool:
-        """Whether the window is to begin with a module, which is not trained.
+        """Return whether the window should open at this module, which is not trained.
 
-        Other threads than the one that trained call modules, too: to prepare the data, for example.
+        Only the thread that was traced last counts: other threads may call modules to prepare data.
         """
         thread = threading.get_ident()
         if thread in self._first_called:
@@ -46,12 +46,12 @@ class FrozenStart:
         return self._matches
 
     def window_opened(self) -> None:
-        """The window begins."""
+        """Remember the first call before the window that opens now."""
         self._thread = threading.get_ident()
         self._last_start = self._first_called.get(self._thread)
         self.missed = self._last_start is not None and not self._matches
         self.reset()
 
     def forget(self) -> None:
-        """The window had no end: what it began with was no part of a step."""
+        """Forget the usual first module: the window had no end, so its first call was not part of a step."""
         self._last_start = None

@@ -1,8 +1,9 @@
-"""Which optimizers take part in a training iteration, so that a window covers all of one.
+"""Optimizers that take part in a training iteration, so that a window covers all of it.
 
-The clock's steps (`memlog.autolog`) are what time is counted in. An optimizer steps once in so many of them:
-a discriminator's steps being the clock, the generator's come every fifth, say. A window covers an iteration
-where it holds that many steps of the clock, and a step of everybody who takes part.
+The unit of time is a step of the clock optimizer (`memlog.autolog`). Each other optimizer steps once per
+some number of these. For example, a discriminator is the clock, and the generator steps at every fifth step.
+A window covers an iteration if it holds that many steps of the clock, and a step of every optimizer that
+takes part.
 """
 
 from __future__ import annotations
@@ -15,21 +16,20 @@ from typing import Any, TypeAlias
 from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Steps of the clock that a window covers at most. An optimizer that steps more rarely has none in most of
-them."""
+"""Maximum clock steps of a window. Most windows contain no step of an optimizer that steps more rarely."""
 _MOST = 4096
-"""Optimizers that are followed, of which there may be one for each parameter; those that have not stepped for
-longest are forgotten."""
+"""Maximum number of optimizers to track (there may be one for each parameter). The one that has not stepped
+for longest is dropped first."""
 
 OptimizerRefs: TypeAlias = tuple[weakref.ref[Any], ...]
 
 
 class OptimizerSchedule:
-    """Hears of every optimizer's steps, in and between windows.
+    """Tracks how often every optimizer steps, in windows and between them.
 
     Args:
-        begins: Called with an optimizer before it is taken note of that it steps.
-        ends: Called with an optimizer whose step is over, where no other's is at work.
+        begins: Called with an optimizer before its step is recorded.
+        ends: Called with an optimizer whose step has ended, if no other optimizer is stepping.
     """
 
     def __init__(self, begins: Callable[[Any], object], ends: Callable[[Any], object]) -> None:
@@ -41,7 +41,7 @@ class OptimizerSchedule:
         self._began = 0
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Record that an optimizer's step begins."""
         self._begins(optimizer)
         self._stepping.add(id(optimizer))
         part = self._parts.pop(id(optimizer), None)
@@ -51,7 +51,7 @@ class OptimizerSchedule:
             part.interval = self._now - part.last
         part.last = self._now
         part.thread = threading.current_thread()
-        self._parts[id(optimizer)] = part  # the newest stands last
+        self._parts[id(optimizer)] = part  # last, as the newest
         if len(self._parts) > _MOST:
             del self._parts[next(iter(self._parts))]
         if not part.in_window:
@@ -59,70 +59,70 @@ class OptimizerSchedule:
             part.had_state = _has_state(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Record that an optimizer's step has ended."""
         self._stepping.discard(id(optimizer))
         if not self._stepping:
             self._ends(optimizer)
 
     def clock_stepped(self) -> None:
-        """The clock has made a step."""
+        """Record a step of the clock."""
         self._now += 1
 
     def begin(self) -> None:
-        """A window begins, maybe within an optimizer's step (LBFGS calls the model in its own)."""
+        """Start a window, possibly within an optimizer's step (LBFGS calls the model in its step)."""
         self._began = self._now
         for identity, part in list(self._parts.items()):
             part.in_window = identity in self._stepping
 
     @property
     def steps(self) -> int:
-        """Steps of the clock since the window began."""
+        """Clock steps since the window began."""
         return self._now - self._began
 
     @property
     def has_interval(self) -> bool:
-        """Whether any optimizer has stepped twice, so that there is a rhythm."""
+        """True if any optimizer has stepped twice, so that its interval is known."""
         return any(part.interval is not None for part in list(self._parts.values()))
 
     @property
     def iteration_done(self) -> bool:
-        """Whether the window covers an iteration, as far as one is known by now."""
-        # Those that have not stepped in it stand first, so of very many one is looked at.
+        """True if the window covers an iteration, as far as the optimizers' intervals are known."""
+        # Optimizers that have not stepped in the window come first, so even with very many this is fast.
         if any(not part.in_window for part in self._active()):
             return False
         return self.steps >= max((part.interval or 1 for part in self._active()), default=1)
 
     @property
     def too_rare(self) -> bool:
-        """Whether it never will, within `LONGEST` steps of the clock."""
+        """True if the window can't cover an iteration within `LONGEST` clock steps."""
         rare = any((part.interval or 1) > LONGEST for part in self._active())
         return rare or self.steps >= LONGEST
 
     @property
     def state_is_new(self) -> bool:
-        """Whether an optimizer made its state within the window."""
+        """True if an optimizer created its state within the window."""
         return any(
             not part.had_state and _has_state(optimizer) for part, optimizer in self._stepped()
         )
 
     def optimizers(self) -> list[Any]:
-        """Those that no other thread steps; their state takes memory also where they step no more."""
+        """Return the optimizers that no other thread steps, also inactive ones: their state takes memory."""
         parts = list(self._parts.values())
         found = [part.optimizer() for part in parts if not trained_elsewhere(part.thread)]
         return [optimizer for optimizer in found if optimizer is not None]
 
     def members(self) -> OptimizerRefs:
-        """Those that stepped in the window."""
+        """Return the optimizers that stepped in the window."""
         return tuple(part.optimizer for part, _ in self._stepped())
 
     def has_joined(self, members: OptimizerRefs) -> bool:
-        """Whether one takes part now that did not, beside one that did."""
+        """Return whether an optimizer that is not in ``members`` now takes part beside one that is."""
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self._active()]
         return any(found) and not all(found)
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
-        """Whether those that stepped in the window have all of the models' parameters that are trained."""
+        """Return whether the optimizers of the window have all parameters of ``models`` that are trained."""
         theirs = {
             id(parameter)
             for _, optimizer in self._stepped()
@@ -147,17 +147,14 @@ class OptimizerSchedule:
 
 
 class _OptimizerSteps:
-    """An optimizer.
-
-    Args:
-        optimizer: Held weakly.
+    """Steps of one optimizer, which is held weakly.
 
     Attributes:
-        last: The clock's steps before it began its last.
-        interval: Steps of the clock between its last two; ``None``: it has not stepped twice.
-        in_window: Whether it stepped in the window.
-        had_state: Whether it had state then.
-        thread: On which.
+        last: Clock steps before its last step began.
+        interval: Clock steps between its last two steps; ``None`` if it has not stepped twice.
+        in_window: True if it stepped in the window.
+        had_state: True if it had state before its first step in the window.
+        thread: Thread of its last step.
     """
 
     __slots__ = ("had_state", "in_window", "interval", "last", "optimizer", "thread")
@@ -171,7 +168,7 @@ class _OptimizerSteps:
 
     @property
     def inactive_after(self) -> int:
-        """Steps of the clock without one of its own after which it has no part any more."""
+        """Clock steps without one of its own after which the optimizer no longer takes part."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

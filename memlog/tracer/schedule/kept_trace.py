@@ -1,4 +1,4 @@
-"""What a session's traces came to: each is published, and the one that tells most of the run is kept."""
+"""Traces of a session: each is published, and the most representative one is kept."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from memlog.trace.records import Trace
 from memlog.tracer.schedule.iteration import OptimizerRefs
 
 _PART = (
-    "The trace is not of a whole training iteration: an optimizer takes part that made no step in it, so "
+    "The trace is not of a whole training iteration: an optimizer that takes part made no step in it, so "
     "peaks are lower bounds."
 )
 
 FROZEN_START_MISSED = (
-    "The trace begins at the first module that is called with gradients; others were called before it in the "
-    "same step, and what they allocated is not in it, so peaks are lower bounds."
+    "The trace begins at the first module that is called with gradients. Other modules were called before it "
+    "in the same step. Their allocations are missing, so peaks are lower bounds."
 )
 
 
 class StepTrace(NamedTuple):
-    """A trace."""
+    """A trace of a session, with what decides whether it is kept."""
 
     trace: Trace
     event: TraceEvent
-    """What is published of it."""
+    """Published event."""
     members: OptimizerRefs
-    """The optimizers that stepped in it."""
+    """Optimizers that stepped in the trace."""
     whole: bool
-    """Whether it covers a training iteration, as far as one is known."""
+    """True if the trace covers a training iteration, as far as known."""
     warm: bool
-    """Whether each of them had its state before."""
+    """True if every optimizer in the trace had its state before."""
 
     @property
     def rank(self) -> int:
-        """How much it tells of the steps that were not traced."""
+        """How well the trace represents steps that were not traced: 0 to 2."""
         return self.whole + (self.whole and self.warm)
 
     def as_partial(self, why: str = _PART) -> StepTrace:
-        """The same, which says that it covers a part of an iteration alone."""
+        """Return the same trace, marked as covering only a part of an iteration."""
         result = self.trace.result
         exactness = "lower bound" if result.exactness == "exact" else result.exactness
         told = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, why))
@@ -56,15 +56,14 @@ class StepTrace(NamedTuple):
 
 
 class KeptTrace:
-    """Keeps and publishes.
+    """Publishes traces, and keeps one of them in a file.
 
     Args:
-        kept: Where the events of the step that is kept are left: the helper process makes a flame graph of
-            them.
-        publish: Takes the trace events.
+        kept: File for the events of the kept step. The helper process makes a flame graph of them.
+        publish: Called with each trace event.
 
     Attributes:
-        members: The optimizers that stepped in the trace that is kept.
+        members: Optimizers that stepped in the kept trace.
     """
 
     def __init__(self, kept: Path, publish: Callable[[Event], object]) -> None:
@@ -75,11 +74,11 @@ class KeptTrace:
         self._undecided: tuple[StepTrace, bool] | None = None
 
     def add(self, step_trace: StepTrace, *, outdated: bool = False) -> None:
-        """A step was traced.
+        """Publish a trace, and keep it if it is more representative.
 
         Args:
-            step_trace: What came of it.
-            outdated: Whether an optimizer takes part now that made no step in the trace that is kept.
+            step_trace: The trace.
+            outdated: Whether an optimizer takes part now that made no step in the kept trace.
         """
         if outdated:
             self._rank = -1
@@ -87,37 +86,39 @@ class KeptTrace:
         self._publish(step_trace.event)
 
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
-        """The first was, and whether it was whole the next optimizer's step tells: this one's, or another's.
+        """Add the first trace, which is published later: the next optimizer step shows whether it was whole.
+
+        It was whole if the next optimizer that steps is one that stepped in the trace.
 
         Args:
-            step_trace: As if it was.
-            whole: What is thought meanwhile.
+            step_trace: The trace, as if it was whole.
+            whole: Assumption until then.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """The next step begins."""
+        """Decide about the first trace: the next optimizer step begins."""
         if self._undecided is not None:
             members = self._undecided[0].members
             self._decide(whole=any(member() is optimizer for member in members))
 
     def step_ended(self) -> None:
-        """Another step is over, and no optimizer was heard of: the user says what a step is."""
+        """Decide about the first trace: a step ended without an optimizer, so the user marks the steps."""
         if self._undecided is not None:
             self._decide(whole=self._undecided[1])
 
     def optimizer_ended(self, optimizer: Any) -> None:
-        """A step is over: that in which the first trace began, where none has begun in it."""
+        """Assign the first trace to an optimizer in whose step it began, if it contains no step."""
         if self._undecided is not None and not self._undecided[0].members:
             step_trace, whole = self._undecided
             self._undecided = step_trace._replace(members=(weakref.ref(optimizer),)), whole
 
     def finish(self, *, outdated: bool) -> None:
-        """No step comes any more.
+        """Decide about the first trace at the end of the session.
 
         Args:
-            outdated: As `add` takes it.
+            outdated: As in `add`.
         """
         if self._undecided is not None:
             self._decide(whole=self._undecided[1])
@@ -136,10 +137,11 @@ class KeptTrace:
         self._publish(decided.event)
 
     def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
-        """A whole iteration tells more than a part, and one with the optimizer's state more than the first.
+        """Keep a trace if it is more representative than the kept one.
 
-        Unless the first needed more all the same: its input was larger. A step that failed was the last: it
-        is kept where it needed more than any before.
+        A whole iteration is preferred to a part, and one whose optimizers had state to the first one, unless
+        the first one needed more memory because its input was larger. A failed step is the last one; it is
+        kept if it needed more memory than all before.
         """
         peak = step_trace.event.peak
         if peak is None:
@@ -152,7 +154,7 @@ class KeptTrace:
             self._keep(step_trace)
 
     def _keep(self, step_trace: StepTrace) -> None:
-        """Leaves the events to the helper process: making a graph of them takes longer than a step."""
+        """Write the events for the helper process: making a flame graph takes longer than a step."""
         self.members = step_trace.members
         self._rank, self._peak = step_trace.rank, step_trace.event.peak or 0
         with replacing(self._file.parent, self._file.name) as file:

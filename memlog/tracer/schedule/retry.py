@@ -1,16 +1,16 @@
-"""Whether it is time to try to trace a step."""
+"""Retry policy for tracing a step."""
 
 from __future__ import annotations
 
 _LONGEST = 32
-"""Steps between two attempts, at most."""
+"""Maximum number of steps between two attempts."""
 
 
 class RetryPolicy:
-    """Remembers that a step is to be traced, and how often that could not be.
+    """Remembers whether a step should be traced, and how often that was impossible.
 
     Attributes:
-        late: Whether it waits for the compiler.
+        awaits_compiler: True while tracing waits for ``torch.compile`` to finish.
     """
 
     def __init__(self) -> None:
@@ -21,31 +21,31 @@ class RetryPolicy:
         self._pause = 0
 
     def want(self) -> None:
-        """A step is to be traced, at once."""
+        """Request a trace of the next step."""
         self._wanted = True
         self._disabled = False
         self._pause = 0
 
     def done(self) -> None:
-        """One is, or no more can be done about it."""
+        """Clear the request: a trace has started, or failed for good."""
         self._wanted = self.awaits_compiler = False
         self._failures = 0
 
     def postpone(self) -> None:
-        """It could not be now: later, ever more steps later."""
+        """Try again later. Each further failure doubles the number of steps until then."""
         self._pause = min(2**self._failures, _LONGEST) - 1
         self._failures = min(self._failures + 1, _LONGEST)
 
     def disable(self) -> None:
-        """It can't be at all, unless somebody asks again."""
+        """Stop trying until the next `want`."""
         self.done()
         self._disabled = True
 
     def next_step(self, *, allowed: bool) -> bool:
-        """Whether to try it in the step that begins.
+        """Return whether to try to trace the step that begins.
 
         Args:
-            allowed: Whether the budget has room for one that nobody has asked for.
+            allowed: Whether the budget allows a trace that was not requested.
         """
         if self._disabled:
             return False

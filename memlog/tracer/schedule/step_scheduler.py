@@ -183,7 +183,7 @@ class PeriodicTracer:
         torch = sys.modules.get("torch")
         if torch is None or self._finished or not self._may_wait():
             return
-        from memlog.tracer.hooks.first_call import ModuleCallHook  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.first_call import ModuleCallHook  # noqa: PLC0415 - torch is loaded already
 
         with self._lock:
             if self._calls is None and self._window is None and not self._opening:
@@ -365,7 +365,7 @@ class PeriodicTracer:
         self._begin_budget(now).charge(spent, setting_up=not self._traced)
 
     def _leave(self, window: TraceWindow) -> None:
-        from memlog.tracer.hooks.deferred_removal import remove_when_possible  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.deferred_removal import remove_when_possible  # noqa: PLC0415 - torch is loaded already
 
         remove_when_possible(window)
 
@@ -407,6 +407,6 @@ class PeriodicTracer:
 def _compiler_in_use() -> bool:
     if "torch._dynamo" not in sys.modules:
         return False
-    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is there already
+    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is loaded already
 
     return compiler_in_use()

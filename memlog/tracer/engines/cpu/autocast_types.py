@@ -1,8 +1,8 @@
-"""What each storage would hold under bfloat16 autocast, found while the training runs without it.
+"""Types that storages would have under bfloat16 autocast, found while training runs without it.
 
-Autocast computes products (of matrices, and convolutions) in two bytes a number, and casts what they are
-given; every other operation follows the types of its inputs, as torch's type promotion has it. So one look at
-each operation's arguments tells the type of its results. Nothing is cast and nothing is computed here.
+Autocast computes products (of matrices, and convolutions) in two bytes a number, and casts their inputs.
+Every other operation follows the types of its inputs by torch's type promotion. So the arguments of an
+operation determine the type of its results. Nothing is cast or computed here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOSS: Final = 2
 _SAFE_SOFTMAX: Final = 3
 _ALL: Final = 1000
 _MATRIX: Final = 2
-"""Dimensions of a weight. What has one is a bias, which a layer adds within its product."""
+"""Dimensions of a weight. A parameter with one dimension is a bias, which a layer adds within its product."""
 
 _NAMED_PRODUCTS = """
     mm addmm bmm baddbmm addbmm convolution convolution_backward mkldnn_convolution _convolution
@@ -37,7 +37,7 @@ _NAMED_WIDE = """
     prod grid_sampler_2d grid_sampler_3d avg_pool3d reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d replication_pad3d _cdist_forward _ctc_loss
 """
-"""What autocast computes in four bytes on the CPU."""
+"""Operations that autocast computes in four bytes on the CPU."""
 _ROLES = {
     **dict.fromkeys(_NAMED_PRODUCTS.split(), _PRODUCT),
     **dict.fromkeys(_NAMED_WIDE.split(), _LOSS),
@@ -48,43 +48,43 @@ _NORMS = {
     for name in ("layer", "batch", "group")
     for suffix, inputs in (("", 1), ("_backward", 2))
 }
-"""How many of their arguments, the first ones, decide: not their parameters, nor their statistics."""
+"""Number of leading arguments that decide the type; later ones are parameters or statistics."""
 
 
 def type_of(tensor: Tensor) -> int:
-    """What a storage is now, as far as nobody has looked at what made it."""
+    """Return the type of a storage from its tensor alone, before any operation was analysed."""
     if tensor.dtype == torch.float32:
         return WIDE
     return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER
 
 
 class AutocastTypes:
-    """Looks at operations, in the order in which they run.
+    """Analyses operations in the order in which they run.
 
     Args:
-        books: Whose notes on storages are kept up to date.
+        live_storages: Tracked storages, whose types this object sets.
     """
 
     def __init__(self, live_storages: LiveStorages) -> None:
         self._live_storages = live_storages
         self._product: tuple[list[TrackedStorage], list[TrackedStorage]] = ([], [])
-        """What the last product got and made."""
+        """Inputs and results of the last product."""
         self._latest = WIDE
-        """The type of the backward pass's last result that was made of floating-point numbers."""
+        """Type of the backward pass's last result that was made of floating-point numbers."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
-        """An operation has run.
+        """Set the types of an operation's results.
 
         Args:
-            func: It.
+            func: The operation.
             args: Its positional arguments.
-            out: What it has returned.
-            layer: To which it belongs.
-            phase: In which.
-            now: The last serial before it.
+            out: Its result.
+            layer: Layer that it belongs to.
+            phase: Phase in which it ran.
+            now: Last serial before it.
 
         Returns:
-            The type of its results, which is that of what it takes inside itself.
+            The type of the results, and so of the operation's workspace.
         """
         if phase == OPTIMIZER:
             return UNKNOWN
@@ -106,9 +106,8 @@ class AutocastTypes:
             for tracked in inputs:
                 tracked.used = now
                 if tracked.is_gradient and layer == OUTSIDE and not backward:
-                    tracked.type = (
-                        WIDE  # autograd.grad gives it to the program, as wide as what it is of
-                    )
+                    # autograd.grad returns it to the program, as wide as what it is the gradient of.
+                    tracked.type = WIDE
             if role == _SAFE_SOFTMAX:
                 self._widen_attention(results)
             kind, inside = _type_from_inputs(role, tensors, backward=backward)
@@ -119,9 +118,9 @@ class AutocastTypes:
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
-        """The type with regard to where the operation runs: outside modules all is wide.
+        """Return the type after considering where the operation runs: outside modules all is wide.
 
-        Where one of autograd's formulas makes numbers of a mask, they have the type that it works in.
+        If one of autograd's formulas makes numbers of a mask, they get the type that the formula works in.
         """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
@@ -140,7 +139,7 @@ class AutocastTypes:
     def _product_type(
         self, inputs: list[TrackedStorage], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """What a product makes."""
+        """Return the type of a product's results, and whether they are wide inside an attention."""
         if any(tracked.wide_inside for tracked in inputs):
             for tracked in inputs:
                 tracked.used = now
@@ -154,7 +153,7 @@ class AutocastTypes:
         return HALF, False
 
     def _widen_attention(self, results: Iterable[TrackedStorage]) -> None:
-        """Attention with dropout has no kernel of its own on the CPU: its steps run in four bytes."""
+        """Mark an attention with dropout as wide: the CPU has no kernel for it and uses four bytes."""
         inputs, scores = self._product
         for tracked in (*inputs, *scores, *results):
             if tracked.type == HALF:
@@ -185,7 +184,7 @@ def _set_types(
 def _type_from_inputs(
     role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """What follows the types of its inputs."""
+    """Return the type of an operation that follows its inputs, and whether it is wide inside an attention."""
     if role == _LOSS:
         for _, tracked in tensors:
             if tracked.type == HALF:
@@ -199,7 +198,7 @@ def _type_from_inputs(
         for tensor, tracked in inputs
         if tensor.ndim >= (_MATRIX if tracked.category == PARAMETER else 1)
     ]
-    # What a loss hands back is cast to the type of the result that it was made from.
+    # The gradient of a loss is cast to the type of the loss's input.
     own = [tracked for tracked in deciding if not (backward and tracked.outside)]
     wide = not own or any(tracked.type == WIDE for tracked in own)
     return (WIDE if wide else HALF), False
@@ -209,6 +208,6 @@ _roles: dict[Any, int] = {}
 
 
 def _role_of(func: Any) -> int:
-    """What kind of operation it is; of one that follows its inputs minus how many of them."""
+    """Return the role of an operation; minus the number of deciding arguments if it follows its inputs."""
     name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

@@ -1,7 +1,7 @@
-"""The engine for tensors on the CPU: sees every operation's results, and when their storages go.
+"""Engine for tensors on the CPU: records the results of every operation, and when their storages are freed.
 
-What a storage takes is what its operation asked the allocator for, so live bytes are the allocator's own, but
-for what an operation allocates and frees inside itself.
+The size of a storage is what its operation asked the allocator for. So live bytes equal the allocator's,
+except for what an operation allocates and frees inside itself.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of, tens
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _NAMED = 8
-"""Operations that are named, at most."""
+"""Maximum number of operations to name in a limitation."""
 
 
 class DispatchEngine:
     """Records one window on the thread that starts it, and on those that run its backward pass.
 
     Args:
-        log: Where events go.
-        names: Which module is which layer.
-        diagnostics: Where errors are counted.
-        types: Whether it is found out what each storage would hold under autocast.
+        log: Log for the events.
+        names: Layer of each module.
+        diagnostics: Counter of memlog's own errors.
+        types: Whether to find out the type of each storage under autocast.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DispatchEngine:
         self._code: Sequence[FunctionPatch] = ()
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Begins to record on this thread."""
+        """Start recording on this thread."""
         self._module_stack.begin()
         self._seed()
         for optimizer in optimizers:
@@ -94,7 +94,7 @@ class DispatchEngine:
         self._mode.begin()
 
     def stop(self) -> EngineReport:
-        """Ends recording. Calling it again only tries to take the mode out."""
+        """Stop recording. A second call only tries to remove the dispatch mode."""
         if not self._stopped:
             self._stopped = True
             self._hooks.remove()
@@ -102,7 +102,7 @@ class DispatchEngine:
                 tap.unsubscribe(listener)
             with self._diagnostics.contained("ending a trace"):
                 if self._module_stack.thread_state() is not None:
-                    self._look_at_parameters()  # of another thread they may change at any moment
+                    self._look_at_parameters()  # another thread's may change at any time
                 self._precision_changed = op_workspace.update_precisions()
             self._module_stack.close()
             self._live_storages.close()
@@ -138,7 +138,7 @@ class DispatchEngine:
         )
 
     def _missed(self) -> tuple[str, ...]:
-        """Why peaks are lower bounds, in whole sentences."""
+        """Return the reasons why peaks are lower bounds, in whole sentences."""
         live_storages = self._live_storages
         found = {
             limitations.SPARSE: live_storages.sparse,
@@ -153,31 +153,31 @@ class DispatchEngine:
         missed = [sentence for sentence, applies in found.items() if applies]
         if unknown := torch_private.unknown_compilers():
             missed.append(
-                "Nobody knows whether code of these compilers ran, nor what it allocates, so that peaks and "
-                f"what is live at the end are lower bounds: {', '.join(unknown[:_NAMED])}."
+                "Code of these compilers may have run, and what it allocates is unknown, so peaks and live "
+                f"bytes at the end are lower bounds: {', '.join(unknown[:_NAMED])}."
             )
         if self._unmeasured:
             names = ", ".join(name for name, _ in self._unmeasured.most_common(_NAMED))
             more = len(self._unmeasured) - _NAMED
             missed.append(
-                "Nobody knows what these operations allocate and free inside themselves, so that peaks are "
-                f"lower bounds: {names}" + (f" and {more} more." if more > 0 else ".")
+                "What these operations allocate and free inside themselves is unknown, so peaks are lower "
+                f"bounds: {names}" + (f" and {more} more." if more > 0 else ".")
             )
         return tuple(missed)
 
     def stop_recording(self) -> None:
-        """Records nothing more. The mode, which may be at work right now, only rests."""
+        """Record nothing more. The mode stays, since it may be running an operation, and does nothing."""
         self._mode.stop_observing()
         self._module_stack.closed = True
 
     def leave(self) -> bool:
-        """Takes the mode out where it is on top of this thread's stack; ``True`` once it is out."""
+        """Remove the mode if it is on top of this thread's stack; return True once it is removed."""
         return self._mode.leave()
 
-    # What the hooks tell.
+    # Calls from hooks.
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
+        """Record the begin of a module's ``forward``."""
         tensors = tensors_in(args)
         before = self._module_stack.thread_state()
         if before is not None:
@@ -195,12 +195,12 @@ class DispatchEngine:
                     self._live_storages.classify(tensor, OUTSIDE, INPUT)
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended."""
+        """Record the end of a module's ``forward``."""
         del output
         self._module_stack.module_ends(module)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Record the begin of an optimizer's step."""
         if self._module_stack.thread_state() is None:
             return
         self._look_at_optimizer(optimizer)
@@ -208,16 +208,16 @@ class DispatchEngine:
         self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Record the end of an optimizer's step."""
         if self._module_stack.thread_state() is not None:
             self._look_at_state(optimizer)
             self._repeat_state_categories(optimizer)
             self._module_stack.optimizer_ends(optimizer)
 
-    # What the dispatch mode tells.
+    # Calls from the dispatch mode.
 
     def before_change(self, values: Any) -> None:
-        """An operation may change the storages of what it is given: they are added while they are there."""
+        """Track the storages of an operation's arguments before the operation may change them."""
         if self._module_stack.thread_state(join=True) is not None:
             for tensor in tensors_in(values):
                 self._live_storages.track_existing(tensor)
@@ -225,7 +225,7 @@ class DispatchEngine:
     def operation(
         self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
     ) -> None:
-        """An operation has run whose result may be a storage of its own, or that takes more inside."""
+        """Record an operation whose result may have a new storage, or that allocates workspace."""
         thread_state = self._module_stack.thread_state(join=True)
         if thread_state is None:
             return
@@ -252,7 +252,7 @@ class DispatchEngine:
         self._fold()
 
     def _owner(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Layer and phase of what runs now, and for the accountant its line, if it runs in no module."""
+        """Return layer and phase of the current operation; set the line if it runs in no module."""
         layer, phase = self._module_stack.owner(thread_state)
         line = 0
         if layer == OUTSIDE:
@@ -266,7 +266,7 @@ class DispatchEngine:
     def _look_at_new(
         self, func: Any, args: Any, out: Any, layer: int, phase: int, thread_state: ThreadState
     ) -> int:
-        """The results of an operation, and what they would be under autocast."""
+        """Track the results of an operation; return their type under autocast."""
         before = self._live_storages.serial
         instead = self._copies.replaced(func, args, out, phase, thread_state)
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
@@ -280,7 +280,7 @@ class DispatchEngine:
             self._unmeasured[str(func)] += 1
 
     def _is_foreign(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies on memory that is not torch's, such as numpy's."""
+        """Return whether a tensor lies on memory that is not torch's, such as numpy's."""
         return not (self._fakes or tensor.untyped_storage().resizable())
 
     def _look_at_resized(self, out: Any, layer: int, phase: int, thread_state: ThreadState) -> None:
@@ -291,7 +291,7 @@ class DispatchEngine:
                 )
 
     def _look_at_detached(self, out: Any) -> None:
-        """A gradient that is taken over uncopied is detached, in the node that belongs to its parameter."""
+        """Classify a gradient that autograd takes over without a copy: the parameter's node detaches it."""
         if (
             torch_private.backward_task() == torch_private.NO_TASK
             or torch_private.current_node is None
@@ -301,7 +301,7 @@ class DispatchEngine:
         if parameter is not None and isinstance(out, Tensor):
             self._look_at_gradient(parameter, out)
 
-    # What the taps tell.
+    # Calls from patches.
 
     def _patches(self) -> Iterator[tuple[FunctionPatch, Callable[[Any, Any], None]]]:
         yield patches.STORAGE_RESIZES, self._storage_resized
@@ -329,21 +329,21 @@ class DispatchEngine:
                 layer, phase = self._owner(thread_state)
                 self._live_storages.track_resized(storage, layer, phase, thread_state.number)
 
-    # What is there already.
+    # Tensors from before the trace.
 
     def _seed(self) -> None:
         for tensor, layer, category in self._owners.register_new_roots():
             self._live_storages.classify(tensor, layer, category)
 
     def _look_at_parameters(self) -> None:
-        """Those of lazy modules were not there before."""
+        """Classify all parameters once more: those of lazy modules did not exist before."""
         for parameter, layer in self._owners.parameters():
             self._live_storages.classify(parameter, layer, PARAMETER)
             if parameter.grad is not None:
                 self._look_at_gradient(parameter, parameter.grad)
 
     def _look_at_gradient(self, parameter: Any, gradient: Tensor) -> None:
-        """One that a parameter of the model's did not have before is new, also where nobody saw it made."""
+        """Classify a gradient. An unknown one counts from now on, even if the operation was not seen."""
         layer = self._owners.of(parameter)
         phase = BEFORE if layer == OUTSIDE else BACKWARD
         if self._live_storages.classify(gradient, layer, GRADIENT, phase) and phase == BACKWARD:
@@ -363,7 +363,7 @@ class DispatchEngine:
             )
 
     def _repeat_state_categories(self, optimizer: Any) -> None:
-        """Repeat of state that was known before as which step's it counts, as the optimizer first steps."""
+        """Repeat the category of known state at an optimizer's first step, to mark the step as this one's."""
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
             for state in optimizer_tensors(optimizer):

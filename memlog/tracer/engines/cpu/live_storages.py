@@ -1,4 +1,4 @@
-"""The storages that are live in a window on the CPU, and when they go."""
+"""Storages that are live in a window on the CPU."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
-"""Live storages that are all followed: about 700 bytes each, with what the analysis keeps of them."""
+"""Maximum number of live storages of any size: about 700 bytes each, including what the analysis keeps."""
 SMALL = 64 * 1024
-"""Bytes; of more live storages than that, smaller ones are not. So the books take 8.8 MB, and 1 % of what is
-live, at most."""
+"""Size in bytes below which storages beyond `MOST_LIVE` are not tracked. The tracker thus takes 8.8 MB, plus
+at most 1 % of what is live."""
 
 
 class TrackedStorage(weakref.ref[Any]):
-    """Knows a live storage, and, without a closure of its own, what to say when it goes.
+    """Weak reference to a live storage, with the data for its FREE event (no closure is needed).
 
     Attributes:
-        type: What it would be, as `memlog.trace.storage_uses` has it.
-        cast_first: When it was first given to a product, by the serial that was the last then; 0: never.
-        cast_last: When last.
-        casts: How many products of the forward pass got it.
-        used: When another operation got it last.
-        asked: The layer whose backward pass got it first.
-        wide_inside: Made within an attention that goes back to four bytes.
-        outside: Made by no module.
-        slope: Made in a backward pass.
+        type: Type under autocast, as in `memlog.trace.storage_uses`.
+        cast_first: Last serial when a product first used the storage; 0: never.
+        cast_last: Last serial when a product last used it.
+        casts: Number of products in the forward pass that used it.
+        used: Last serial when another operation last used it.
+        backward_layer: Layer whose backward pass first used it.
+        wide_inside: True if it was made in an attention that computes in four bytes.
+        outside: True if no module made it.
+        is_gradient: True if a backward pass made it.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class TrackedStorage(weakref.ref[Any]):
     is_gradient: bool
 
     def use_event(self, kind: int, now: int) -> bytes:
-        """An event that tells what it was used for, as far as anybody has looked."""
+        """Return an event with the uses of the storage, as far as they were analysed."""
         if self.type == UNKNOWN:
             return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
@@ -104,12 +104,12 @@ class _PendingAllocation:
     """A new storage whose allocation is not written yet.
 
     Args:
-        tracked: It.
-        instead: The storage whose place it takes if that is freed next.
-        event: Its allocation.
+        tracked: The new storage.
+        instead: Older storage that the new one replaces if the older one is freed next.
+        event: Allocation event of the new storage.
 
     Attributes:
-        passing: What its operation took inside itself, as events.
+        workspace: Events of the operation's workspace.
     """
 
     def __init__(self, tracked: TrackedStorage, instead: TrackedStorage, event: bytes) -> None:
@@ -124,19 +124,19 @@ class _PendingAllocation:
 
 
 class LiveStorages:
-    """Says ALLOC, FREE and CLASSIFY, once each.
+    """Writes ALLOC, FREE and CLASSIFY events, each once.
 
     Args:
-        log: Where they go.
-        fakes: Whether fake tensors, which hold nothing, are counted as if they did.
-        types: Whether the types of storages are noted.
+        log: Log for the events.
+        fakes: Whether to count fake tensors as if they had bytes.
+        types: Whether to track the types of storages under autocast.
 
     Attributes:
-        omitted: How often a small storage was seen that was not followed.
-        sparse: Whether sparse tensors were seen.
-        complex: Whether complex ones were.
-        nested: Whether nested ones were.
-        line: The number of the program's line that makes storages now; 0: a module does.
+        omitted: Number of times a small storage was not tracked.
+        sparse: True if sparse tensors were seen.
+        complex: True if complex tensors were seen.
+        nested: True if nested tensors were seen.
+        line: Number of the program's line that makes storages now; 0: a module makes them.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
@@ -153,7 +153,7 @@ class LiveStorages:
         self._closed = False
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Write the uses of the live storages, and stop writing events."""
         self.write_pending()
         self._closed = True
         for tracked in list(self._tracked.values()):
@@ -175,10 +175,10 @@ class LiveStorages:
         Args:
             tensor: The result.
             layer: Its owner.
-            phase: In which the operation ran.
-            thread: On which.
+            phase: The phase in which the operation ran.
+            thread: The thread on which it ran.
             instead: The storage that an untraced step would have written the result into. If it is freed
-                before anything else happens, the new storage takes its place in the books.
+                before anything else happens, the new storage counts as the same one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -192,7 +192,7 @@ class LiveStorages:
                 self.sparse = True
 
     def track_existing(self, tensor: Tensor) -> None:
-        """What nobody has seen yet of this tensor was there before, but for memory that is not torch's."""
+        """Track an unknown storage as one from before the trace, unless its memory is not torch's."""
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
@@ -201,11 +201,11 @@ class LiveStorages:
 
     @property
     def serial(self) -> int:
-        """That of the storage that was seen last."""
+        """Number of the storage that was tracked last."""
         return self._serial
 
     def tracked(self, tensor: Tensor) -> TrackedStorage | None:
-        """What is tracked of the storage that holds a tensor."""
+        """Return the tracked storage of a tensor; ``None`` if there is none."""
         if tensor.layout is not torch.strided or is_wrapper(type(tensor)):
             return None
         return self._tracked.get(tensor.untyped_storage()._cdata)
@@ -213,7 +213,7 @@ class LiveStorages:
     def add_workspace(
         self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN
     ) -> None:
-        """An operation took ``size`` bytes, if any, beside its results before it returned."""
+        """Record that an operation allocated and freed ``size`` bytes beside its results."""
         if size > 0 and not self._closed:
             self._serial = serial = self._serial + 1
             now = self._log.now()
@@ -225,7 +225,7 @@ class LiveStorages:
                 self._log.append(events)
 
     def track_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
-        """A storage may have another size than before."""
+        """Record the new size of a storage, if it has changed."""
         tracked = self._tracked.get(storage._cdata)
         category = UNDECIDED
         if tracked is not None:
@@ -241,22 +241,21 @@ class LiveStorages:
         )
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
-        """Says what a storage is for.
+        """Record what a storage is for.
 
-        What was once tracked as a parameter or buffer stays one, and an input that a gradient holds, too: the
-        indices of an embedding's sparse gradient are the tokens themselves. An argument of the model's may
-        lie on memory that is not torch's (numpy's, or what a data loader's workers share), and does not
-        count then.
+        A parameter or buffer keeps its category. So does an input that a gradient holds: the indices of an
+        embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
+        is not torch's (numpy's, or shared memory of a data loader's workers), and does not count then.
 
         Args:
-            tensor: Whose storage.
-            layer: Whose it is.
+            tensor: Tensor of the storage.
+            layer: Layer that owns it.
             category: What it is for.
-            phase: In which one was made that nobody has seen yet; a part of something larger (of what
-                collects gradients for several ranks) was there before.
+            phase: Phase in which an unknown storage was made. If the tensor is a part of its storage (of a
+                buffer that collects gradients for several ranks), the storage existed before.
 
         Returns:
-            Whether one was added first.
+            True if an unknown storage was added.
         """
         added = False
         for plain in storage_tensors(tensor):
@@ -276,7 +275,7 @@ class LiveStorages:
         return added
 
     def repeat_category(self, tensor: Tensor, layer: int) -> None:
-        """Say once more what a storage is for, and so when."""
+        """Write a storage's category once more, and so the time."""
         for plain in storage_tensors(tensor):
             tracked = self._tracked.get(plain.untyped_storage()._cdata) if plain.is_cpu else None
             if tracked is not None:
@@ -288,7 +287,7 @@ class LiveStorages:
         self._log.append(pack(tracked.serial, 0, now, layer, CLASSIFY, 0, tracked.category, 0))
 
     def largest(self, tensors: Iterable[Tensor]) -> tuple[int, int]:
-        """The serials of the largest two storages that hold them; 0 for what is not followed."""
+        """Return the serials of the two largest tracked storages of the tensors; 0 for none."""
         found = {
             tracked.serial: tracked.size
             for tensor in tensors
@@ -302,7 +301,11 @@ class LiveStorages:
         return type_of(tensor) if self._types else UNKNOWN
 
     def _is_omitted(self, tensor: Tensor) -> bool:
-        """Asks the tensor: a storage that Python has once looked at is an object for as long as it lives."""
+        """Return whether a storage is too small to be tracked.
+
+        Reads the size from the tensor: a storage that Python reads once keeps a Python object for its
+        lifetime.
+        """
         if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL:
             return False
         self.omitted += 1
@@ -352,7 +355,7 @@ class LiveStorages:
         return True
 
     def _finalizer(self) -> Callable[[TrackedStorage], None]:
-        """What runs when a storage goes, maybe in the middle of our own code: one append and no lock."""
+        """Return the callback for freed storages. It may interrupt memlog's own code: one append, no lock."""
         append, now, storages, pending = (
             self._log.append,
             self._log.now,
@@ -378,11 +381,11 @@ class LiveStorages:
 
 
 def _has_bytes(storage: Any) -> bool:
-    """Whether a storage holds what its size says: that of zeros for automatic differentiation does not."""
+    """Return whether a storage has memory. Zeros of automatic differentiation have a size, but no memory."""
     try:
         return bool(storage.data_ptr())
     except RuntimeError:
-        return False  # torch says so of one that has a size and no memory
+        return False  # torch raises for a storage with a size and no memory
 
 
 def _is_final(tracked: int, category: int) -> bool:

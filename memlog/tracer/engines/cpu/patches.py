@@ -1,8 +1,8 @@
-"""Hearing of what no dispatch mode sees, since it happens below or beside torch's operations.
+"""Patches of torch functions that no dispatch mode sees.
 
-FSDP frees gathered parameters with ``storage.resize_(0)``; checkpointing copies the random number generator's
-state; compiled code asks the allocator by itself. While somebody listens, each of these functions is replaced
-by one that calls it and tells; afterwards all is as it was.
+FSDP frees gathered parameters with ``storage.resize_(0)``. Checkpointing copies the random number generator's
+state. Compiled code calls the allocator directly. While there is a listener, each of these functions is
+replaced by one that calls it and the listeners. Afterwards the original is restored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _Listener = Callable[[Any, Any], None]
 
 
 class FunctionPatch:
-    """One function of torch's, and who hears of its calls.
+    """Patch of one torch function, and its listeners.
 
     Args:
-        holder: The class or module that has it.
-        name: Its name there. It may be another's by now, and another's may come on top of ours.
+        holder: Class or module that has the function.
+        name: Name of the function. Another library may have replaced it before, or may replace it later.
     """
 
     def __init__(self, holder: Any, name: str) -> None:
@@ -47,7 +47,7 @@ class FunctionPatch:
         self._replacement = call_and_notify
 
     def subscribe(self, listener: _Listener) -> None:
-        """From now on ``listener`` is called with what each call has returned, and its arguments."""
+        """Call ``listener`` with the result and the arguments of each later call."""
         with self._lock:
             self._listeners.append(listener)
             if not self._on:
@@ -58,7 +58,7 @@ class FunctionPatch:
                 self._on = True
 
     def unsubscribe(self, listener: _Listener) -> None:
-        """No longer. Calling it again is harmless."""
+        """Stop calling ``listener``. A second call is harmless."""
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
@@ -66,19 +66,19 @@ class FunctionPatch:
                 self._undo()
 
     def _undo(self) -> None:
-        """As it was; where another's lies on top ours stays below it and tells nobody."""
+        """Restore the original. If another patch lies on top, this one stays below it without listeners."""
         if not self._on or vars(self._holder).get(self._name) is not self._replacement:
             return
         if self._own:
             setattr(self._holder, self._name, self._before)
         else:
-            delattr(self._holder, self._name)  # what it inherits shows again
+            delattr(self._holder, self._name)  # the inherited function is visible again
         torch_private.move_compiler_rules(self._replacement, self._before)
         self._on = False
 
 
 STORAGE_RESIZES: Final = FunctionPatch(torch.UntypedStorage, "resize_")
-"""Storages that Python resizes."""
+"""Resizing of storages by Python code."""
 RANDOM_STATE_COPIES: Final = FunctionPatch(torch, "get_rng_state")
 """Copies of the random number generator's state, which checkpointing keeps."""
 
@@ -87,12 +87,12 @@ _COMPILED = (
     ("torch._inductor.output_code", "CompiledAOTI"),
     ("torch.export.pt2_archive._package", "AOTICompiledModel"),
 )
-"""What Inductor's code is called through, forward and backward."""
+"""Classes whose call runs Inductor's code, forward and backward."""
 _compiled: dict[str, FunctionPatch] = {}
 
 
 def compiled_code() -> Sequence[FunctionPatch]:
-    """Calls of Inductor's code, as far as this process has loaded what calls it."""
+    """Return patches for calls of Inductor's code, for the classes that this process has loaded."""
     for module, name in _COMPILED:
         found = getattr(sys.modules.get(module), name, None)
         if found is not None and name not in _compiled:

@@ -1,4 +1,4 @@
-"""The engine for CUDA and XPU: the device allocator's own history, joined with the layers afterwards."""
+"""Engine for CUDA and XPU: joins the device allocator's history with the layers after the window."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from memlog.tracer.tensor_storages import (
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
     "not seen.",
-    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts with "
+    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts for "
     "the module that calls it.",
-    "A block that the allocator could not split counts with what was asked for, rounded up to 512 bytes, not "
-    "with its whole size.",
+    "A block that the allocator could not split counts with the requested bytes, rounded up to 512, not with "
+    "its whole size.",
 )
 
 
@@ -41,11 +41,12 @@ class NativeEngine(HookEngine):
     """Records one window of one device.
 
     Args:
-        log: Where events go.
-        names: Which module is which layer.
-        diagnostics: Where errors are counted.
-        history: The device allocator's.
-        readings: Whether its statistics are read at every change, for the fragmentation of each layer.
+        log: Log for the events.
+        names: Layer of each module.
+        diagnostics: Counter of memlog's own errors.
+        history: History of the device's allocator.
+        readings: Whether to read the allocator's statistics at every change of layer, for the fragmentation
+            of each layer.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class NativeEngine(HookEngine):
         self._report = EngineReport()
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Begins."""
+        """Start recording."""
         self._module_stack.begin()
         self._history.start()
         self._started_us = time.time_ns() // 1000
@@ -82,7 +83,7 @@ class NativeEngine(HookEngine):
         self._hooks.install()
 
     def stop(self) -> EngineReport:
-        """Ends, reads the history and writes the events. Calling it again is harmless."""
+        """Stop recording, read the history and write the events. A second call is harmless."""
         if self._stopped:
             return self._report
         self._stopped = True
@@ -108,17 +109,17 @@ class NativeEngine(HookEngine):
         """Records nothing more."""
         self._module_stack.closed = True
 
-    # What the hooks tell.
+    # Calls from hooks.
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
+        """Record the begin of a module's ``forward``."""
         thread_state = self._module_stack.thread_state()
         if thread_state is not None:
             thread_state.inputs = self._largest(args)
         super().module_begins(module, args)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Record the begin of an optimizer's step."""
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 self._classify(parameter.grad, self._owners.of(parameter), GRADIENT)
@@ -126,7 +127,7 @@ class NativeEngine(HookEngine):
         super().optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Record the end of an optimizer's step."""
         self._look_at_state(optimizer)
         super().optimizer_ends(optimizer)
 
@@ -151,16 +152,16 @@ class NativeEngine(HookEngine):
             reading=reading,
         )
         self._marks.append(mark)
-        # Another thread may have appended meanwhile: then this thread's note names its mark, for a moment.
+        # If another thread has appended in between, this thread's note names that mark until its next one.
         self._history.note(label(len(self._marks) - 1))
 
-    # What tensors are for.
+    # Categories of tensors.
 
     def _seed(self, *, late: bool = False) -> None:
-        """What is there of the modules at the top that are new.
+        """Record the existing tensors of new root modules.
 
         Args:
-            late: The window is open already, so that they may have been made in it.
+            late: Whether the window is open already, so that the tensors may have been made in it.
         """
         for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
@@ -169,7 +170,7 @@ class NativeEngine(HookEngine):
                 self._classify(tensor, layer, category)
 
     def _seed_optimizer(self, optimizer: Any) -> None:
-        """Its state, and what of its parameters no module has."""
+        """Record an optimizer's existing state, and its parameters that no module has."""
         states = list(optimizer_tensors(optimizer))
         self._seeds += [
             Seed(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
@@ -193,7 +194,7 @@ class NativeEngine(HookEngine):
             self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
 
     def _largest(self, args: Any) -> tuple[int, int]:
-        """The addresses of the largest two storages among a module's arguments."""
+        """Return the addresses of the two largest storages among a module's arguments; 0 for none."""
         tensors = tensors_in(args)
         if not tensors:
             return NO_INPUTS
@@ -219,6 +220,6 @@ class NativeEngine(HookEngine):
         if not self._history.takes_notes:
             unseen += (
                 f"torch {torch.__version__} attaches no notes to this device's history: layers are found by "
-                "time, and what lies within a microsecond of a change may go to the wrong one.",
+                "time, so an allocation within a microsecond of a change may count for the wrong layer.",
             )
         return EngineReport(unseen, found, reason, dropped)
