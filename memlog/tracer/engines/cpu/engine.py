@@ -6,9 +6,8 @@ except for what an operation allocates and frees inside itself.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,10 @@ from torch import Tensor
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import (
     BACKWARD,
-    BEFORE,
     ENTER,
     FORWARD,
-    GRADIENT,
     INPUT,
-    OPTIMIZER_STATE,
     OUTSIDE,
-    PARAMETER,
     pack,
 )
 from memlog.trace.storage_uses import UNKNOWN
@@ -32,21 +27,19 @@ from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, ThreadState
-from memlog.tracer.attribution.parameter_owners import ParameterOwners
 from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.cpu import dispatch_mode, limitations, op_workspace, patches
+from memlog.tracer.engines.cpu import dispatch_mode, limitations, op_workspace
 from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
 from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
 from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL, LiveStorages
+from memlog.tracer.engines.cpu.model_tensors import ModelTensors
 from memlog.tracer.engines.cpu.op_workspace import Workspace
-from memlog.tracer.engines.cpu.patches import FunctionPatch
+from memlog.tracer.engines.cpu.patch_listeners import PatchListeners
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.hooks.module_hooks import Hooks
-from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of, tensors_in
+from memlog.tracer.tensor_storages import tensors_in
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
-_NAMED = 8
-"""Maximum number of operations to name in a limitation."""
 
 
 class DispatchEngine:
@@ -71,26 +64,24 @@ class DispatchEngine:
         self._copies = ModeCopies(self._live_storages)
         self._calling_lines = CallingLines()
         self._precision = AutocastTypes(self._live_storages) if types else None
-        self._owners = ParameterOwners(names)
+        self._model_tensors = ModelTensors(names, self._live_storages)
         self._module_stack = ModuleStack(names, self._emit, all_threads=False)
+        self._patches = PatchListeners(
+            self._live_storages, self._module_stack, self._owner, diagnostics
+        )
         self._stopped = False
-        self._stepped = weakref.WeakSet[Any]()
         self._unmeasured: Counter[str] = Counter()
-        self._transformed = self._late_gradients = self._precision_changed = False
-        self._compiled_calls = 0
-        self._code: Sequence[FunctionPatch] = ()
+        self._transformed = self._precision_changed = False
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Start recording on this thread."""
         self._module_stack.begin()
-        self._seed()
+        self._model_tensors.add_new_roots()
         for optimizer in optimizers:
-            self._look_at_optimizer(optimizer)
+            self._model_tensors.add_optimizer(optimizer)
         op_workspace.update_precisions()
         self._hooks.install()
-        self._code = patches.compiled_code()
-        for tap, listener in self._patches():
-            tap.subscribe(listener)
+        self._patches.subscribe()
         self._mode.begin()
 
     def stop(self) -> EngineReport:
@@ -98,11 +89,10 @@ class DispatchEngine:
         if not self._stopped:
             self._stopped = True
             self._hooks.remove()
-            for tap, listener in self._patches():
-                tap.unsubscribe(listener)
+            self._patches.unsubscribe()
             with self._diagnostics.contained("ending a trace"):
                 if self._module_stack.thread_state() is not None:
-                    self._look_at_parameters()  # another thread's may change at any time
+                    self._model_tensors.add_parameters()  # another thread's may change at any time
                 self._precision_changed = op_workspace.update_precisions()
             self._module_stack.close()
             self._live_storages.close()
@@ -112,8 +102,10 @@ class DispatchEngine:
             dropped["operations whose scratch space could not be measured"] = sum(
                 self._unmeasured.values()
             )
-        if self._compiled_calls:
-            dropped["calls of compiled code, whose allocations are not seen"] = self._compiled_calls
+        if self._patches.compiled_calls:
+            dropped["calls of compiled code, whose allocations are not seen"] = (
+                self._patches.compiled_calls
+            )
         if self._live_storages.omitted:
             dropped[
                 f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
@@ -144,25 +136,16 @@ class DispatchEngine:
             limitations.SPARSE: live_storages.sparse,
             limitations.COMPLEX: live_storages.complex,
             limitations.NESTED: live_storages.nested,
-            limitations.LATE_GRADIENTS: self._late_gradients,
+            limitations.LATE_GRADIENTS: self._model_tensors.late_gradients,
             limitations.FAILED: self._mode.failures,
             limitations.PRECISION: self._precision_changed,
-            limitations.COMPILED: self._compiled_calls
-            or len(patches.compiled_code()) > len(self._code),
+            limitations.COMPILED: self._patches.compiled_code_ran,
         }
         missed = [sentence for sentence, applies in found.items() if applies]
-        if unknown := torch_private.unknown_compilers():
-            missed.append(
-                "Code of these compilers may have run, and what it allocates is unknown, so peaks and live "
-                f"bytes at the end are lower bounds: {', '.join(unknown[:_NAMED])}."
-            )
+        if compilers := torch_private.unknown_compilers():
+            missed.append(limitations.unknown_compilers(compilers))
         if self._unmeasured:
-            names = ", ".join(name for name, _ in self._unmeasured.most_common(_NAMED))
-            more = len(self._unmeasured) - _NAMED
-            missed.append(
-                "What these operations allocate and free inside themselves is unknown, so peaks are lower "
-                f"bounds: {names}" + (f" and {more} more." if more > 0 else ".")
-            )
+            missed.append(limitations.unmeasured(self._unmeasured))
         return tuple(missed)
 
     def stop_recording(self) -> None:
@@ -184,8 +167,7 @@ class DispatchEngine:
             before.inputs = self._live_storages.largest(tensors) if tensors else NO_INPUTS
         thread_state = self._module_stack.module_begins(module)
         self._transformed = self._transformed or torch_private.in_functorch_transform()
-        if self._owners.has_new_roots:
-            self._seed()
+        self._model_tensors.add_new_roots()
         if thread_state is None:
             return
         _outside, *modules = thread_state.stack
@@ -203,15 +185,15 @@ class DispatchEngine:
         """Record the begin of an optimizer's step."""
         if self._module_stack.thread_state() is None:
             return
-        self._look_at_optimizer(optimizer)
-        self._repeat_state_categories(optimizer)
+        self._model_tensors.add_optimizer(optimizer)
+        self._model_tensors.repeat_state(optimizer)
         self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """Record the end of an optimizer's step."""
         if self._module_stack.thread_state() is not None:
-            self._look_at_state(optimizer)
-            self._repeat_state_categories(optimizer)
+            self._model_tensors.add_state(optimizer)
+            self._model_tensors.repeat_state(optimizer)
             self._module_stack.optimizer_ends(optimizer)
 
     # Calls from the dispatch mode.
@@ -231,24 +213,24 @@ class DispatchEngine:
             return
         result = kind & dispatch_mode.RESULT
         if result == dispatch_mode.DETACHED:
-            self._look_at_detached(out)
+            self._model_tensors.add_detached(out)
             return
         layer, phase = self._owner(thread_state)
         made = UNKNOWN
         if result == dispatch_mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
-                made = self._look_at_new(func, args, out, layer, phase, thread_state)
+                made = self._track_results(func, args, out, layer, phase, thread_state)
         elif result:
             self._live_storages.sparse = self._live_storages.sparse or bool(
                 result & dispatch_mode.WRITTEN
             )
-            self._look_at_resized(out, layer, phase, thread_state)
+            self._track_resized(out, layer, phase, thread_state)
         if inside is not None:
             self._live_storages.add_workspace(
                 inside.peak - inside.kept, layer, phase, thread_state.number, made
             )
-        elif kind > dispatch_mode.RESULT:
-            self._count_unmeasured(func)
+        elif kind > dispatch_mode.RESULT and not self._fakes:
+            self._unmeasured[str(func)] += 1
         self._fold()
 
     def _owner(self, thread_state: ThreadState) -> tuple[int, int]:
@@ -263,7 +245,7 @@ class DispatchEngine:
         self._live_storages.line = line
         return layer, phase
 
-    def _look_at_new(
+    def _track_results(
         self, func: Any, args: Any, out: Any, layer: int, phase: int, thread_state: ThreadState
     ) -> int:
         """Track the results of an operation; return their type under autocast."""
@@ -275,99 +257,16 @@ class DispatchEngine:
             return UNKNOWN
         return self._precision.operation(func, args, out, layer, phase, before)
 
-    def _count_unmeasured(self, func: Any) -> None:
-        if not self._fakes:
-            self._unmeasured[str(func)] += 1
-
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies on memory that is not torch's, such as numpy's."""
         return not (self._fakes or tensor.untyped_storage().resizable())
 
-    def _look_at_resized(self, out: Any, layer: int, phase: int, thread_state: ThreadState) -> None:
+    def _track_resized(self, out: Any, layer: int, phase: int, thread_state: ThreadState) -> None:
         for tensor in tensors_in(out):
             if tensor.is_cpu:
                 self._live_storages.track_resized(
                     tensor.untyped_storage(), layer, phase, thread_state.number
                 )
-
-    def _look_at_detached(self, out: Any) -> None:
-        """Classify a gradient that autograd takes over without a copy: the parameter's node detaches it."""
-        if (
-            torch_private.backward_task() == torch_private.NO_TASK
-            or torch_private.current_node is None
-        ):
-            return
-        parameter = getattr(torch_private.current_node(), "variable", None)
-        if parameter is not None and isinstance(out, Tensor):
-            self._look_at_gradient(parameter, out)
-
-    # Calls from patches.
-
-    def _patches(self) -> Iterator[tuple[FunctionPatch, Callable[[Any, Any], None]]]:
-        yield patches.STORAGE_RESIZES, self._storage_resized
-        yield patches.RANDOM_STATE_COPIES, self._random_state_copied
-        for tap in self._code:
-            yield tap, self._compiled_code_ran
-
-    def _compiled_code_ran(self, _result: Any, _args: Any) -> None:
-        with self._diagnostics.contained("noticing that compiled code ran"):
-            if self._module_stack.thread_state() is not None:
-                self._compiled_calls += 1
-
-    def _random_state_copied(self, state: Any, _args: Any) -> None:
-        with self._diagnostics.contained("noticing a copy of a generator's state"):
-            thread_state = self._module_stack.thread_state()
-            if thread_state is not None:
-                layer, phase = self._owner(thread_state)
-                self._live_storages.track(state, layer, phase, thread_state.number)
-
-    def _storage_resized(self, _result: Any, args: Any) -> None:
-        storage = args[0]
-        with self._diagnostics.contained("noticing that a storage was resized"):
-            thread_state = self._module_stack.thread_state()
-            if thread_state is not None and storage.device.type == "cpu":
-                layer, phase = self._owner(thread_state)
-                self._live_storages.track_resized(storage, layer, phase, thread_state.number)
-
-    # Tensors from before the trace.
-
-    def _seed(self) -> None:
-        for tensor, layer, category in self._owners.register_new_roots():
-            self._live_storages.classify(tensor, layer, category)
-
-    def _look_at_parameters(self) -> None:
-        """Classify all parameters once more: those of lazy modules did not exist before."""
-        for parameter, layer in self._owners.parameters():
-            self._live_storages.classify(parameter, layer, PARAMETER)
-            if parameter.grad is not None:
-                self._look_at_gradient(parameter, parameter.grad)
-
-    def _look_at_gradient(self, parameter: Any, gradient: Tensor) -> None:
-        """Classify a gradient. An unknown one counts from now on, even if the operation was not seen."""
-        layer = self._owners.of(parameter)
-        phase = BEFORE if layer == OUTSIDE else BACKWARD
-        if self._live_storages.classify(gradient, layer, GRADIENT, phase) and phase == BACKWARD:
-            self._late_gradients = True
-
-    def _look_at_optimizer(self, optimizer: Any) -> None:
-        for parameter in parameters_of(optimizer):
-            self._live_storages.classify(parameter, self._owners.of(parameter), PARAMETER)
-            if parameter.grad is not None:
-                self._look_at_gradient(parameter, parameter.grad)
-        self._look_at_state(optimizer)
-
-    def _look_at_state(self, optimizer: Any) -> None:
-        for state in optimizer_tensors(optimizer):
-            self._live_storages.classify(
-                state.tensor, self._owners.of_state(state), OPTIMIZER_STATE
-            )
-
-    def _repeat_state_categories(self, optimizer: Any) -> None:
-        """Repeat the category of known state at an optimizer's first step, to mark the step as this one's."""
-        if optimizer not in self._stepped:
-            self._stepped.add(optimizer)
-            for state in optimizer_tensors(optimizer):
-                self._live_storages.repeat_category(state.tensor, self._owners.of_state(state))
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         key, size = thread_state.inputs if kind == ENTER else (0, 0)

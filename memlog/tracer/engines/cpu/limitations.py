@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
+
+_MOST_NAMES: Final = 8
+"""Maximum number of names in a sentence."""
 
 ALWAYS: Final = (
     "What an operation allocates and frees inside itself is measured once for each shape; for views, "
@@ -45,3 +50,21 @@ TRANSFORMED: Final = (
     "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but its backward pass "
     "counts for the forward pass of the surrounding layer."
 )
+
+
+def unknown_compilers(names: Sequence[str]) -> str:
+    """Return the sentence for compilers whose code the engine can't observe."""
+    return (
+        "Code of these compilers may have run, and what it allocates is unknown, so peaks and live bytes at "
+        f"the end are lower bounds: {', '.join(names[:_MOST_NAMES])}."
+    )
+
+
+def unmeasured(counts: Counter[str]) -> str:
+    """Return the sentence for operations that could not be measured, the most frequent first."""
+    names = ", ".join(name for name, _ in counts.most_common(_MOST_NAMES))
+    more = len(counts) - _MOST_NAMES
+    return (
+        "What these operations allocate and free inside themselves is unknown, so peaks are lower bounds: "
+        f"{names}" + (f" and {more} more." if more > 0 else ".")
+    )

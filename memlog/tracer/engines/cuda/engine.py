@@ -123,12 +123,12 @@ class NativeEngine(HookEngine):
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 self._classify(parameter.grad, self._owners.of(parameter), GRADIENT)
-        self._look_at_state(optimizer)
+        self._classify_state(optimizer)
         super().optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
         """Record the end of an optimizer's step."""
-        self._look_at_state(optimizer)
+        self._classify_state(optimizer)
         super().optimizer_ends(optimizer)
 
     def _register_new_roots(self) -> None:
@@ -184,7 +184,7 @@ class NativeEngine(HookEngine):
             for address, size in self._blocks(parameter)
         ]
 
-    def _look_at_state(self, optimizer: Any) -> None:
+    def _classify_state(self, optimizer: Any) -> None:
         for state in optimizer_tensors(optimizer):
             self._classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
 
