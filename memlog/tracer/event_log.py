@@ -14,7 +14,7 @@ _FOLD_AT_ONCE = 8192
 
 
 class EventLog:
-    """Keeps the first events individually and folds all events into totals.
+    """Log that keeps the first events individually and folds all events into totals.
 
     Args:
         max_events: Number of events to keep.

@@ -28,16 +28,16 @@ def _find(path: str) -> Callable[..., Any] | None:
 
 
 graph_task = _find("_C._current_graph_task_id")
-"""Returns the number of this thread's current backward pass."""
+"""Function that returns the number of this thread's current backward pass."""
 current_node = _find("_C._current_autograd_node")
-"""Returns the autograd node that this thread is executing."""
+"""Function that returns the autograd node that this thread is executing."""
 next_sequence_number = _find("autograd._get_sequence_nr")
-"""Returns the number that this thread's next differentiable operation will get."""
+"""Function that returns the number that this thread's next differentiable operation will get."""
 _functorch_stack = _find("_C._functorch.peek_interpreter_stack")
 is_functorch_wrapper = _find("_C._functorch.is_functorch_wrapped_tensor")
-"""Returns whether ``torch.func`` has wrapped a tensor."""
+"""Function that returns whether ``torch.func`` has wrapped a tensor."""
 unwrap_functorch = _find("_C._functorch.get_unwrapped")
-"""Returns the tensor inside such a wrapper."""
+"""Function that returns the tensor inside such a wrapper."""
 
 DISPATCH_NEEDS = {
     "torch._C._current_graph_task_id": graph_task,

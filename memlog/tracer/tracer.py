@@ -26,7 +26,7 @@ __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
 
 class MemoryTracer:
-    """Traces which module, in which phase, allocates and holds memory, and in which category.
+    """Tracer of memory: which module, in which phase, allocates and holds it, and for which category.
 
     ::
 

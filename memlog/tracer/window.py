@@ -36,7 +36,7 @@ def may_open() -> bool:
 
 
 class TraceWindow:
-    """Traces from `start` to `stop`, which hooks may call.
+    """Trace from `start` to `stop`, which hooks may call.
 
     Args:
         model: A ``torch.nn.Module``. ``None``: the first module that is called.

@@ -10,7 +10,7 @@ MAX_SPANS = 100_000
 
 
 class SequenceMap:
-    """Finds the layer that made an operation of the graph.
+    """Map from operation numbers of one thread to the layers that made the operations.
 
     Serves one thread: each thread has its own numbers. Numbers only rise, so the spans are sorted.
     """

@@ -31,7 +31,7 @@ _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
 class CallingLines:
-    """Numbers the program's lines in the order in which they call, from 1 on.
+    """Numbers of the program's lines, from 1 on, in the order in which they call.
 
     Attributes:
         lines: ``train.py:42 in step: cross_entropy``: the file name, the function that contains the line, and

@@ -31,7 +31,7 @@ class RootModule(NamedTuple):
 
 
 class ModuleNames:
-    """Assigns numbers and paths to layers.
+    """Numbers and paths of the layers in a window.
 
     The path of a module in the model is its name in ``named_modules``. The model's own path is the name of
     its class, with " (model)" behind if a child has that name. The path of a module that the model does not

@@ -73,7 +73,7 @@ class ThreadState:
 
 
 class ModuleStack:
-    """Follows modules, backward passes and optimizers on the threads that take part in a window.
+    """Running modules, backward passes and optimizers of the threads that take part in a window.
 
     Args:
         names: Layer of each module.

@@ -38,7 +38,7 @@ class EngineReport(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """Records one window into an `EventLog`."""
+    """Recorder of one window, which writes to an `EventLog`."""
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
         """Start recording on this thread.

@@ -14,7 +14,7 @@ from memlog.tracer.hooks.module_hooks import Hooks
 
 
 class HookEngine:
-    """Follows every thread that calls the model's modules.
+    """Engine that follows every thread that calls the model's modules.
 
     Args:
         log: Log for the events.

@@ -22,7 +22,7 @@ from memlog.tracer.event_log import EventLog
 
 
 class SamplerEngine(HookEngine):
-    """Records one window.
+    """Engine that samples the allocator's statistics.
 
     Args:
         log: Log for the events.

@@ -17,7 +17,7 @@ from memlog.tracer.tensor_storages import tensors_in
 
 
 class BackwardMarks:
-    """Puts hooks on nodes of the graph. They are freed with the graph, and do nothing after the window.
+    """Hooks on nodes of the graph. They are freed with the graph, and do nothing after the window.
 
     Args:
         reached: Called with the layer that the backward pass reaches, on the thread that runs it.

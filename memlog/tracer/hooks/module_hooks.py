@@ -129,7 +129,7 @@ class Hooks:
 
 
 class OptimizerSubscription:
-    """Passes optimizer steps to a listener until `remove`. The hooks stay in torch as long.
+    """Subscription to optimizer steps until `remove`. The hooks stay in torch as long.
 
     Within an optimizer's step, do not create the first subscription, and do not remove the last.
 

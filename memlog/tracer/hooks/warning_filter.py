@@ -16,7 +16,7 @@ _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class CompileWarningFilter:
-    """Suppresses the warning until `end` has been called on every one of these objects."""
+    """Suppression of the warning until `end` has been called on every one of these objects."""
 
     def __init__(self) -> None:
         self._on = True

@@ -27,7 +27,7 @@ _LEAST = 0.05
 
 
 class Budget:
-    """Tracks what tracing costs.
+    """Account of what tracing costs.
 
     The cost of a traced step is its duration minus the median of the newest plain steps, plus the time that
     tracing takes between steps. The cost of set-up is kept apart. Set-up is the first traced step, which

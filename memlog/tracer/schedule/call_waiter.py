@@ -19,7 +19,7 @@ compilation."""
 
 
 class CallWaiter:
-    """Waits for module calls with a hook that causes no compilation.
+    """Hook for module calls that causes no compilation.
 
     Args:
         called: Called with each module that is called, and with its inputs.

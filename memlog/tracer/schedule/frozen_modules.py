@@ -12,7 +12,7 @@ from typing import Any
 
 
 class FrozenStart:
-    """Remembers the first module that was called without being trained. The module is held weakly.
+    """First module that a step calls without training it. The module is held weakly.
 
     Attributes:
         missed: True if the last window opened after such a call, and so misses a part of its step.

@@ -25,7 +25,7 @@ OptimizerRefs: TypeAlias = tuple[weakref.ref[Any], ...]
 
 
 class OptimizerSchedule:
-    """Tracks how often every optimizer steps, in windows and between them.
+    """Record of how often every optimizer steps, in windows and between them.
 
     Args:
         begins: Called with an optimizer before its step is recorded.

@@ -56,7 +56,7 @@ class StepTrace(NamedTuple):
 
 
 class KeptTrace:
-    """Publishes traces, and keeps one of them in a file.
+    """Trace that a session keeps in a file. All traces are published.
 
     Args:
         kept: File for the events of the kept step. The helper process makes a flame graph of them.

@@ -18,7 +18,7 @@ _MOST_STEPS: Final = 30.0
 
 
 class OpenWindow:
-    """Opens a window at a module call of this thread.
+    """Window that is opened at a module call of this thread.
 
     Args:
         module: Module that is called.

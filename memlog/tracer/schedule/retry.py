@@ -7,7 +7,7 @@ _LONGEST = 32
 
 
 class RetryPolicy:
-    """Remembers whether a step should be traced, and how often that was impossible.
+    """Request to trace a step, and the wait after attempts that failed.
 
     Attributes:
         awaits_compiler: True while tracing waits for ``torch.compile`` to finish.

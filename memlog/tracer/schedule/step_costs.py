@@ -12,7 +12,7 @@ _SET_UP = 2
 
 
 class StepCosts:
-    """Times plain and traced steps, and decides by the budget whether the next step may be traced.
+    """Durations of plain and traced steps, by which the next step may be traced or not.
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class PeriodicTracer:
-    """Traces steps of one session. All methods are called on training threads, and none raises.
+    """Tracer of one session's steps. Training threads call its methods, and none raises.
 
     Args:
         kept: File for the events of the most representative step; of alike steps, the one that needed most

@@ -25,7 +25,7 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
 
 
 class RootModules:
-    """Remembers root modules from trace to trace, each held weakly with the thread that trains it.
+    """Root modules from trace to trace, each held weakly with the thread that trains it.
 
     Args:
         model: First root module, if the user has named one.

@@ -59,7 +59,7 @@ def type_of(tensor: Tensor) -> int:
 
 
 class AutocastTypes:
-    """Analyses operations in the order in which they run.
+    """Type analysis of operations, in the order in which they run.
 
     Args:
         live_storages: Tracked storages, whose types this object sets.

@@ -71,7 +71,7 @@ _OURS: Final = "memlog.tracer."
 
 
 class ModeCopies:
-    """Finds the storage that an operation would have written into in an untraced step.
+    """Search for the storage that an operation would have written into in an untraced step.
 
     Args:
         live_storages: The live storages.
@@ -249,7 +249,7 @@ def unshared_reference_count() -> int:
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the references to the first argument of additions."""
+    """Mode that counts the references to the first argument of additions."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch leaves it without types

@@ -68,7 +68,7 @@ class Observer(Protocol):
 
 
 class ObservingMode(TorchDispatchMode):
-    """Passes every operation through, and never raises an error of its own into it.
+    """Mode that passes every operation through, and never raises an error of its own into it.
 
     Args:
         observer: Receiver of the results. Its errors are counted and not raised.
@@ -219,7 +219,7 @@ class ObservingMode(TorchDispatchMode):
 
 
 class _Flags:
-    """Restores torch's process-wide mode flags, which overlapping modes of several threads break.
+    """Repair of torch's process-wide mode flags, which overlapping modes of several threads break.
 
     torch keeps "some mode is active" in global variables. Each mode resets them to the values at its start.
     If the first mode to start is the first to end, they stay set for good. The compiler reads them and then

@@ -43,7 +43,7 @@ _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class DispatchEngine:
-    """Records one window on the thread that starts it, and on those that run its backward pass.
+    """Engine that records the thread that starts it, and the threads that run its backward pass.
 
     Args:
         log: Log for the events.

@@ -124,7 +124,7 @@ class _PendingAllocation:
 
 
 class LiveStorages:
-    """Writes ALLOC, FREE and CLASSIFY events, each once.
+    """Tracker of live storages: writes their ALLOC, FREE and CLASSIFY events, each once.
 
     Args:
         log: Log for the events.

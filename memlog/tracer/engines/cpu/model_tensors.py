@@ -23,7 +23,7 @@ from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of
 
 
 class ModelTensors:
-    """Classifies the storages of the tensors that belong to models and optimizers.
+    """Classification of the storages that belong to models and optimizers.
 
     Args:
         names: Layer of each module.

@@ -13,7 +13,7 @@ from memlog.tracer.engines.cpu.patches import FunctionPatch
 
 
 class PatchListeners:
-    """Listens to the patched functions while a window is open.
+    """Listeners of the patched functions while a window is open.
 
     Args:
         live_storages: Tracked storages.

@@ -38,7 +38,7 @@ _UNSEEN = (
 
 
 class NativeEngine(HookEngine):
-    """Records one window of one device.
+    """Engine that records one window of one device.
 
     Args:
         log: Log for the events.
