@@ -6,13 +6,12 @@ listed among the layers, in parentheses.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from memlog._internal import fork
 from memlog.errors import ConfigurationError
+from memlog.tracer.hooks.shared_hook import SharedHook
 
 _MAX_LENGTH = 100
 
@@ -40,24 +39,8 @@ class ScopeListener(Protocol):
         """Handle the end of a scope."""
 
 
-class _Listeners:
-    """Open traces. The tuple is replaced as a whole, so a scope's end reaches the listeners of its begin."""
-
-    def __init__(self) -> None:
-        self.now: tuple[ScopeListener, ...] = ()
-        self._lock = threading.Lock()
-
-    def add(self, listener: ScopeListener) -> None:
-        with self._lock:
-            self.now = (*self.now, listener)
-
-    def remove(self, listener: ScopeListener) -> None:
-        with self._lock:
-            self.now = tuple(one for one in self.now if one is not listener)
-
-
-LISTENERS = _Listeners()
-fork.renew(LISTENERS, "_lock", threading.Lock)
+LISTENERS: SharedHook[ScopeListener] = SharedHook()
+"""Open traces. A scope's end reaches the listeners of its begin."""
 
 
 @contextmanager
@@ -84,11 +67,11 @@ def scope(name: str) -> Iterator[None]:
         raise ConfigurationError(
             f"scope {name!r}: give it a name of 1 to {_MAX_LENGTH} characters without a dot"
         )
-    told, here = LISTENERS.now, Scope(name)
-    for listener in told:
+    listeners, here = LISTENERS.holders, Scope(name)
+    for listener in listeners:
         listener.scope_begins(here)
     try:
         yield
     finally:
-        for listener in reversed(told):
+        for listener in reversed(listeners):
             listener.scope_ends(here)

@@ -54,10 +54,6 @@ class SamplerEngine(HookEngine):
         found, reason = allocator_stats.fragmentation(self._device)
         return EngineReport(self._unseen(), found, reason)
 
-    def stop_recording(self) -> None:
-        """Records nothing more."""
-        self._module_stack.closed = True
-
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         self._sample(layer, phase, thread_state.number)
         self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, thread_state.number))

@@ -10,7 +10,6 @@ that table changes meanwhile. Code that opens and closes windows in such hooks t
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -25,9 +24,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer.attribution.user_scopes import LISTENERS, Scope
+from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 
 
@@ -143,7 +142,7 @@ class OptimizerSubscription:
         self._diagnostics = diagnostics
         self._stepping: list[weakref.ref[Any]] = []
         self._removed = False
-        _watch.acquire(self)
+        _optimizer_hooks.add(self)
 
     def remove(self) -> None:
         """End the open steps for the listener, and stop. A second call is harmless.
@@ -156,7 +155,7 @@ class OptimizerSubscription:
                 if optimizer is not None:
                     self.ends(optimizer)
             self._removed = True
-            _watch.release(self)
+            _optimizer_hooks.remove(self)
 
     def begins(self, optimizer: Any) -> None:
         """Handle the begin of an optimizer's step."""
@@ -179,40 +178,32 @@ class OptimizerSubscription:
             self._diagnostics.fault("noticing an optimizer's step", error)
 
 
-class _OptimizerWatch:
+class _OptimizerHooks(SharedHook[OptimizerSubscription]):
     """The process's only pair of optimizer hooks, and its subscriptions."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[OptimizerSubscription, ...] = ()
-        self._lock = threading.Lock()
+        super().__init__()
         self._handles: list[Any] = []
 
-    def acquire(self, listener: OptimizerSubscription) -> None:
-        with self._lock:
-            if not self._listeners:
-                self._handles = [
-                    register_optimizer_step_pre_hook(self._begins),
-                    register_optimizer_step_post_hook(self._ends),
-                ]
-            self._listeners = (*self._listeners, listener)
+    def _install(self) -> None:
+        self._handles = [
+            register_optimizer_step_pre_hook(self._begins),
+            register_optimizer_step_post_hook(self._ends),
+        ]
 
-    def release(self, listener: OptimizerSubscription) -> None:
-        with self._lock:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
-            if not self._listeners:
-                while self._handles:
-                    self._handles.pop().remove()
+    def _uninstall(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
 
     def _begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            for listener in self._listeners:
+            for listener in self.holders:
                 listener.begins(optimizer)
 
     def _ends(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            for listener in self._listeners:
+            for listener in self.holders:
                 listener.ends(optimizer)
 
 
-_watch = _OptimizerWatch()
-fork.renew(_watch, "_lock", threading.Lock)
+_optimizer_hooks = _OptimizerHooks()

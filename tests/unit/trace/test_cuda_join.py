@@ -267,7 +267,7 @@ def test_hooks_and_notes_find_what_the_dispatch_engine_finds(
     # The simulation sees results alone, and neither what operations take inside themselves nor the states of
     # the CPU's generator, which no device's allocator has.
     monkeypatch.setattr(LiveStorages, "add_workspace", lambda *_: None)
-    monkeypatch.setattr(patches.RANDOM_STATE_COPIES, "subscribe", lambda _: None)
+    monkeypatch.setattr(patches.RANDOM_STATE_COPIES, "add", lambda _: None)
     run = Run(GPT(checkpointing=checkpointing))
     assert not run.health.faults
     truth, found = run.rows

@@ -12,11 +12,11 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import (
     Storages,
     changed,
@@ -105,7 +105,7 @@ class ObservingMode(TorchDispatchMode):
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
             torch_private.allow_higher_order_ops(type(self))
         _remove_finished_from_top()
-        _flags.acquire()
+        _flags.add(self)
         self.__enter__()
         self._inside = True
         self._thread = threading.current_thread()
@@ -154,7 +154,7 @@ class ObservingMode(TorchDispatchMode):
         if self._inside:
             self._inside = False
             self._thread = None
-            _flags.release()
+            _flags.remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         observer = self._observer
@@ -218,7 +218,7 @@ class ObservingMode(TorchDispatchMode):
         return kind
 
 
-class _Flags:
+class _Flags(SharedHook[ObservingMode]):
     """Repair of torch's process-wide mode flags, which overlapping modes of several threads break.
 
     torch keeps "some mode is active" in global variables. Each mode resets them to the values at its start.
@@ -233,29 +233,19 @@ class _Flags:
     )
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._active = 0
+        super().__init__()
         self._before: dict[str, Any] = {}
 
-    def acquire(self) -> None:
-        """Save the flags when the first mode starts."""
-        with self._lock:
-            if self._active == 0:
-                values = vars(_python_dispatch)
-                self._before = {name: values[name] for name in self._NAMES if name in values}
-            self._active += 1
+    def _install(self) -> None:
+        values = vars(_python_dispatch)
+        self._before = {name: values[name] for name in self._NAMES if name in values}
 
-    def release(self) -> None:
-        """Restore the flags when the last mode has ended."""
-        with self._lock:
-            self._active -= 1
-            if self._active == 0:
-                for name, value in self._before.items():
-                    setattr(_python_dispatch, name, value)
+    def _uninstall(self) -> None:
+        for name, value in self._before.items():
+            setattr(_python_dispatch, name, value)
 
 
 _flags = _Flags()
-fork.renew(_flags, "_lock", threading.Lock)
 
 
 def _remove_finished_from_top() -> None:

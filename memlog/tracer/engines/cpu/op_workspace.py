@@ -95,10 +95,9 @@ def workspace_class(func: Any) -> int:
         return NOTHING_INSIDE
     if namespace not in _NAMESPACES:
         return UNKNOWN
-    pointwise = getattr(torch.Tag, "pointwise", None)
     if name in _NONE or name.startswith("_foreach"):
         return NOTHING_INSIDE
-    if pointwise in func.tags and name not in _COPIED:
+    if torch.Tag.pointwise in func.tags and name not in _COPIED:
         return BY_TYPES
     writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
     views = all(one.alias_info is not None for one in schema.returns)
@@ -164,9 +163,9 @@ def depends_on_values(func: Any) -> bool:
     """Return whether the values of an operation's arguments decide the size of its result."""
     found = _by_value.get(func)
     if found is None:
-        tags = {getattr(torch.Tag, name, None) for name in ("dynamic_output_shape",)}
         indexed = func.overloadpacket.__name__.rstrip("_") in _BY_INDEX
-        found = _by_value[func] = bool(tags.intersection(func.tags)) and not indexed
+        found = torch.Tag.dynamic_output_shape in func.tags and not indexed
+        _by_value[func] = found
     return found
 
 

@@ -43,12 +43,12 @@ class PatchListeners:
         """Start to listen."""
         self._compiled = patches.compiled_code()
         for patch, listener in self._listeners():
-            patch.subscribe(listener)
+            patch.add(listener)
 
     def unsubscribe(self) -> None:
         """Stop listening."""
         for patch, listener in self._listeners():
-            patch.unsubscribe(listener)
+            patch.remove(listener)
 
     @property
     def compiled_code_ran(self) -> bool:

@@ -8,20 +8,19 @@ replaced by one that calls it and the listeners. Afterwards the original is rest
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
-from memlog._internal import fork
 from memlog.tracer import torch_private
+from memlog.tracer.hooks.shared_hook import SharedHook
 
 _Listener = Callable[[Any, Any], None]
 
 
-class FunctionPatch:
-    """Patch of one torch function, and its listeners.
+class FunctionPatch(SharedHook[_Listener]):
+    """Patch of one torch function. Its holders are listeners, called with the result and arguments of calls.
 
     Args:
         holder: Class or module that has the function.
@@ -29,45 +28,32 @@ class FunctionPatch:
     """
 
     def __init__(self, holder: Any, name: str) -> None:
+        super().__init__()
         self._holder = holder
         self._name = name
-        self._listeners: list[_Listener] = []
-        self._lock = threading.Lock()
         self._on = False
         self._own = False
         self._before: Any = None
-        fork.renew(self, "_lock", threading.Lock)
 
         def call_and_notify(*args: Any, **kwargs: Any) -> Any:
             result = self._before(*args, **kwargs)
-            for listener in self._listeners.copy():
+            for listener in self.holders:
                 listener(result, args)
             return result
 
         self._replacement = call_and_notify
 
-    def subscribe(self, listener: _Listener) -> None:
-        """Call ``listener`` with the result and the arguments of each later call."""
-        with self._lock:
-            self._listeners.append(listener)
-            if not self._on:
-                self._own = self._name in vars(self._holder)
-                self._before = getattr(self._holder, self._name)
-                torch_private.skip_compiling(self._replacement)
-                setattr(self._holder, self._name, self._replacement)
-                self._on = True
+    def _install(self) -> None:
+        if not self._on:
+            self._own = self._name in vars(self._holder)
+            self._before = getattr(self._holder, self._name)
+            torch_private.skip_compiling(self._replacement)
+            setattr(self._holder, self._name, self._replacement)
+            self._on = True
 
-    def unsubscribe(self, listener: _Listener) -> None:
-        """Stop calling ``listener``. A second call is harmless."""
-        with self._lock:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-            if not self._listeners:
-                self._undo()
-
-    def _undo(self) -> None:
+    def _uninstall(self) -> None:
         """Restore the original. If another patch lies on top, this one stays below it without listeners."""
-        if not self._on or vars(self._holder).get(self._name) is not self._replacement:
+        if vars(self._holder).get(self._name) is not self._replacement:
             return
         if self._own:
             setattr(self._holder, self._name, self._before)

@@ -105,10 +105,6 @@ class NativeEngine(HookEngine):
         self._report = self._make_report(snapshot, len(entries), join)
         return self._report
 
-    def stop_recording(self) -> None:
-        """Records nothing more."""
-        self._module_stack.closed = True
-
     # Calls from hooks.
 
     def module_begins(self, module: Any, args: Any) -> None:
