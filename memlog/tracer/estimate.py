@@ -86,15 +86,17 @@ def estimate_memory(
         ConfigurationError: ``loss`` uses a tensor's value.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    twin = _twin(model, mode)
+    fake_model = _fake_copy(model, mode)
     try:
         with mode:
-            steps = optimizer(twin.parameters())
-            _step(twin, loss, steps, accumulate)  # makes the optimizer's state
-            window = TraceWindow(twin, device="cpu", engine="dispatch", max_events=_MAX_EVENTS)
+            steps = optimizer(fake_model.parameters())
+            _step(fake_model, loss, steps, accumulate)  # makes the optimizer's state
+            window = TraceWindow(
+                fake_model, device="cpu", engine="dispatch", max_events=_MAX_EVENTS
+            )
             window.start()
             try:
-                gradients = _step(twin, loss, steps, accumulate)
+                gradients = _step(fake_model, loss, steps, accumulate)
             finally:
                 trace = window.stop()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -102,7 +104,7 @@ def estimate_memory(
             f"the loss asks for a tensor's value ({error}), but an estimate computes none: remove that"
         ) from error
     return _estimate(
-        trace, twin, _size(tensors_in([dict(s) for s in steps.state.values()])), gradients
+        trace, fake_model, _size(tensors_in([dict(s) for s in steps.state.values()])), gradients
     )
 
 
@@ -121,7 +123,7 @@ def _step(
     return gradients
 
 
-def _twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Return a copy of the model whose parameters and buffers are fake."""
     fakes: dict[int, Any] = {}
     with mode:
@@ -147,12 +149,12 @@ def _estimate(trace: Trace, model: nn.Module, state: int, gradients: int) -> Mem
         raise ConfigurationError(
             f"a step has more than {_MAX_EVENTS:,} events: estimate a shorter one"
         )
-    resting = trace.result.before or 0
+    at_start = trace.result.before or 0
 
-    def after(name: PhaseName, otherwise: int) -> int:
-        return levels[name].after if name in levels else otherwise
+    def after(name: PhaseName, default: int) -> int:
+        return levels[name].after if name in levels else default
 
-    after_data = after("data", resting)
+    after_data = after("data", at_start)
     after_forward = after("forward", after_data)
     after_backward = after("backward", after_forward)
     return MemoryEstimate(
@@ -160,7 +162,7 @@ def _estimate(trace: Trace, model: nn.Module, state: int, gradients: int) -> Mem
         buffers=_size(model.buffers()),
         gradients=gradients,
         optimizer_state=state,
-        data=after_data - resting,
+        data=after_data - at_start,
         activations=after_forward - after_data,
         after_data=after_data,
         after_forward=after_forward,

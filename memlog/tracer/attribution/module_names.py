@@ -108,9 +108,9 @@ class ModuleNames:
             name: Its name in ``named_parameters`` of ``root``.
             root: Root module that contains it.
         """
-        itself = self._numbers.get(root.path, OUTSIDE)
+        root_layer = self._numbers.get(root.path, OUTSIDE)
         path = _plain(name.rpartition(".")[0])
-        return self._numbers.get(root.prefix + path, itself) if path else itself
+        return self._numbers.get(root.prefix + path, root_layer) if path else root_layer
 
     def _discover(self, module: Any, surrounding: int) -> int:
         kind = _kind(module)

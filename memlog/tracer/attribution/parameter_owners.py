@@ -40,10 +40,10 @@ class ParameterOwners:
         return found
 
     def _tensors(self, model: Any, root: RootModule) -> Iterator[tuple[Tensor, int, int]]:
-        itself = self._names.owner_of("", root)
+        root_layer = self._names.owner_of("", root)
         for name, parameter in model.named_parameters():
             layer = self._names.owner_of(name, root)
-            self._known[id(parameter)] = (weakref.ref(parameter), layer, itself)
+            self._known[id(parameter)] = (weakref.ref(parameter), layer, root_layer)
             yield parameter, layer, PARAMETER
             if parameter.grad is not None:
                 yield parameter.grad, layer, GRADIENT

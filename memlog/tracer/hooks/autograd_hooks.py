@@ -53,11 +53,11 @@ class BackwardMarks:
             node.register_prehook(self._hook(layer))
 
     def _hook(self, layer: int) -> Callable[[Any], None]:
-        def comes(_gradients: Any) -> None:
+        def on_backward(_gradients: Any) -> None:
             if self._reached is not None:
                 try:
                     self._reached(layer)
                 except Exception as error:  # noqa: BLE001 - training goes on
                     self._diagnostics.fault("following the backward pass", error)
 
-        return comes
+        return on_backward

@@ -123,14 +123,14 @@ class OptimizerSchedule:
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
         """Return whether the optimizers of the window have all parameters of ``models`` that are trained."""
-        theirs = {
+        stepped = {
             id(parameter)
             for _, optimizer in self._stepped()
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
         return all(
-            id(parameter) in theirs
+            id(parameter) in stepped
             for model in models
             for parameter in model.parameters()
             if parameter.requires_grad

@@ -49,8 +49,8 @@ class StepTrace(NamedTuple):
         """Return the same trace, marked as covering only a part of an iteration."""
         result = self.trace.result
         exactness = "lower bound" if result.exactness == "exact" else result.exactness
-        told = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, why))
-        trace = msgspec.structs.replace(self.trace, result=told)
+        partial = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, why))
+        trace = msgspec.structs.replace(self.trace, result=partial)
         event = msgspec.structs.replace(self.event, exact=False)
         return self._replace(trace=trace, event=event, whole=False)
 
@@ -130,9 +130,9 @@ class KeptTrace:
     def _decide(self, *, whole: bool) -> None:
         if self._undecided is None:
             return
-        (step_trace, thought), self._undecided = self._undecided, None
+        (step_trace, assumed), self._undecided = self._undecided, None
         decided = step_trace if whole else step_trace.as_partial()
-        if whole != thought:
+        if whole != assumed:
             self._keep(decided)
         self._publish(decided.event)
 

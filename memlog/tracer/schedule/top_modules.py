@@ -60,14 +60,14 @@ class RootModules:
         parts = {id(part) for root in trained for part in root.modules() if part is not root}
         if any(root is self._model for root in trained):
             self._thread = thread
-        mine = {
+        own_roots = {
             id(root): root for root in trained if root is not self._model and id(root) not in parts
         }
         self._others = [
             (root, other)
             for root, other in self._others
-            if trained_elsewhere(other) and id(root()) not in mine
-        ] + [(weakref.ref(root), thread) for root in mine.values()]
+            if trained_elsewhere(other) and id(root()) not in own_roots
+        ] + [(weakref.ref(root), thread) for root in own_roots.values()]
 
     def may_train(self, module: Any) -> bool:
         """Return whether a call of ``module`` may begin a training step.

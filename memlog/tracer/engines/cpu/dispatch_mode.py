@@ -135,10 +135,10 @@ class ObservingMode(TorchDispatchMode):
             return not self._inside
         if thread is threading.current_thread():
             _remove_finished_from_top()
-            gone = not any(mode is self for mode in torch_private.mode_stack())
+            removed = not any(mode is self for mode in torch_private.mode_stack())
         else:
-            gone = thread is not None and not thread.is_alive()  # its stack is freed with it
-        if gone:
+            removed = thread is not None and not thread.is_alive()  # its stack is freed with it
+        if removed:
             self._removed_from_stack()  # also if another mode's exit removed it
         return not self._inside
 
