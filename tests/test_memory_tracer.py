@@ -222,7 +222,7 @@ def test_hooks_are_there_inside_the_block_alone(model: nn.Module, input_tensor: 
 
     def installed() -> tuple[int, int, int]:
         tables = hooks._global_forward_pre_hooks, hooks._global_forward_hooks
-        return *map(len, tables), len(LISTENERS.now)
+        return *map(len, tables), len(LISTENERS.holders)
 
     before, tracer = installed(), MemoryTracer()
     with tracer.trace(model):
@@ -347,7 +347,7 @@ def test_the_documents_recipe_for_the_overhead_runs_and_costs_no_memory_afterwar
     print(f"Overhead: {overhead_pct:.2f}%")
     assert not tracer.health.faults
     assert tracer.result.events < 200  # the last trace alone is held
-    assert LISTENERS.now == ()
+    assert LISTENERS.holders == ()
 
 
 @pytest.mark.seed(174, 200, 218, 224)

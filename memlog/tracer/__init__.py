@@ -1,7 +1,7 @@
-"""The layer tracer: whose memory is it?
+"""Layer tracer: attributes memory to modules, phases and categories.
 
-`MemoryTracer` is what a trainer holds; `memlog.tracer.window.TraceWindow` is one traced window for whoever
-schedules them. Importing this package loads no torch: tracing does.
+Trainers use `MemoryTracer`. Code that schedules its own traces uses
+`memlog.tracer.window.TraceWindow`. Importing this package does not load torch; tracing does.
 """
 
 from memlog.tracer.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer

@@ -1,7 +1,7 @@
-"""What a training step will need, without a GPU and without the memory: derived, for any model and batch.
+"""Estimate of a training step's memory for any model and batch, without a GPU and without the memory.
 
-The step runs with PyTorch's fake tensors, which know their shapes and hold nothing, and is traced like any
-other. Sizes are those of the tensors; what an allocator rounds up or holds in reserve comes on top.
+The step runs with PyTorch's fake tensors, which have shapes but no bytes, and is traced like any other.
+Sizes are those of tensors. What an allocator rounds up or reserves comes in addition.
 """
 
 # PyTorch leaves some of these without types.
@@ -32,16 +32,16 @@ _MAX_EVENTS = 1_000_000
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True):
-    """Bytes that a step of training takes, the optimizer's state being there already."""
+    """Bytes that a training step takes when the optimizer's state already exists."""
 
     parameters: int
     buffers: int
     gradients: int
     optimizer_state: int
     data: int
-    """The batch, as the model is called first."""
+    """Batch of the first call of the model."""
     activations: int
-    """What the forward pass keeps for the backward pass, the loss included."""
+    """Tensors that the forward pass keeps for the backward pass, the loss included."""
     after_data: int
     after_forward: int
     after_backward: int
@@ -49,7 +49,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True):
     peak: int
 
     def text(self) -> str:
-        """Lines that tell it."""
+        """Return the estimate as lines of text."""
         mib = 1024**2
         rows = {
             "Model weights": self.parameters + self.buffers,
@@ -73,36 +73,38 @@ def estimate_memory(
     *,
     accumulate: int = 1,
 ) -> MemoryEstimate:
-    """Estimates what a training step takes. Nothing is computed, and the model stays as it is.
+    """Estimate the memory of a training step. Computes nothing and leaves the model unchanged.
 
     Args:
-        model: Its shapes are what counts; it may be on the device ``meta``.
-        loss: Called with a stand-in of the model; makes a batch (``torch.randn(…)``) and returns the loss. It
-            may use `torch.autocast` and ``checkpoint``; what depends on a tensor's value it can't do.
-        optimizer: Makes one of the parameters.
-        accumulate: Batches whose gradients are added up before the optimizer's step.
+        model: Only its shapes matter; it may be on the device ``meta``.
+        loss: Function that gets a stand-in for the model, makes a batch (``torch.randn(…)``) and returns the
+            loss. It may use `torch.autocast` and ``checkpoint``, but not the value of a tensor.
+        optimizer: Function that makes an optimizer of the parameters.
+        accumulate: Number of batches whose gradients are added up before the optimizer's step.
 
     Raises:
-        ConfigurationError: ``loss`` asks for a tensor's value.
+        ConfigurationError: ``loss`` uses a tensor's value.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    twin = _twin(model, mode)
+    fake_model = _fake_copy(model, mode)
     try:
         with mode:
-            steps = optimizer(twin.parameters())
-            _step(twin, loss, steps, accumulate)  # makes the optimizer's state
-            window = TraceWindow(twin, device="cpu", engine="dispatch", max_events=_MAX_EVENTS)
+            steps = optimizer(fake_model.parameters())
+            _step(fake_model, loss, steps, accumulate)  # makes the optimizer's state
+            window = TraceWindow(
+                fake_model, device="cpu", engine="dispatch", max_events=_MAX_EVENTS
+            )
             window.start()
             try:
-                gradients = _step(twin, loss, steps, accumulate)
+                gradients = _step(fake_model, loss, steps, accumulate)
             finally:
                 trace = window.stop()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigurationError(
-            f"the loss asks for a tensor's value ({error}), which an estimate has none of: leave that out"
+            f"the loss asks for a tensor's value ({error}), but an estimate computes none: remove that"
         ) from error
     return _estimate(
-        trace, twin, _size(tensors_in([dict(s) for s in steps.state.values()])), gradients
+        trace, fake_model, _size(tensors_in([dict(s) for s in steps.state.values()])), gradients
     )
 
 
@@ -112,7 +114,7 @@ def _step(
     optimizer: torch.optim.Optimizer,
     accumulate: int,
 ) -> int:
-    """Trains once; returns the size of the gradients."""
+    """Run one training step and return the size of the gradients in bytes."""
     for _ in range(accumulate):
         loss(model).backward()
     gradients = _size(p.grad for p in model.parameters() if p.grad is not None)
@@ -121,8 +123,8 @@ def _step(
     return gradients
 
 
-def _twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of the model whose parameters and buffers hold nothing."""
+def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Return a copy of the model whose parameters and buffers are fake."""
     fakes: dict[int, Any] = {}
     with mode:
         for parameter in model.parameters():
@@ -133,7 +135,7 @@ def _twin(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """A stand-in on the CPU, which the tracer's engine for it can follow."""
+    """Return a stand-in on the CPU, which the CPU engine can trace."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
@@ -147,12 +149,12 @@ def _estimate(trace: Trace, model: nn.Module, state: int, gradients: int) -> Mem
         raise ConfigurationError(
             f"a step has more than {_MAX_EVENTS:,} events: estimate a shorter one"
         )
-    resting = trace.result.before or 0
+    at_start = trace.result.before or 0
 
-    def after(name: PhaseName, otherwise: int) -> int:
-        return levels[name].after if name in levels else otherwise
+    def after(name: PhaseName, default: int) -> int:
+        return levels[name].after if name in levels else default
 
-    after_data = after("data", resting)
+    after_data = after("data", at_start)
     after_forward = after("forward", after_data)
     after_backward = after("backward", after_forward)
     return MemoryEstimate(
@@ -160,7 +162,7 @@ def _estimate(trace: Trace, model: nn.Module, state: int, gradients: int) -> Mem
         buffers=_size(model.buffers()),
         gradients=gradients,
         optimizer_state=state,
-        data=after_data - resting,
+        data=after_data - at_start,
         activations=after_forward - after_data,
         after_data=after_data,
         after_forward=after_forward,

@@ -1,4 +1,4 @@
-"""Where an engine writes its events: bounded, and safe to append to from a finalizer."""
+"""Bounded log that an engine writes its events to. Finalizers may append to it."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
 _FOLD_AT_ONCE = 8192
-"""Events that are gathered before they are folded into the totals, once no more are kept."""
+"""Events that are gathered before they are folded into the totals, after the log stops keeping events."""
 
 
 class EventLog:
-    """Keeps the first events one by one and folds the rest into totals.
+    """Log that keeps the first events individually and folds all events into totals.
 
     Args:
-        max_events: How many are kept.
-        books: What they are folded into.
+        max_events: Number of events to keep.
+        accountant: Computes the totals.
 
     Attributes:
-        append: Takes packed events, any number at once: one atomic call, from any thread.
-        events: How many have been folded so far.
-        began_us: When time 0 was, in microseconds since the epoch.
+        append: Appends any number of packed events: one atomic call, from any thread.
+        events: Number of events that have been folded.
+        began_us: Start of the log, in microseconds since the epoch.
     """
 
-    def __init__(self, max_events: int, books: Accountant) -> None:
-        self.books = books
+    def __init__(self, max_events: int, accountant: Accountant) -> None:
+        self.accountant = accountant
         self.events = 0
         self._max_kept = max_events
         self._kept: list[bytes] = []
         self._kept_events = 0
-        self._waiting = bytearray()
+        self._appended = bytearray()
         self._limit = max_events * encoding.EVENT_BYTES
         self._folding = threading.Lock()
         self.begin()
         self._most: int | None = None
         self._overflow: Callable[[], object] | None = None
-        self.append = self._waiting.extend
+        self.append = self._appended.extend
 
     def begin(self) -> None:
-        """Time begins."""
+        """Set time 0 to now."""
         self.began_us = time.time_ns() // 1000
         self._began_ns = time.perf_counter_ns()
 
     def on_overflow(self, most: int, overflow: Callable[[], object]) -> None:
-        """Calls ``overflow`` as soon as ``most`` events have been folded."""
+        """Call ``overflow`` once ``most`` events have been folded."""
         self._most, self._overflow = most, overflow
 
     def now(self) -> int:
-        """Nanoseconds since the log began."""
+        """Return nanoseconds since the log began."""
         return time.perf_counter_ns() - self._began_ns
 
     @property
     def full(self) -> bool:
-        """Whether `fold` should be called, by somebody who is no finalizer."""
-        return len(self._waiting) >= self._limit
+        """True if `fold` should be called. Finalizers must not call it."""
+        return len(self._appended) >= self._limit
 
     @property
     def size(self) -> int:
         """Bytes of memory that the events take."""
-        return len(self._waiting) + sum(map(len, self._kept))
+        return len(self._appended) + sum(map(len, self._kept))
 
     def fold(self) -> None:
-        """Moves what has been appended so far into the totals. Never waits for another thread's."""
+        """Fold the appended events into the totals. Do nothing if another thread is folding."""
         if not self._folding.acquire(blocking=False):
             return
         try:
-            # Copying and cutting off are atomic each, and what finalizers append meanwhile stays behind.
-            piece = bytes(self._waiting)
-            del self._waiting[: len(piece)]
-            self.books.fold(piece)
+            # Copying and deleting are each atomic. Events that finalizers append in between stay.
+            piece = bytes(self._appended)
+            del self._appended[: len(piece)]
+            self.accountant.fold(piece)
             self._keep(piece)
             if self._kept_events >= self._max_kept:
                 self._limit = _FOLD_AT_ONCE * encoding.EVENT_BYTES
@@ -82,13 +82,13 @@ class EventLog:
             overflow()
 
     def close(self) -> tuple[bytes, int]:
-        """Folds the rest and ends the books.
+        """Fold the remaining events and finish the totals.
 
         Returns:
-            The kept events, and how many they are.
+            The kept events, and their number.
         """
         self.fold()
-        self.books.finish()
+        self.accountant.finish()
         return b"".join(self._kept), self._kept_events
 
     def _keep(self, piece: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A trace's result for a person at a terminal."""
+"""Trace result as text for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATH_WIDTH = 40
 
 
 def summary_text(result: TraceResult) -> str:
-    """Peak, composition and the layers that hold most, in lines of at most about 100 characters."""
+    """Return peak, categories and the largest layers, in lines of about 100 characters at most."""
     return "\n".join([*_head(result), *_categories(result), *_layers(result), *_foot(result)])
 
 
@@ -60,7 +60,7 @@ def _layers(result: TraceResult) -> Iterator[str]:
 
 
 def _lines(result: TraceResult) -> Iterator[str]:
-    """The lines of the program that hold most outside all modules."""
+    """Yield the program's lines that hold most outside all modules."""
     for one in result.lines[:_TOP_LINES]:
         shown = f"  {_cut(one.line, _PATH_WIDTH - 2)}"
         yield f"{shown:<{_PATH_WIDTH}} {format_bytes(one.at_peak):>10} {format_bytes(one.allocated):>10}"

@@ -1,4 +1,4 @@
-"""From a tensor to the storages that hold its bytes."""
+"""Storages that hold the bytes of a tensor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from memlog.tracer import torch_private
 _MAX_NESTING = 4
 
 Storages: TypeAlias = dict[int, tuple[Any, int]]
-"""By identity: storages, which live as long as this does, and their sizes in bytes."""
+"""Storages and their sizes in bytes, by identity. The mapping keeps the storages alive."""
 
 
 def is_wrapper(kind: type) -> bool:
-    """Whether tensors of that class hold others (DTensor, nested tensors) rather than bytes."""
+    """Return whether tensors of a class hold other tensors instead of bytes (DTensor, nested tensors)."""
     return hasattr(kind, "__tensor_flatten__")
 
 
 def plain_tensors(tensor: Tensor, nesting: int = 0) -> Iterator[Tensor]:
-    """The tensors that hold the bytes: the local part of a DTensor, the values of a sparse one."""
+    """Yield the tensors that hold the bytes: the local part of a DTensor, the values of a sparse tensor."""
     if is_wrapper(type(tensor)) and nesting < _MAX_NESTING:
-        names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined] # is_wrapper() has looked
+        names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined] # checked by is_wrapper()
         for name in names:
             inner = getattr(tensor, name, None)
             if isinstance(inner, Tensor):
@@ -35,31 +35,34 @@ def plain_tensors(tensor: Tensor, nesting: int = 0) -> Iterator[Tensor]:
     elif tensor.layout is torch.sparse_coo:
         yield tensor._indices()
         yield tensor._values()
-    elif tensor.layout is not torch._mkldnn:  # type: ignore[attr-defined] # opaque: nobody can tell
+    elif tensor.layout is not torch._mkldnn:  # type: ignore[attr-defined] # opaque
         compressed_by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
         yield tensor.crow_indices() if compressed_by_rows else tensor.ccol_indices()
         yield tensor.col_indices() if compressed_by_rows else tensor.row_indices()
         yield tensor.values()
 
 
-def held_by(tensor: Tensor) -> Iterator[Tensor]:
-    """As `plain_tensors`, for a tensor that may be more than what an operation returns.
+def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield what `plain_tensors` yields, also for tensors that no operation returns.
 
-    A parameter of a lazy module that was not called yet holds nothing; a level that a transformation of
-    ``torch.func`` has put around a tensor has no storage of its own.
+    A parameter of a lazy module holds nothing before the first call. A tensor that a transformation of
+    ``torch.func`` has wrapped has no storage of its own.
     """
-    if torch_private.is_level is not None and torch_private.below_level is not None:
-        while torch_private.is_level(tensor):
-            tensor = torch_private.below_level(tensor)
+    if (
+        torch_private.is_functorch_wrapper is not None
+        and torch_private.unwrap_functorch is not None
+    ):
+        while torch_private.is_functorch_wrapper(tensor):
+            tensor = torch_private.unwrap_functorch(tensor)
     return iter(()) if is_lazy(tensor) else plain_tensors(tensor)
 
 
 def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
-    """The tensors in a module's arguments, in tuples, lists and mappings too.
+    """Return the tensors in a module's arguments, including those in tuples, lists and mappings.
 
     Args:
-        values: Anything.
-        limit: Values that are looked at, at most.
+        values: Any value.
+        limit: Maximum number of values to look at.
     """
     found: list[Tensor] = []
     waiting = [values]
@@ -76,12 +79,12 @@ def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether it is a tensor that holds others for its indices and values."""
+    """Return whether a value is a tensor that keeps indices and values in other tensors."""
     return isinstance(value, Tensor) and value.layout is not torch.strided
 
 
 def storages_in(values: Any) -> Storages:
-    """The storages of the tensors in an operation's arguments."""
+    """Return the storages of the tensors in an operation's arguments."""
     found: Storages = {}
     for tensor in tensors_in(values):
         for plain in plain_tensors(tensor):
@@ -91,7 +94,7 @@ def storages_in(values: Any) -> Storages:
 
 
 def changed(values: Any, before: Storages) -> list[Tensor]:
-    """The plain tensors in ``values`` whose storage is none of those from before, or of another size."""
+    """Return the plain tensors in ``values`` whose storage is new since ``before``, or was resized."""
     found = []
     for tensor in tensors_in(values):
         for plain in plain_tensors(tensor):
@@ -106,9 +109,9 @@ class StateTensor(NamedTuple):
     """A tensor of an optimizer's state.
 
     Attributes:
-        parameter: The one that the optimizer keeps it with.
-        shared: Whether it is of all the optimizer's parameters: LBFGS keeps all its state with the first.
-        tensor: It.
+        parameter: Parameter under which the optimizer keeps the tensor.
+        shared: True if the state belongs to all parameters. LBFGS keeps all its state under the first one.
+        tensor: The tensor.
     """
 
     parameter: Any
@@ -117,8 +120,8 @@ class StateTensor(NamedTuple):
 
 
 def optimizer_tensors(optimizer: Any) -> Iterator[StateTensor]:
-    """Each tensor of an optimizer's state."""
-    # Copied: a step on another thread may change them.
+    """Yield each tensor of an optimizer's state."""
+    # A copy, since a step on another thread may change the dictionary.
     states = list(optimizer.state.items())
     alone = len(states) == 1 and sum(len(group["params"]) for group in optimizer.param_groups) > 1
     for parameter, values in states:
@@ -130,6 +133,6 @@ def optimizer_tensors(optimizer: Any) -> Iterator[StateTensor]:
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    """The parameters that an optimizer steps."""
+    """Yield the parameters that an optimizer steps."""
     for group in optimizer.param_groups:
         yield from group["params"]

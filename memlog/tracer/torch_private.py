@@ -1,6 +1,6 @@
-"""The private parts of torch that the engines use, each looked up before it is used.
+"""Private parts of torch that the engines use. Each is looked up before use.
 
-torch promises nothing about them. Where one is missing the engine that needs it does not run.
+torch may change them at any time. If one is missing, the engine that needs it does not run.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch.utils import _python_dispatch
 
 NO_TASK = -1
-"""What `graph_task` says outside the backward pass."""
+"""Value of `graph_task` outside the backward pass."""
 
 _NO_SEQUENCE = 2**62
-"""Nodes that no forward operation made (they accumulate gradients) have numbers far above any other's."""
+"""Lower bound for the numbers of nodes that no forward operation made (they accumulate gradients)."""
 
 
 def _find(path: str) -> Callable[..., Any] | None:
@@ -28,16 +28,16 @@ def _find(path: str) -> Callable[..., Any] | None:
 
 
 graph_task = _find("_C._current_graph_task_id")
-"""The number of the backward pass that this thread is in."""
+"""Function that returns the number of this thread's current backward pass."""
 current_node = _find("_C._current_autograd_node")
-"""The operation of the backward pass that this thread is at."""
+"""Function that returns the autograd node that this thread is executing."""
 next_sequence_number = _find("autograd._get_sequence_nr")
-"""The number that this thread's next differentiable operation will get."""
-_levels = _find("_C._functorch.peek_interpreter_stack")
-is_level = _find("_C._functorch.is_functorch_wrapped_tensor")
-"""Whether a tensor is what ``torch.func`` has put around another."""
-below_level = _find("_C._functorch.get_unwrapped")
-"""That other one."""
+"""Function that returns the number that this thread's next differentiable operation will get."""
+_functorch_stack = _find("_C._functorch.peek_interpreter_stack")
+is_functorch_wrapper = _find("_C._functorch.is_functorch_wrapped_tensor")
+"""Function that returns whether ``torch.func`` has wrapped a tensor."""
+unwrap_functorch = _find("_C._functorch.get_unwrapped")
+"""Function that returns the tensor inside such a wrapper."""
 
 DISPATCH_NEEDS = {
     "torch._C._current_graph_task_id": graph_task,
@@ -50,48 +50,49 @@ DISPATCH_NEEDS = {
 
 
 def missing(needs: dict[str, Any]) -> list[str]:
-    """Which of the private calls this torch lacks."""
+    """Return the names of the private calls that this torch lacks."""
     return sorted(name for name, found in needs.items() if found is None)
 
 
 def mode_stack() -> list[Any]:
-    """This thread's dispatch modes, the outermost first."""
+    """Return this thread's dispatch modes, the outermost first."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
-def let_higher_order_pass(kind: type) -> None:
-    """Tells every operation of a higher order that a class of modes passes them on.
+def allow_higher_order_ops(kind: type) -> None:
+    """Register a class of modes with every higher-order operation, so that the modes may pass it through.
 
-    For a torch without ``supports_higher_order_operators``; those that are made later refuse all the same.
+    Needed for torch without ``supports_higher_order_operators``. Operations that are created later still
+    refuse to run.
     """
     for operation in tuple(getattr(torch._ops, "_higher_order_ops", {}).values()):
         table = getattr(operation, "python_key_table", None)
         if table is not None and kind not in table:
-            table[kind] = functools.partial(_pass_on, operation)
+            table[kind] = functools.partial(_call_mode, operation)
 
 
-def _pass_on(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_mode(operation: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
     return mode.__torch_dispatch__(operation, (), args, kwargs)
 
 
-def transforming() -> bool:
-    """Whether this thread is inside a transformation of ``torch.func`` (``vmap``, ``grad``, …)."""
-    return _levels is not None and _levels() is not None
+def in_functorch_transform() -> bool:
+    """Return whether this thread is inside a transformation of ``torch.func`` (``vmap``, ``grad``, …)."""
+    return _functorch_stack is not None and _functorch_stack() is not None
 
 
 def compiler_in_use() -> bool:
-    """Whether anything in this process was given to ``torch.compile``."""
+    """Return whether anything in this process was passed to ``torch.compile``."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(frames, "cached_backends", None) or {}
     return any(backend is not None for backend in tuple(backends.values()))
 
 
 _EAGER = "torch._dynamo.backends.debugging"
-"""torch's backends that run a graph's operations one by one."""
+"""torch's compiler backends that run a graph's operations one by one."""
 
 
-def foreign_compilers() -> list[str]:
-    """The backends of ``torch.compile`` in use that are neither Inductor nor run torch's operations."""
+def unknown_compilers() -> list[str]:
+    """Return the ``torch.compile`` backends in use, except Inductor and those that run torch's operations."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     names = set()
     for backend in tuple((getattr(frames, "cached_backends", None) or {}).values()):
@@ -104,16 +105,16 @@ def foreign_compilers() -> list[str]:
     return sorted(names)
 
 
-def leave_uncompiled(function: Any) -> None:
-    """Has the compiler leave a function of ours alone, where it meets it at all."""
+def skip_compiling(function: Any) -> None:
+    """Tell the compiler not to compile a function of memlog's."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     skip = getattr(frames, "skip_code", None)
     if skip is not None:
         skip(function.__code__)
 
 
-def keep_rules(ours: Any, theirs: Any) -> None:
-    """What the compiler has learned of a function of ours, while it stood there, it knows of torch's own."""
+def move_compiler_rules(ours: Any, theirs: Any) -> None:
+    """Move the compiler's cached rule for ``ours``, a replacement, to ``theirs``, the original."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     table = getattr(rules, "get_torch_obj_rule_map", None)
     if table is not None and table.cache_info().currsize and ours in table():
@@ -121,14 +122,14 @@ def keep_rules(ours: Any, theirs: Any) -> None:
 
 
 def compilations() -> int:
-    """How often something was compiled in this process."""
+    """Return the number of compilations in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None) or {}
     return int(counters["frames"]["total"]) if "frames" in counters else 0
 
 
-def faking() -> bool:
-    """Whether tensors that are made on this thread hold nothing, since a ``FakeTensorMode`` is active."""
+def fakes_active() -> bool:
+    """Return whether a ``FakeTensorMode`` is active on this thread, so that new tensors have no bytes."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     return fakes is not None and any(
         isinstance(mode, fakes.FakeTensorMode) for mode in mode_stack()
@@ -136,29 +137,32 @@ def faking() -> bool:
 
 
 def backward_task() -> int:
-    """The number of the backward pass that this thread is in, or `NO_TASK`."""
+    """Return the number of this thread's current backward pass, or `NO_TASK`."""
     return NO_TASK if graph_task is None else int(graph_task())
 
 
 def sequence_number(node: Any) -> int | None:
-    """The number of an operation of the backward pass; ``None`` for one that no forward operation made."""
+    """Return the number of an autograd node; ``None`` if no forward operation made the node."""
     number = int(node._sequence_nr())
     return number if 0 <= number < _NO_SEQUENCE else None
 
 
-def precisions() -> tuple[str, ...]:
-    """In what precision oneDNN may compute, which decides what it copies."""
+def onednn_precisions() -> tuple[str, ...]:
+    """Return the precisions in which oneDNN may compute. They decide what it copies."""
     getter = _find("_C._get_fp32_precision_getter")
     try:
         if getter is None:
             return (torch.get_float32_matmul_precision(),)
         return tuple(str(getter("mkldnn", kind)) for kind in ("matmul", "conv", "rnn"))
     except RuntimeError:
-        return ()  # this torch has other names for them
+        return ()  # this torch has other names for the precisions
 
 
 def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:
-    """What begins and ends torch's old profiler, which reports allocations; ``None`` where it is no more."""
+    """Return what starts and stops torch's legacy profiler, which reports allocations.
+
+    Both are ``None`` if this torch has no legacy profiler.
+    """
     begin = _find("_C._autograd._enable_profiler_legacy")
     end = _find("_C._autograd._disable_profiler_legacy")
     configuration = _profiler_configuration()
@@ -175,4 +179,4 @@ def _profiler_configuration() -> Any:
         experimental = torch._C._profiler._ExperimentalConfig()
         return configuration(states.CPU, False, True, False, False, False, experimental)
     except (AttributeError, TypeError):
-        return None  # they take something else in this torch
+        return None  # this torch takes other arguments

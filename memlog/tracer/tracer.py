@@ -1,4 +1,4 @@
-"""What a trainer holds: `MemoryTracer`, with the face of the tracer that memlog takes over from."""
+"""`MemoryTracer`, the public tracer, with the methods of the tracer that memlog replaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]
 
 
 class MemoryTracer:
-    """Traces whose memory it is: of which module, in which phase, for what.
+    """Tracer of memory: which module, in which phase, allocates and holds it, and for which category.
 
     ::
 
@@ -38,22 +38,22 @@ class MemoryTracer:
         tracer.print_summary()
         tracer.export_flame_graph("profile.speedscope.json")
 
-    Every `trace` is a recording of its own; what the other methods tell is of the one that ended last. They
-    may be nested, and run on several threads with a tracer each.
+    Each `trace` block makes a new recording. All other methods describe the recording that ended last.
+    Tracers may be nested, and several threads may trace at once with one tracer each.
 
     Args:
-        max_events: Events that are kept one by one, 32 bytes each. Past them totals and peaks go on, and
-            `result` says ``truncated``.
-        device: As torch writes it (``"cpu"``, ``"cuda:0"``); ``None``: where the model is.
-        enable_fragmentation_tracking: Whether, on a GPU, the allocator is asked at every module what it has
-            reserved (about 20 µs each).
-        engine: ``"auto"``; or ``"native"`` (CUDA, XPU), ``"dispatch"`` (CPU), ``"sampler"`` (anywhere).
+        max_events: Number of events to keep individually, 32 bytes each. Beyond it, totals and peaks stay
+            complete, and `result` says ``truncated``.
+        device: Device to trace, as torch writes it (``"cpu"``, ``"cuda:0"``). ``None``: the model's device.
+        enable_fragmentation_tracking: On a GPU, whether to read the allocator's reserved bytes at every
+            module entry and exit (about 20 µs each).
+        engine: ``"auto"``, ``"native"`` (CUDA, XPU), ``"dispatch"`` (CPU) or ``"sampler"`` (any device).
 
     Attributes:
-        diagnostics: Errors inside the tracer, which training never sees.
+        health: Counts of errors inside the tracer. The tracer never raises them into training.
 
     Raises:
-        ConfigurationError: An argument can't be right.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class MemoryTracer:
         engine: EngineChoice = "auto",
     ) -> None:
         if not _is_whole(max_events) or max_events < 1:
-            raise ConfigurationError(f"max_events={max_events!r}: give a whole number above 0")
+            raise ConfigurationError(f"max_events={max_events!r}: write a whole number above 0")
         if engine not in get_args(EngineChoice):
             raise ConfigurationError(
                 f"engine={engine!r}: write one of {', '.join(get_args(EngineChoice))}"
@@ -78,21 +78,20 @@ class MemoryTracer:
         self._trace: Trace | None = None
         self._why_none = "nothing has been traced yet; use: with tracer.trace(model): ..."
         if device is not None and "torch" in sys.modules:
-            from memlog.tracer.engines.selection import device_of  # noqa: PLC0415 - torch is there already
+            from memlog.tracer.engines.selection import device_of  # noqa: PLC0415 - torch is loaded already
 
-            device_of(
-                (), self._device
-            )  # a device that isn't there is said now, not when tracing begins
+            device_of((), self._device)  # raise for a missing device now, not when tracing begins
 
     @contextmanager
     def trace(self, model: Any = None) -> Iterator[MemoryTracer]:
-        """Traces a block: any number of training steps, or a part of one.
+        """Trace a block: any number of training steps, or a part of one.
 
         Args:
-            model: A ``torch.nn.Module``; ``None``: the first module that is called is taken for it.
+            model: A ``torch.nn.Module``. ``None``: the first module that is called.
 
         Raises:
-            ConfigurationError: The device isn't there, ``engine`` can't trace it, or ``model`` is none.
+            ConfigurationError: The device does not exist, ``engine`` can't trace it, or ``model`` is not a
+                module.
             MissingExtraError: torch is not installed.
         """
         self._trace = None
@@ -109,22 +108,22 @@ class MemoryTracer:
                 self._end(window)
 
     def _end(self, window: TraceWindow) -> None:
-        from memlog.tracer.hooks.deferred_removal import leave_later  # noqa: PLC0415 - torch is there already
+        from memlog.tracer.hooks.deferred_removal import remove_when_possible  # noqa: PLC0415 - torch is loaded already
 
         with self.health.contained("analysing a trace"):
             try:
                 self._trace = window.stop()
             finally:
-                leave_later(window)
+                remove_when_possible(window)
 
     scope = staticmethod(scope)
 
     @property
     def recording(self) -> Trace:
-        """The trace that ended last: its result, and the events that it was made from.
+        """The trace that ended last: its result and its kept events.
 
         Raises:
-            ConfigurationError: Nothing has been traced yet, or the last trace could not begin.
+            ConfigurationError: No trace has ended yet, or the last trace could not begin.
         """
         if self._trace is None:
             raise ConfigurationError(self._why_none)
@@ -132,23 +131,23 @@ class MemoryTracer:
 
     @property
     def result(self) -> TraceResult:
-        """What the trace came to: figures, which engine ran, how exact it is, what it could not see."""
+        """Result of the trace: figures, the engine that ran, exactness, and limitations."""
         return self.recording.result
 
     @property
     def events(self) -> list[MemoryEvent]:
-        """The kept events, decoded (a few hundred bytes each)."""
+        """Kept events, decoded (a few hundred bytes each)."""
         return list(replay(self.recording))
 
     def get_layer_stats(self) -> dict[str, LayerMemoryStats]:
-        """The figures of every module that did anything, by its path; the model's is its class's name.
+        """Return the figures of every active module by path. The model's path is the name of its class.
 
-        (Where a child is called that, the model's has "(model)" behind.)
+        (If a child has that name, " (model)" is added to the model's path.)
         """
         return layer_stats(self.result)
 
     def get_peak_memory_per_layer(self) -> dict[str, int]:
-        """Most bytes live while each module was active, in any phase; without those of unknown peak."""
+        """Return the most bytes live while each module was active, in any phase, without unknown peaks."""
         return {
             path: stats.peak_allocated
             for path, stats in self.get_layer_stats().items()
@@ -156,18 +155,18 @@ class MemoryTracer:
         }
 
     def get_fragmentation_stats(self) -> dict[str, float | None]:
-        """Mean of ``(reserved - allocated) / reserved`` at each module's entries and exits, 0 to 1.
+        """Return each module's mean of ``(reserved - allocated) / reserved`` at entries and exits (0 to 1).
 
-        ``None`` where it is unknown: on the CPU nothing is reserved. The whole run's, and the reason where
-        there is none, stand in ``result.fragmentation`` and ``result.fragmentation_reason``.
+        ``None`` means unknown: on the CPU nothing is reserved. `result` has the fragmentation of the whole
+        trace (``fragmentation``), or the reason why it is unknown (``fragmentation_reason``).
         """
         return {path: stats.avg_fragmentation for path, stats in self.get_layer_stats().items()}
 
     def get_layer_figures(self, path: str) -> LayerFigures:
-        """All figures of one module, by phase.
+        """Return all figures of one module, by phase.
 
         Raises:
-            KeyError: It was not active.
+            KeyError: The module was not active.
         """
         for layer in self.result.layers:
             if layer.path == path:
@@ -175,30 +174,30 @@ class MemoryTracer:
         raise KeyError(path)
 
     def get_phase_levels(self) -> dict[PhaseName, PhaseLevel] | None:
-        """What was live as the phases of a step ended, and at most, in bytes.
+        """Return the live bytes at the end of each phase of a step, and the most in each phase.
 
-        ``data`` is what comes before the first module is called, then ``forward``, ``backward``,
-        ``optimizer``, and ``end``, as far as the step came.
+        ``data`` is the time before the first module is called. ``forward``, ``backward``, ``optimizer`` and
+        ``end`` follow, as far as the step came.
 
         Returns:
-            ``None`` where the trace is not exact or has lost events.
+            The levels by phase; ``None`` if the trace is not exact or has lost events.
         """
         return phase_levels(self.recording)
 
     def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
-        """Writes a flame graph for https://www.speedscope.app: bytes at the peak, in order, milliseconds.
+        """Write a flame graph for https://www.speedscope.app: bytes at the peak, time order, milliseconds.
 
         Args:
-            output_path: Ends in ``.speedscope.json``, so that the page knows the file; in ``.gz`` for a
-                compressed one.
+            output_path: Path that ends in ``.speedscope.json``, by which the page recognizes the format. Add
+                ``.gz`` to compress the file.
 
         Returns:
-            The file.
+            The path of the file.
         """
         return exporters.write_json(exporters.flame_graph(self.recording), output_path)
 
     def export_timeline(self, output_path: str | PathLike[str]) -> Path:
-        """Writes ``events``, ``layer_stats`` and ``summary`` as JSON; compressed where it ends in ``.gz``."""
+        """Write ``events``, ``layer_stats`` and ``summary`` as JSON; a path in ``.gz`` compresses it."""
         return exporters.write_json(exporters.timeline(self.recording), output_path)
 
     def export_trace(
@@ -206,15 +205,15 @@ class MemoryTracer:
         output_path: str | PathLike[str],
         profiler_trace: str | PathLike[str] | None = None,
     ) -> Path:
-        """Writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, with memory as counters.
+        """Write a trace for https://ui.perfetto.dev or ``chrome://tracing``, with memory as counters.
 
         Args:
-            output_path: Compressed where it ends in ``.gz``.
-            profiler_trace: What ``torch.profiler``'s ``export_chrome_trace`` wrote of the same step: layers
-                and counters are put beside its operations.
+            output_path: Path of the file, which is compressed if it ends in ``.gz``.
+            profiler_trace: File that ``torch.profiler``'s ``export_chrome_trace`` wrote for the same step.
+                Layers and counters are added to its operations.
 
         Raises:
-            ConfigurationError: ``profiler_trace`` is none.
+            ConfigurationError: ``profiler_trace`` is not such a file.
         """
         document = exporters.chrome_trace(self.recording)
         if profiler_trace is not None:
@@ -222,17 +221,17 @@ class MemoryTracer:
         return exporters.write_json(document, output_path)
 
     def export_snapshot(self, output_path: str | PathLike[str]) -> Path:
-        """Writes a CUDA-style snapshot, for https://pytorch.org/memory_viz, of a trace on any device."""
+        """Write a CUDA-style snapshot for https://pytorch.org/memory_viz, of a trace on any device."""
         return exporters.write_pickle(exporters.snapshot(self.recording), output_path)
 
     def print_summary(self) -> None:
-        """Prints the peak, what it is made of, and the layers that hold most of it.
+        """Print the peak, its categories, and the layers that hold most of it.
 
-        ``kept fwd`` sums over the calls of a layer's forward what was live at their exits over their entries,
-        its children's included: what a later call frees again counts all the same.
+        ``kept fwd`` is the sum over a layer's forward calls of live bytes at exit minus live bytes at entry,
+        children included. Bytes that a later call frees are not subtracted.
 
         Raises:
-            ConfigurationError: Nothing has been traced yet, or the last trace could not begin.
+            ConfigurationError: No trace has ended yet, or the last trace could not begin.
         """
         result = self.result
         with self.health.contained("printing"):
@@ -249,7 +248,7 @@ class MemoryTracer:
             ) from None
         if model is not None and not isinstance(model, sys.modules["torch"].nn.Module):
             raise ConfigurationError(
-                f"trace({model!r:.100}): give a torch.nn.Module, or nothing to find it by itself"
+                f"trace({model!r:.100}): give a torch.nn.Module, or call trace() without a model"
             )
         return TraceWindow(
             model,

@@ -1,4 +1,4 @@
-"""One traced window, from outside: what the `MemoryTracer` and whoever schedules windows stand on."""
+"""One traced window: the object behind `MemoryTracer` and the periodic traces of a session."""
 
 from __future__ import annotations
 
@@ -20,43 +20,45 @@ DEFAULT_MAX_EVENTS = 100_000
 
 
 def may_open() -> bool:
-    """Whether a window that no ``with`` of the user's encloses may open on this thread.
+    """Return whether a window without a ``with`` block of the user's may open on this thread.
 
-    A dispatch mode that is put in and taken out in hooks does not nest with the user's own, so such a window
-    opens only where there is none; nor inside a graph that is being compiled, a backward pass or a
-    transformation of ``torch.func``, below which tensors have no storage of their own.
+    Such a window adds and removes its dispatch mode in hooks, which does not nest with the user's own modes.
+    It therefore opens only if no mode is active. It also stays closed inside a graph that is being compiled,
+    a backward pass, or a transformation of ``torch.func``, inside which tensors have no storage.
     """
     if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
         return False
-    if torch_private.transforming():
+    if torch_private.in_functorch_transform():
         return False
     if torch_private.missing(torch_private.DISPATCH_NEEDS):
-        return True  # the sampler will run, which has no mode
+        return True  # the sampler runs then, which needs no mode
     return not torch_private.mode_stack()
 
 
 class TraceWindow:
-    """Traces from `start` to `stop`, which may stand in hooks.
+    """Trace from `start` to `stop`, which hooks may call.
 
     Args:
-        model: A ``torch.nn.Module``; ``None``: the first module that is called is taken for it.
-        others: Further modules that no module calls; those that are not named are found as they are called.
-        optimizers: Whose state is there as it begins; those that are not named are found as they step.
-        device: As torch writes it; ``None``: where the model is.
+        model: A ``torch.nn.Module``. ``None``: the first module that is called.
+        others: Further root modules, which no module calls. The window finds others when they are called.
+        optimizers: Optimizers whose state exists already. The window finds others when they step.
+        device: Device as torch writes it. ``None``: the model's device.
         engine: ``"auto"``, or the name of an engine.
-        max_events: Events that are kept one by one.
-        readings: Whether the allocator's statistics are read at every change of layer (on a GPU).
-        diagnostics: Where errors inside the tracer are counted.
-        types: Whether it is found out what each storage would hold under autocast, for `memlog advise`.
-            It makes tracing about a fifth dearer.
-        most_events: Events after which the window gives up: it records no more, and only waits to be closed.
+        max_events: Number of events to keep individually.
+        readings: On a GPU, whether to read the allocator's statistics at every change of layer.
+        diagnostics: Counter of the tracer's own errors. ``None``: a new one.
+        types: Whether to find out the type of each storage under autocast, for `memlog advise`. It makes
+            tracing about a fifth slower.
+        most_events: Number of events after which the window stops recording and waits to be closed.
+            ``None``: no limit.
 
     Attributes:
-        torch_device: The device that is traced.
-        choice: The engine that runs, and why.
+        health: Counter of the tracer's own errors.
+        torch_device: Device that is traced.
+        choice: Engine that runs, and the reason.
 
     Raises:
-        ConfigurationError: There is no such device, or the engine can't trace it.
+        ConfigurationError: The device does not exist, or the engine can't trace it.
     """
 
     def __init__(
@@ -79,8 +81,8 @@ class TraceWindow:
         self._compiled = selection.are_compiled(models)
         self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
         self._names = ModuleNames(model, others)
-        self._books = Accountant(by_readings=self.choice.engine == "sampler")
-        self._log = EventLog(max_events, self._books)
+        self._accountant = Accountant(by_readings=self.choice.engine == "sampler")
+        self._log = EventLog(max_events, self._accountant)
         self._engine = selection.build(
             self.choice,
             self.torch_device,
@@ -93,17 +95,17 @@ class TraceWindow:
         self._optimizers = optimizers
         self._most_events = most_events
         if most_events is not None:
-            self._log.on_overflow(most_events, self._engine.give_up)
+            self._log.on_overflow(most_events, self._engine.stop_recording)
         self._trace: Trace | None = None
 
-    def tops(self) -> list[Any]:
-        """The modules that no module calls, so far, in the order in which they became known."""
+    def roots(self) -> list[Any]:
+        """Return the root modules, which no module calls, in the order in which the window found them."""
         return [
-            module for module in (top.module() for top in self._names.tops) if module is not None
+            module for module in (root.module() for root in self._names.roots) if module is not None
         ]
 
     def start(self) -> None:
-        """Opens the window, on this thread."""
+        """Open the window on this thread."""
         self._log.begin()
         try:
             self._engine.start(self._optimizers)
@@ -114,65 +116,65 @@ class TraceWindow:
 
     @property
     def overflowed(self) -> bool:
-        """Whether there were so many events that it gave up."""
+        """True if the window stopped recording because it reached ``most_events``."""
         return self._most_events is not None and self._log.events >= self._most_events
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """The window was opened in a hook that torch called as this module's ``forward`` began.
+        """Record the call in which the window was opened: torch does not call new hooks for it.
 
-        The hooks that `start` put in are not called for it: torch has made its list already.
+        torch made the list of hooks for this call before `start` added the window's hooks.
         """
         with self.health.contained("noticing that a module begins"):
             self._engine.module_begins(module, args)
 
     def stop(self) -> Trace:
-        """Closes the window and analyses it. Calling it again gives the same trace.
+        """Close the window and analyse it. A second call returns the same trace.
 
-        Every hook is out afterwards; whether the dispatch mode is, `leave` tells.
+        Afterwards all hooks are removed. The dispatch mode may still be there; `leave` removes it.
         """
         if self._trace is None:
             duration_ns = self._log.now()
-            finding = self._engine.stop()
+            report = self._engine.stop()
             events, kept = self._log.close()
             facts = TraceFacts(
                 engine=self.choice.engine,
                 why=self.choice.why,
                 device=str(self.torch_device),
-                exactness=finding.exactness(self.choice.exactness),
+                exactness=report.exactness(self.choice.exactness),
                 started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,
                 kept_events=kept,
-                dropped=self._dropped(finding.dropped),
-                unseen=self._unseen(finding.unseen),
-                fragmentation=finding.fragmentation,
-                fragmentation_reason=finding.fragmentation_reason,
-                lines=finding.lines,
+                dropped=self._dropped(report.dropped),
+                unseen=self._unseen(report.unseen),
+                fragmentation=report.fragmentation,
+                fragmentation_reason=report.fragmentation_reason,
+                lines=report.lines,
             )
             paths = tuple(self._names.paths)
-            result = build(self._books, paths, facts)
+            result = build(self._accountant, paths, facts)
             self._trace = Trace(
                 result,
                 paths,
                 events,
                 kinds=tuple(self._names.kinds),
                 optimizers=tuple(self._names.optimizers),
-                lines=finding.lines,
+                lines=report.lines,
             )
         return self._trace
 
     def abandon(self) -> None:
-        """Closes the window and lets go of what it has recorded."""
+        """Close the window without analysing it."""
         self._engine.stop()
 
     def leave(self) -> bool:
-        """Takes out what `stop` could not.
+        """Remove the dispatch mode if `stop` could not.
 
-        That is where another's dispatch mode lay on top of ours, or the window is another thread's.
-        Until then ours lets everything pass.
+        `stop` can't remove the mode if another mode lies on top of it, or if the window belongs to another
+        thread. Until it is removed, the mode passes every operation through.
 
         Returns:
-            Whether nothing of the window is left in torch.
+            True if nothing of the window is left in torch.
         """
         return self._engine.leave()
 
@@ -180,8 +182,8 @@ class TraceWindow:
         counts = dict(dropped)
         if self._names.omitted:
             counts["modules past the limit of names"] = self._names.omitted
-        if self._books.unmatched_frees:
-            counts["frees of what was not seen allocated"] = self._books.unmatched_frees
+        if self._accountant.unmatched_frees:
+            counts["frees of what was not seen allocated"] = self._accountant.unmatched_frees
         if self.health.faults:
             counts["errors inside the tracer"] = sum(self.health.faults.values())
         return counts

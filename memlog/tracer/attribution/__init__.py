@@ -1,1 +1,1 @@
-"""To which module, parameter, line or scope a tensor belongs."""
+"""Attribution of tensors to modules, parameters, lines and scopes."""

@@ -1,4 +1,4 @@
-"""Whose backward pass is it? Autograd numbers its operations, and each layer's forward made some of them."""
+"""Map from autograd's operation numbers to layers, to attribute the backward pass."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from array import array
 from bisect import bisect_right
 
 MAX_SPANS = 100_000
-"""Spans that are remembered (1.2 MB); the oldest half goes where there are more."""
+"""Maximum number of spans to remember (1.2 MB). Beyond it, the oldest half is dropped."""
 
 
 class SequenceMap:
-    """Tells which layer was at work when an operation of the graph was made.
+    """Map from operation numbers of one thread to the layers that made the operations.
 
-    One of these serves one thread: each has numbers of its own. Numbers only rise, so the spans are sorted.
+    Serves one thread: each thread has its own numbers. Numbers only rise, so the spans are sorted.
     """
 
     def __init__(self) -> None:
@@ -20,9 +20,9 @@ class SequenceMap:
         self._layers = array("i")
 
     def mark(self, number: int, layer: int) -> None:
-        """From operation ``number`` on it is ``layer`` that makes them."""
+        """Record that ``layer`` makes the operations from ``number`` on."""
         if self._starts and self._starts[-1] == number:
-            self._layers[-1] = layer  # the one before made none
+            self._layers[-1] = layer  # the layer before made no operation
             return
         if len(self._starts) >= MAX_SPANS:
             del self._starts[: MAX_SPANS // 2]
@@ -31,11 +31,11 @@ class SequenceMap:
         self._layers.append(layer)
 
     def since(self, number: int, layer: int) -> None:
-        """From operation ``number`` on it was ``layer`` that made them, but for what was marked since."""
+        """Record that ``layer`` made the operations from ``number`` on, except those marked since."""
         if self._layers and self._layers[-1] != layer:
             self.mark(max(number, self._starts[-1]), layer)
 
     def layer_of(self, number: int) -> int | None:
-        """The layer that made operation ``number``; ``None`` for one from before the first mark."""
-        thread_state = bisect_right(self._starts, number) - 1
-        return self._layers[thread_state] if thread_state >= 0 else None
+        """Return the layer that made operation ``number``; ``None`` if it was made before the first mark."""
+        index = bisect_right(self._starts, number) - 1
+        return self._layers[index] if index >= 0 else None

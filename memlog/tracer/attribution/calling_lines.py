@@ -1,4 +1,4 @@
-"""The program's lines that call what runs in no module."""
+"""Lines of the program that call what runs in no module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 MAX_LINES: Final = 1000
-"""Lines that are told apart at most."""
+"""Maximum number of different lines."""
 _LONGEST: Final = 40
-"""Characters of a name."""
+"""Maximum characters of a name."""
 _MEMLOG: Final = f"{Path(__file__).absolute().parents[2]}{os.sep}"
 _TORCH: Final = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 _INSTALLED: Final = (
@@ -25,18 +25,17 @@ _INSTALLED: Final = (
     ),
 )
 _ELSEWHERE: Final = frozenset(("site-packages", "dist-packages"))
-"""Folders of packages that came by another way, such as a parent environment's."""
+"""Folders of packages that are installed in another way, such as in a parent environment."""
 Owner: TypeAlias = Literal["program", "torch", "memlog", "installed"]
 _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
-class Callers:
-    """Numbers lines of the program in the order in which they are met, from 1 on.
+class CallingLines:
+    """Numbers of the program's lines, from 1 on, in the order in which they call.
 
     Attributes:
-        lines: ``train.py:42 in step: cross_entropy``: the file without its folder, the function that the line
-            is in, and the function of torch's or of another package that it led to, if that is written in
-            Python.
+        lines: ``train.py:42 in step: cross_entropy``: the file name, the function that contains the line, and
+            the Python function of torch or of another package that the line called.
     """
 
     def __init__(self) -> None:
@@ -45,11 +44,11 @@ class Callers:
         self._known: dict[tuple[str, int, str], int] = {}
         self._owners: dict[str, Owner] = {}
 
-    def here(self) -> int:
-        """The number of the program's line that has called; 0: none, or one too many.
+    def current_line(self) -> int:
+        """Return the number of the program's line that is calling; 0: none, or more than `MAX_LINES`.
 
-        That is the innermost one outside torch, memlog and installed packages; where there is none, as under
-        a trainer that is a command of its own, the innermost one outside torch and memlog.
+        That is the innermost line outside torch, memlog and installed packages. If there is none, as under a
+        trainer that is a command of its own, it is the innermost line outside torch and memlog.
         """
         frame: Any = sys._getframe(1)
         installed: Any = None

@@ -1,4 +1,4 @@
-"""Which module is which layer."""
+"""Names and numbers of layers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.tracer.attribution.user_scopes import Scope
 
 MAX_NAMES = 10_000
-"""Layers at most; what belongs to others is counted with what surrounds it."""
+"""Maximum number of layers. Memory of further modules counts with the surrounding layer."""
 
 _COMPILED = "_orig_mod"
-"""What ``torch.compile`` puts between a module and its own name."""
+"""Attribute in which ``torch.compile``'s wrapper keeps the module."""
 
 
-class Top(NamedTuple):
+class RootModule(NamedTuple):
     """A module that no other module calls.
 
     Attributes:
-        module: It, held weakly.
-        path: Its own.
-        prefix: What the paths of the modules in it begin with.
+        module: The module, held weakly.
+        path: Its path.
+        prefix: Prefix of the paths of the modules in it.
     """
 
     module: weakref.ref[Any]
@@ -31,22 +31,23 @@ class Top(NamedTuple):
 
 
 class ModuleNames:
-    """Gives layers numbers and paths.
+    """Numbers and paths of the layers in a window.
 
-    A path is what ``named_modules`` says; the model's own is the name of its class, with "(model)" behind
-    where one of its children is called that, and so is, in parentheses, that of a module that the model does
-    not own, such as a second network or a loss, and the name of a scope.
+    The path of a module in the model is its name in ``named_modules``. The model's own path is the name of
+    its class, with " (model)" behind if a child has that name. The path of a module that the model does not
+    own, such as a second network or a loss, is the name of its class in parentheses. The path of a scope is
+    its name in parentheses.
 
     Args:
-        model: The model; ``None``: the first module that is called is taken for it.
-        others: Further modules at the top that are known from the start.
+        model: The model. ``None``: the first module that is called.
+        others: Further root modules that are known from the start.
 
     Attributes:
-        paths: By number. The first is "outside all modules", the second the model.
-        kinds: The names of their classes, by the same numbers.
-        optimizers: The names of the classes of those that have stepped, one for each step.
-        omitted: Modules past `MAX_NAMES`.
-        tops: The modules at the top, in the order in which they became known.
+        paths: Paths by number. The first is "outside all modules", the second the model.
+        kinds: Names of the modules' classes, by the same numbers.
+        optimizers: Name of the optimizer's class for each step.
+        omitted: Number of modules beyond `MAX_NAMES`.
+        roots: Root modules in the order in which they were found.
     """
 
     def __init__(self, model: Any = None, others: Sequence[Any] = ()) -> None:
@@ -54,22 +55,22 @@ class ModuleNames:
         self.kinds = [""]
         self.optimizers: list[str] = []
         self.omitted = 0
-        self.tops: list[Top] = []
+        self.roots: list[RootModule] = []
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
-        # By identity: hashing a module may be the user's own code. Each entry knows its module, since an
-        # identity is used again once a module is gone.
+        # By identity: hashing a module may run the user's code. Each entry refers to its module, since Python
+        # reuses the identity of a deleted module.
         self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
         for module in (model, *others):
             if module is not None and not self.knows(module):
-                self._adopt_top(module)
+                self._add_root(module)
 
     def layer_of(self, module: Any, surrounding: int) -> int:
-        """The number of a module that is called.
+        """Return the number of a module that is called.
 
         Args:
-            module: Known or not.
-            surrounding: The layer that calls it. A module that stands at several places of the model is
-                taken for the one nearest to it.
+            module: A module, known or not.
+            surrounding: Layer that calls it. If the module has several places in the model, the place nearest
+                to this layer counts.
         """
         if isinstance(module, Scope):
             inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
@@ -84,12 +85,12 @@ class ModuleNames:
         return max(numbers, key=lambda number: _shared_start(self.paths[number].split("."), around))
 
     def knows(self, module: Any) -> bool:
-        """Whether a module has a number already."""
+        """Return whether a module has a number."""
         entry = self._known.get(id(module))
         return entry is not None and entry[0]() is module
 
     def number(self, path: str, kind: str = "") -> int:
-        """The number of a path, a new one where it has none; that of "outside" past the limit."""
+        """Return the number of a path, a new one if needed; beyond the limit that of "outside"."""
         number = self._numbers.get(path)
         if number is None:
             if len(self.paths) >= MAX_NAMES:
@@ -100,16 +101,16 @@ class ModuleNames:
             self.kinds.append(kind)
         return number
 
-    def owner_of(self, name: str, top: Top) -> int:
-        """The number of the module that owns a parameter or buffer.
+    def owner_of(self, name: str, root: RootModule) -> int:
+        """Return the number of the module that owns a parameter or buffer.
 
         Args:
-            name: As ``named_parameters`` of ``top`` gives it.
-            top: The module at the top that it is in.
+            name: Its name in ``named_parameters`` of ``root``.
+            root: Root module that contains it.
         """
-        itself = self._numbers.get(top.path, OUTSIDE)
+        root_layer = self._numbers.get(root.path, OUTSIDE)
         path = _plain(name.rpartition(".")[0])
-        return self._numbers.get(top.prefix + path, itself) if path else itself
+        return self._numbers.get(root.prefix + path, root_layer) if path else root_layer
 
     def _discover(self, module: Any, surrounding: int) -> int:
         kind = _kind(module)
@@ -117,33 +118,32 @@ class ModuleNames:
             path = f"{self.paths[surrounding]}.({kind})"
             self._remember(module, path)
         else:
-            path = self._adopt_top(module)
+            path = self._add_root(module)
         return self.number(path)
 
-    def _adopt_top(self, root: Any) -> str:
-        first = not self.tops
+    def _add_root(self, root: Any) -> str:
+        first = not self.roots
         path = _name_beside_children(root) if first else f"({self._free_name(_kind(root))})"
-        top = Top(weakref.ref(root), path, "" if first else f"{path}.")
-        if len(self.tops) < MAX_NAMES:
-            self.tops.append(top)
-        self._adopt(root, *top[1:])
+        prefix = "" if first else f"{path}."
+        if len(self.roots) < MAX_NAMES:
+            self.roots.append(RootModule(weakref.ref(root), path, prefix))
+        self._add_modules(root, path, prefix)
         return path
 
     def _free_name(self, kind: str) -> str:
-        """Two networks of one class that are there at once are told apart by a number."""
-        taken = {top.path for top in self.tops if _has_tensors(top.module())}
+        """Return the class name, with a number behind if another live network has it."""
+        taken = {root.path for root in self.roots if _has_tensors(root.module())}
         name, number = kind, 2
         while f"({name})" in taken:
             name, number = f"{kind} {number}", number + 1
         return name
 
-    def _adopt(self, root: Any, path: str, prefix: str) -> None:
+    def _add_modules(self, root: Any, path: str, prefix: str) -> None:
         self._remember(root, path)
         for name, module in _named_modules(root):
             if not _plain(name):
-                self._remember(
-                    module, path
-                )  # the module inside torch.compile's wrapper is the same layer
+                # The module inside torch.compile's wrapper is the same layer.
+                self._remember(module, path)
             else:
                 self._remember(module, prefix + _plain(name))
 
@@ -156,10 +156,10 @@ class ModuleNames:
 
 
 def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
-    """Every place of every module below ``root``, in the order of ``named_modules``.
+    """Yield every place of every module below ``root``, in the order of ``named_modules``.
 
-    That function can either leave out the second place of a shared module, or not end where a module
-    holds what holds it.
+    ``named_modules`` either leaves out further places of a shared module, or does not end if a module
+    contains its own parent.
     """
     waiting: list[tuple[str, Any, tuple[int, ...]]] = [("", root, ())]
     count = 0
@@ -185,7 +185,7 @@ def _kind(module: Any) -> str:
 
 
 def _name_beside_children(root: Any) -> str:
-    """The name of a model's class, which none of its children has."""
+    """Return the name of a model's class, changed until no child has it."""
     name, inside = _kind(root), root
     while _COMPILED in inside._modules:
         inside = inside._modules[_COMPILED]

@@ -1,4 +1,4 @@
-"""Where each thread is: which module, which phase."""
+"""Current module and phase of each thread."""
 
 from __future__ import annotations
 
@@ -23,145 +23,145 @@ from memlog.tracer.attribution.autograd_sequence import SequenceMap
 from memlog.tracer.attribution.module_names import ModuleNames
 
 _MAX_THREADS = 256
-"""Their number is one byte of an event."""
+"""Maximum number of threads: the thread is one byte of an event."""
 _MAX_STEPS = 1000
-"""Whose optimizers' names are kept."""
+"""Maximum number of steps whose optimizers' names are kept."""
 
 NO_INPUTS: Final = (-1, 0)
-"""A module was called with no tensor among its positional arguments."""
+"""Value for a module that was called without a tensor among its positional arguments."""
 
 
 class ThreadState:
-    """Where one thread is.
+    """Current module and phase of one thread.
 
     Attributes:
-        number: Of the thread; 0 is the one that began the window.
-        stack: The modules at work, each as its layer, the backward pass that it began in, and its identity;
-            the first entry stands for "outside all modules".
-        optimizing: The optimizer whose step runs, by identity.
-        turn: Layer and phase of what happens outside ``forward``.
-        last_backward: The layer whose backward pass was looked at last.
-        line: The program's line that made the operation whose backward pass was looked at last; 0: unknown.
-        node: The number of the graph's node that was looked at last; ``None`` for one that accumulates.
-        made: The number that the graph's next operation had then, where that backward pass makes a graph of
+        number: Number of the thread; 0 is the one that began the window.
+        stack: Running modules, each as its layer, the backward pass in which it began, and its identity. The
+            first entry stands for "outside all modules".
+        optimizing: Identity of the optimizer whose step runs.
+        outside_owner: Layer and phase of what happens outside ``forward``.
+        backward_layer: Layer of the last backward operation.
+        line: Program's line that made the last backward operation; 0: unknown.
+        node: Number of the last backward node; ``None`` if it accumulates gradients.
+        graph_mark: Number of the next graph operation, as last read, if the backward pass makes a graph of
             its own.
-        inputs: What the module that is about to begin gets: an engine says it with its ENTER.
+        inputs: Inputs of the module that is about to begin; an engine writes them with its ENTER event.
     """
 
     __slots__ = (
+        "backward_layer",
+        "graph_mark",
         "inputs",
-        "last_backward",
         "line",
-        "made",
         "node",
         "number",
         "optimizing",
+        "outside_owner",
         "stack",
-        "turn",
     )
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.stack: list[tuple[int, int, int]] = [(OUTSIDE, torch_private.NO_TASK, 0)]
         self.optimizing: int | None = None
-        self.turn = (OUTSIDE, FORWARD)
-        self.last_backward = OUTSIDE
+        self.outside_owner = (OUTSIDE, FORWARD)
+        self.backward_layer = OUTSIDE
         self.line = 0
         self.node: int | None = None
-        self.made: int | None = None
+        self.graph_mark: int | None = None
         self.inputs = NO_INPUTS
 
 
 class ModuleStack:
-    """Follows modules, backward passes and optimizers on the threads that take part in a window.
+    """Running modules, backward passes and optimizers of the threads that take part in a window.
 
     Args:
-        names: Which module is which layer.
-        say: Called with kind, layer, phase and place at each change.
-        everywhere: Whether threads that call the model's modules join the window; else only the one that
-            began it and those that run its backward pass take part.
+        names: Layer of each module.
+        emit: Called with kind, layer, phase and thread state at each change.
+        all_threads: Whether all threads that call the model's modules take part. If not, only the thread that
+            began the window and those that run its backward pass do.
     """
 
     def __init__(
         self,
         names: ModuleNames,
-        say: Callable[[int, int, int, ThreadState], None],
+        emit: Callable[[int, int, int, ThreadState], None],
         *,
-        everywhere: bool,
+        all_threads: bool,
     ) -> None:
         self._names = names
-        self._say = say
-        self._everywhere = everywhere
-        self._places: dict[int, ThreadState] = {}
+        self._emit_event = emit
+        self._all_threads = all_threads
+        self._thread_states: dict[int, ThreadState] = {}
         self._sequence = SequenceMap()
         self._lines = SequenceMap()
-        self._heard = 0
+        self._last_marked = 0
         self.closed = False
 
     def begin(self) -> None:
-        """The window begins, on this thread."""
-        self._places[threading.get_ident()] = ThreadState(0)
+        """Begin the window on this thread."""
+        self._thread_states[threading.get_ident()] = ThreadState(0)
         self._mark(OUTSIDE)
 
     def close(self) -> None:
-        """The window is over: the stretches that are still open end here."""
+        """Close the window and end the open phases."""
         if not self.closed:
-            for thread_state in list(self._places.values()):
-                self.turn(thread_state, OUTSIDE, FORWARD)
+            for thread_state in list(self._thread_states.values()):
+                self.set_phase(thread_state, OUTSIDE, FORWARD)
             self.closed = True
 
     def thread_state(self, *, join: bool = False) -> ThreadState | None:
-        """This thread's place; ``None`` where it has no part in the window.
+        """Return this thread's state; ``None`` if it takes no part in the window.
 
         Args:
-            join: Whether it gets one now.
+            join: Whether the thread takes part from now on.
         """
         if self.closed:
             return None
         identity = threading.get_ident()
-        thread_state = self._places.get(identity)
-        if thread_state is None and join and len(self._places) < _MAX_THREADS:
-            thread_state = self._places[identity] = ThreadState(len(self._places))
+        thread_state = self._thread_states.get(identity)
+        if thread_state is None and join and len(self._thread_states) < _MAX_THREADS:
+            thread_state = self._thread_states[identity] = ThreadState(len(self._thread_states))
         return thread_state
 
     def module_begins(self, module: Any) -> ThreadState | None:
-        """A module's ``forward`` begins.
+        """Record the begin of a module's ``forward``.
 
         Returns:
-            The place that it began at; ``None`` where this thread has no part in the window.
+            The state of this thread; ``None`` if it takes no part in the window.
         """
-        thread_state = self.thread_state(join=self._everywhere and self._names.knows(module))
+        thread_state = self.thread_state(join=self._all_threads and self._names.knows(module))
         if thread_state is None:
             return None
         task = torch_private.backward_task()
-        if task == torch_private.NO_TASK and thread_state.turn[1] == BACKWARD:
+        if task == torch_private.NO_TASK and thread_state.outside_owner[1] == BACKWARD:
             self._leave_graph(thread_state, thread_state.stack[-1][0])
-            self.turn(thread_state, OUTSIDE, FORWARD)
+            self.set_phase(thread_state, OUTSIDE, FORWARD)
         layer = self._names.layer_of(module, thread_state.stack[-1][0])
         thread_state.stack.append((layer, task, id(module)))
         if thread_state.number == 0:
             self._mark(layer)
-        self._say(
+        self._emit_event(
             ENTER, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
         )
         return thread_state
 
     def module_ends(self, module: Any) -> int | None:
-        """A module's ``forward`` has ended, and with it all that began in it.
+        """Record the end of a module's ``forward``, and of all modules that began in it.
 
-        torch says so even where another's hook has raised before ours heard of its beginning.
+        torch calls the end hook even if another hook raised before memlog's begin hook ran.
 
         Returns:
-            Its layer; ``None`` where its beginning was not seen.
+            The module's layer; ``None`` if its begin was not recorded.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
         if thread_state is None or (
-            thread_state.stack[-1][2] != identity and not _is_at_work(identity, thread_state)
+            thread_state.stack[-1][2] != identity and not _began_on(identity, thread_state)
         ):
             return None
         while ended != identity:
             layer, task, ended = thread_state.stack.pop()
-            self._say(
+            self._emit_event(
                 EXIT, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
             )
         if thread_state.number == 0:
@@ -169,107 +169,107 @@ class ModuleStack:
         return layer
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins; of nested ones the outermost counts."""
+        """Record the begin of an optimizer's step. Of nested steps, the outermost counts."""
         thread_state = self.thread_state()
         if thread_state is not None and thread_state.optimizing is None:
             thread_state.optimizing = id(optimizer)
             if len(thread_state.stack) == 1:
-                self.turn(thread_state, OUTSIDE, OPTIMIZER)
+                self.set_phase(thread_state, OUTSIDE, OPTIMIZER)
                 if len(self._names.optimizers) < _MAX_STEPS:
                     self._names.optimizers.append(type(optimizer).__name__)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """An optimizer's step has ended."""
+        """Record the end of an optimizer's step."""
         thread_state = self.thread_state()
         if thread_state is not None and thread_state.optimizing == id(optimizer):
             thread_state.optimizing = None
-            self.turn(thread_state, OUTSIDE, FORWARD)
+            self.set_phase(thread_state, OUTSIDE, FORWARD)
 
-    def turn(self, thread_state: ThreadState, layer: int, phase: int) -> None:
-        """What happens outside ``forward`` belongs to ``layer`` and ``phase`` from now on."""
-        if thread_state.turn != (layer, phase):
-            thread_state.turn = (layer, phase)
-            self._say(PHASE_CHANGE, layer, phase, thread_state)
+    def set_phase(self, thread_state: ThreadState, layer: int, phase: int) -> None:
+        """Assign what happens outside ``forward`` from now on to ``layer`` and ``phase``."""
+        if thread_state.outside_owner != (layer, phase):
+            thread_state.outside_owner = (layer, phase)
+            self._emit_event(PHASE_CHANGE, layer, phase, thread_state)
 
     def owner(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Layer and phase of what this thread does now."""
+        """Return layer and phase of this thread's current operation."""
         layer, began_in, _ = thread_state.stack[-1]
         task = torch_private.backward_task()
         if task == torch_private.NO_TASK:
-            backward = thread_state.turn[1] == BACKWARD
+            backward = thread_state.outside_owner[1] == BACKWARD
             if backward:
                 self._leave_graph(thread_state, layer)
             if thread_state.optimizing is not None and len(thread_state.stack) == 1:
-                self.turn(thread_state, OUTSIDE, OPTIMIZER)
+                self.set_phase(thread_state, OUTSIDE, OPTIMIZER)
                 return OUTSIDE, OPTIMIZER
             if backward:
-                self.turn(thread_state, OUTSIDE, FORWARD)
+                self.set_phase(thread_state, OUTSIDE, FORWARD)
             return layer, FORWARD
-        # A module that began in this very backward pass runs its forward again. (One that began
-        # elsewhere calls backward() inside its own forward.)
+        # A module that began in this backward pass runs its forward again. A module that began outside it
+        # calls backward() inside its own forward.
         if began_in == task:
             return layer, RECOMPUTE
         layer = self._backward_layer(thread_state)
-        self.turn(thread_state, layer, BACKWARD)
+        self.set_phase(thread_state, layer, BACKWARD)
         return layer, BACKWARD
 
     def _backward_layer(self, thread_state: ThreadState) -> int:
-        """Whose forward made the operation whose gradient is computed now.
+        """Return the layer whose forward pass made the operation that is differentiated now.
 
-        Nodes that accumulate gradients have no number; they follow what made the gradient.
+        Nodes that accumulate gradients have no number. They belong to the layer of the node before them.
         """
         node = torch_private.current_node() if torch_private.current_node is not None else None
         number = torch_private.sequence_number(node) if node is not None else None
         thread_state.node = number
         if number is not None:
             layer = self._sequence.layer_of(number)
-            thread_state.last_backward = OUTSIDE if layer is None else layer
+            thread_state.backward_layer = OUTSIDE if layer is None else layer
             thread_state.line = self._lines.layer_of(number) or 0
         if torch.is_grad_enabled() and thread_state.number == 0:
-            self._make_graph(thread_state, thread_state.last_backward)
-        return thread_state.last_backward
+            self._make_graph(thread_state, thread_state.backward_layer)
+        return thread_state.backward_layer
 
     def _make_graph(self, thread_state: ThreadState, layer: int) -> None:
-        """The backward pass makes a graph of its own (``create_graph=True``).
+        """Assign the graph of a backward pass (``create_graph=True``) to the layer that is differentiated.
 
-        Its operations belong to the layer whose backward pass they are. They are heard of once they have
-        their numbers, so the layer has all since the last that was heard of.
+        Operations are noticed after they got their numbers. The layer therefore gets all numbers since the
+        last operation that was noticed.
         """
         if torch_private.next_sequence_number is not None:
             number = int(torch_private.next_sequence_number())
             self._sequence.since(
-                number - 1 if thread_state.made is None else thread_state.made, layer
+                number - 1 if thread_state.graph_mark is None else thread_state.graph_mark, layer
             )
-            thread_state.made = number
+            thread_state.graph_mark = number
 
     def _leave_graph(self, thread_state: ThreadState, layer: int) -> None:
-        """That backward pass is over, and ``layer`` makes what comes now."""
-        if thread_state.made is not None:
-            self._sequence.since(thread_state.made, layer)
-            thread_state.made = None
+        """End the graph of a backward pass: ``layer`` makes the next operations."""
+        if thread_state.graph_mark is not None:
+            self._sequence.since(thread_state.graph_mark, layer)
+            thread_state.graph_mark = None
 
     def _mark(self, layer: int) -> None:
         if torch_private.next_sequence_number is not None:
-            self._heard = int(torch_private.next_sequence_number())
-            self._sequence.mark(self._heard, layer)
-            self._lines.mark(self._heard, 0)
+            self._last_marked = int(torch_private.next_sequence_number())
+            self._sequence.mark(self._last_marked, layer)
+            self._lines.mark(self._last_marked, 0)
 
-    def made_by_line(self, line: int, thread_state: ThreadState) -> None:
-        """The operations of the graph since the last that was heard of were made by a line of the program."""
+    def mark_line(self, line: int, thread_state: ThreadState) -> None:
+        """Assign the graph operations since the last mark to a line of the program."""
         if thread_state.number == 0 and torch_private.next_sequence_number is not None:
             number = int(torch_private.next_sequence_number())
-            if number > self._heard:
-                self._lines.mark(self._heard, line)
-                self._heard = number
+            if number > self._last_marked:
+                self._lines.mark(self._last_marked, line)
+                self._last_marked = number
 
-    def resting(self, thread_state: ThreadState) -> tuple[int, int]:
-        """Layer and phase that a thread's work belongs to until the next change."""
+    def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
+        """Return layer and phase of this thread's work until the next change."""
         if len(thread_state.stack) == 1:
-            return thread_state.turn
+            return thread_state.outside_owner
         layer, began_in, _ = thread_state.stack[-1]
         return layer, FORWARD if began_in == torch_private.NO_TASK else RECOMPUTE
 
 
-def _is_at_work(identity: int, thread_state: ThreadState) -> bool:
-    """Whether a module's beginning was seen."""
+def _began_on(identity: int, thread_state: ThreadState) -> bool:
+    """Return whether a module's begin was recorded on this thread."""
     return any(entry[2] == identity for entry in thread_state.stack)

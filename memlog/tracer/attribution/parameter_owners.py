@@ -1,4 +1,4 @@
-"""Which module each parameter belongs to."""
+"""Layers of parameters."""
 
 from __future__ import annotations
 
@@ -9,66 +9,66 @@ from typing import Any
 from torch import Tensor
 
 from memlog.trace.encoding import BUFFER, GRADIENT, OUTSIDE, PARAMETER
-from memlog.tracer.attribution.module_names import ModuleNames, Top
+from memlog.tracer.attribution.module_names import ModuleNames, RootModule
 from memlog.tracer.tensor_storages import StateTensor
 
 
-class Owners:
-    """The parameters of the modules in a window, known by identity and held weakly.
+class ParameterOwners:
+    """Layers of the parameters in a window. Parameters are held weakly, by identity.
 
     Args:
-        names: Which module is which layer.
+        names: Layer of each module.
     """
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
-        self._adopted = 0
+        self._registered = 0
 
-    def adopt(self) -> list[tuple[Tensor, int, int]]:
-        """Gets to know the modules at the top that are new.
+    def register_new_roots(self) -> list[tuple[Tensor, int, int]]:
+        """Register the parameters of root modules that were found since the last call.
 
         Returns:
             Their parameters, buffers and gradients, each with its layer and category.
         """
         found: list[tuple[Tensor, int, int]] = []
-        for top in self._names.tops[self._adopted :]:
-            self._adopted += 1
-            model = top.module()
+        for root in self._names.roots[self._registered :]:
+            self._registered += 1
+            model = root.module()
             if model is not None:
-                found += self._tensors(model, top)
+                found += self._tensors(model, root)
         return found
 
-    def _tensors(self, model: Any, top: Top) -> Iterator[tuple[Tensor, int, int]]:
-        itself = self._names.owner_of("", top)
+    def _tensors(self, model: Any, root: RootModule) -> Iterator[tuple[Tensor, int, int]]:
+        root_layer = self._names.owner_of("", root)
         for name, parameter in model.named_parameters():
-            layer = self._names.owner_of(name, top)
-            self._known[id(parameter)] = (weakref.ref(parameter), layer, itself)
+            layer = self._names.owner_of(name, root)
+            self._known[id(parameter)] = (weakref.ref(parameter), layer, root_layer)
             yield parameter, layer, PARAMETER
             if parameter.grad is not None:
                 yield parameter.grad, layer, GRADIENT
         for name, buffer in model.named_buffers():
-            yield buffer, self._names.owner_of(name, top), BUFFER
+            yield buffer, self._names.owner_of(name, root), BUFFER
 
     @property
-    def unknown(self) -> bool:
-        """Whether a module at the top is new."""
-        return self._adopted < len(self._names.tops)
+    def has_new_roots(self) -> bool:
+        """True if there are root modules to register."""
+        return self._registered < len(self._names.roots)
 
     def parameters(self) -> Iterator[tuple[Tensor, int]]:
-        """Those that are still there, each with its layer."""
+        """Yield the parameters that still exist, each with its layer."""
         for reference, layer, _ in list(self._known.values()):
             parameter = reference()
             if parameter is not None:
                 yield parameter, layer
 
     def of(self, parameter: Any) -> int:
-        """The layer of a parameter; "outside" for one that is not the model's."""
+        """Return the layer of a parameter; "outside" if no module of the window has it."""
         known = self._known.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else OUTSIDE
 
     def of_state(self, state: StateTensor) -> int:
-        """The layer of its parameter; the module at the top, for state of all of an optimizer's."""
+        """Return the layer of a state tensor: its parameter's, or the root's if all parameters share it."""
         known = self._known.get(id(state.parameter))
         if known is None or known[0]() is not state.parameter:
             return OUTSIDE

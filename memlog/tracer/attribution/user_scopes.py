@@ -1,27 +1,26 @@
-"""Names for what is no module: a function, an equation's term, a stage of a pipeline.
+"""Scopes: user-given names for code that is no module, such as an equation's term or a pipeline stage.
 
-A scope is told to every trace that is open, as torch's hooks tell them of modules, and stands among the
-layers in parentheses.
+Every open trace gets the begin and end of a scope, as torch's hooks report those of modules. A scope is
+listed among the layers, in parentheses.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from memlog._internal import fork
 from memlog.errors import ConfigurationError
+from memlog.tracer.hooks.shared_hook import SharedHook
 
 _MAX_LENGTH = 100
 
 
 class Scope:
-    """Stands where a module would; its name is its place.
+    """Placeholder for a module. Its name is its path.
 
     Args:
-        name: What it is called.
+        name: Name of the scope.
     """
 
     __slots__ = ("name",)
@@ -31,38 +30,22 @@ class Scope:
 
 
 class ScopeListener(Protocol):
-    """What is told of scopes. Never raises."""
+    """Listener for scopes. Never raises."""
 
     def scope_begins(self, scope: Scope) -> None:
-        """A scope begins on this thread."""
+        """Handle the begin of a scope on this thread."""
 
     def scope_ends(self, scope: Scope) -> None:
-        """It has ended."""
+        """Handle the end of a scope."""
 
 
-class _Listeners:
-    """Those that are open; replaced whole, so that a scope tells its end to whom it told its beginning."""
-
-    def __init__(self) -> None:
-        self.now: tuple[ScopeListener, ...] = ()
-        self._lock = threading.Lock()
-
-    def add(self, listener: ScopeListener) -> None:
-        with self._lock:
-            self.now = (*self.now, listener)
-
-    def remove(self, listener: ScopeListener) -> None:
-        with self._lock:
-            self.now = tuple(one for one in self.now if one is not listener)
-
-
-LISTENERS = _Listeners()
-fork.renew(LISTENERS, "_lock", threading.Lock)
+LISTENERS: SharedHook[ScopeListener] = SharedHook()
+"""Open traces. A scope's end reaches the listeners of its begin."""
 
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """What is allocated in the block, or in the function that this decorates, belongs to ``name``.
+    """Assign what is allocated in the block, or in the decorated function, to ``name``.
 
     ::
 
@@ -70,25 +53,25 @@ def scope(name: str) -> Iterator[None]:
             velocity = advect.semi_lagrangian(velocity, velocity, dt)
         diffuse = scope("diffusion")(diffuse.explicit)
 
-    Scopes and modules nest: the path is that of what surrounds it with ``(name)`` behind. Where nothing is
-    traced it does nothing. Its part of the backward pass is known on the CPU; on a GPU that counts with what
-    surrounds it.
+    Scopes and modules nest: the path is the surrounding path with ``(name)`` behind. Without an open trace,
+    a scope does nothing. On the CPU, the scope's part of the backward pass counts with it. On a GPU, that
+    part counts with what surrounds the scope.
 
     Args:
         name: Up to 100 characters without a dot, which separates layers.
 
     Raises:
-        ConfigurationError: ``name`` is none.
+        ConfigurationError: ``name`` is not such a name.
     """
     if not name or "." in name or len(name) > _MAX_LENGTH:
         raise ConfigurationError(
             f"scope {name!r}: give it a name of 1 to {_MAX_LENGTH} characters without a dot"
         )
-    told, here = LISTENERS.now, Scope(name)
-    for listener in told:
+    listeners, here = LISTENERS.holders, Scope(name)
+    for listener in listeners:
         listener.scope_begins(here)
     try:
         yield
     finally:
-        for listener in reversed(told):
+        for listener in reversed(listeners):
             listener.scope_ends(here)

@@ -1,1 +1,1 @@
-"""How a window records: by dispatch mode, by the allocator's history, or by hooks and samples."""
+"""Engines that record a window: dispatch mode (CPU), allocator history (CUDA, XPU), or sampling."""

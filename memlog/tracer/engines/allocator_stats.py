@@ -1,4 +1,4 @@
-"""What an allocator says of itself, as cheaply as it can be asked."""
+"""Statistics that a device's allocator reports, read as cheaply as possible."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from memlog.trace.records import Fragmentation
 
 Reading: TypeAlias = tuple[int, int | None]
-"""Bytes allocated, and reserved where somebody can tell."""
+"""Bytes allocated, and bytes reserved if known."""
 
 
 def reader(device: torch.device) -> Callable[[], Reading] | None:
-    """What reads a device's statistics; ``None`` for the CPU, whose resident set says nothing of a layer."""
+    """Return a function that reads a device's statistics; ``None`` for the CPU.
+
+    The CPU has only the resident set, which does not change with layers.
+    """
     if device.type in ("cuda", "xpu"):
         return _caching_reader(device)
     if device.type == "mps":
@@ -25,11 +28,11 @@ def reader(device: torch.device) -> Callable[[], Reading] | None:
 def fragmentation(
     device: torch.device, snapshot: Any = None
 ) -> tuple[Fragmentation | None, str | None]:
-    """How fragmented a device is now, and the reason where nobody can tell.
+    """Return the current fragmentation of a device, or the reason why it is unknown.
 
     Args:
-        device: Which.
-        snapshot: Of its allocator, whose blocks are then looked at.
+        device: The device.
+        snapshot: Snapshot of its allocator, to compute the fragmentation from blocks.
     """
     read = reader(device)
     if read is None:
@@ -42,7 +45,7 @@ def fragmentation(
             return found, None
     allocated, reserved = read()
     found = of_statistics(allocated, reserved)
-    return found, None if found else f"{device.type} does not say what it has reserved"
+    return found, None if found else f"{device.type} does not report reserved bytes"
 
 
 def _caching_reader(device: torch.device) -> Callable[[], Reading]:

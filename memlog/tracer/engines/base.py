@@ -1,4 +1,4 @@
-"""What all engines have in common."""
+"""Interface of all engines."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import msgspec
 from memlog.trace.records import Exactness, Fragmentation
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """What an engine says beside its events."""
+class EngineReport(msgspec.Struct, frozen=True):
+    """Result of an engine, in addition to its events."""
 
     unseen: tuple[str, ...] = ()
-    """What it can't see, in whole sentences."""
+    """Limitations, in whole sentences."""
     fragmentation: Fragmentation | None = None
     fragmentation_reason: str | None = None
     dropped: dict[str, int] = {}
-    """What could not be recorded, counted by reason."""
+    """Events that could not be recorded, counted by reason."""
     lines: tuple[str, ...] = ()
-    """The lines of the program that its events number."""
+    """Lines of the program, in the order of their numbers in events."""
     incomplete: bool = False
-    """Whether something may have been allocated and freed that nobody has seen: peaks are lower bounds."""
+    """True if allocations may have been missed, so that peaks are lower bounds."""
     approximate: bool = False
-    """Whether tracing changed what operations allocate: an untraced step's peak may be lower or higher."""
+    """True if tracing changed what operations allocate: the peak without tracing may be lower or higher."""
 
     def exactness(self, best: Exactness) -> Exactness:
-        """How far peaks can be relied on.
+        """Return how exact the peaks are.
 
         Args:
-            best: If nothing was missed.
+            best: Exactness if nothing was missed.
         """
         if self.approximate:
             return "approximate"
@@ -38,23 +38,26 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """Records one window into an `EventLog`."""
+    """Recorder of one window, which writes to an `EventLog`."""
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Begins, on this thread.
+        """Start recording on this thread.
 
         Args:
-            optimizers: Those that are known already.
+            optimizers: Optimizers that are known already.
         """
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins: said by the hooks, or by who opens a window within one."""
+        """Record the begin of a module's ``forward``.
 
-    def stop(self) -> Finding:
-        """Ends, and writes what is still to be written."""
+        Called by a hook, or by code that opens a window inside the module.
+        """
 
-    def give_up(self) -> None:
-        """Records nothing more; everything else goes on until `stop`. Called from anywhere."""
+    def stop(self) -> EngineReport:
+        """Stop recording, and write the remaining events."""
+
+    def stop_recording(self) -> None:
+        """Record nothing more. Hooks stay until `stop`. May be called from anywhere."""
 
     def leave(self) -> bool:
-        """Takes out what could not be taken out at the end; ``True`` once nothing is left in torch."""
+        """Remove what `stop` could not remove; return True once nothing is left in torch."""

@@ -1,4 +1,4 @@
-"""What the engines have in common that follow modules and the backward pass by hooks alone."""
+"""Base class of the engines that follow modules and the backward pass with hooks only."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from memlog.tracer.hooks.autograd_hooks import BackwardMarks
 from memlog.tracer.hooks.module_hooks import Hooks
 
 
-class Followed:
-    """Every thread that calls the model's modules takes part.
+class HookEngine:
+    """Engine that follows every thread that calls the model's modules.
 
     Args:
-        log: Where events go.
-        names: Which module is which layer.
-        diagnostics: Where errors are counted.
+        log: Log for the events.
+        names: Layer of each module.
+        diagnostics: Counter of memlog's own errors.
     """
 
     def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
         self._log = log
         self._names = names
         self._hooks = Hooks(self, diagnostics)
-        self._module_stack = ModuleStack(names, self._emit, everywhere=True)
+        self._module_stack = ModuleStack(names, self._emit, all_threads=True)
         self._backward = BackwardMarks(self._backward_reaches, diagnostics)
         self._stopped = False
 
     def leave(self) -> bool:
-        """Nothing stays behind."""
+        """Return True once stopped: hooks leave nothing behind."""
         return self._stopped
 
-    def give_up(self) -> None:
-        """Records nothing more."""
+    def stop_recording(self) -> None:
+        """Record nothing more."""
         self._module_stack.closed = True
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
+        """Record the begin of a module's ``forward``."""
         thread_state = self._module_stack.thread_state()
         surrounding = thread_state.stack[-1][0] if thread_state is not None else 0
         begun = self._module_stack.module_begins(module)
-        self._look_at_models()
+        self._register_new_roots()
         if begun is not None:
             self._backward.module_begins(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended."""
+        """Record the end of a module's ``forward``."""
         layer = self._module_stack.module_ends(module)
         if layer is not None:
             self._backward.module_ends(output, layer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Record the begin of an optimizer's step."""
         self._module_stack.optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Record the end of an optimizer's step."""
         self._module_stack.optimizer_ends(optimizer)
 
-    def _look_at_models(self) -> None:
-        """A module at the top may be new."""
+    def _register_new_roots(self) -> None:
+        """Register root modules that were found since. Engines that need them override this."""
 
     def _end(self) -> None:
-        """Hears nothing more."""
+        """Remove the hooks and end open modules."""
         self._hooks.remove()
         self._module_stack.close()
         self._backward.close()
@@ -73,7 +73,7 @@ class Followed:
     def _backward_reaches(self, layer: int) -> None:
         thread_state = self._module_stack.thread_state(join=True)
         if thread_state is not None:
-            self._module_stack.turn(thread_state, layer, BACKWARD)
+            self._module_stack.set_phase(thread_state, layer, BACKWARD)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         raise NotImplementedError

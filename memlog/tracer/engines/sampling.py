@@ -1,7 +1,7 @@
-"""The engine that works everywhere: reads the allocator's statistics as modules begin and end.
+"""Engine for any device: reads the allocator's statistics as modules begin and end.
 
-A peak between two readings is missed. On the CPU there is nothing to read (the resident set does not move
-with layers), so there it only counts calls and measures times.
+It misses a peak between two readings. The CPU has nothing to read (the resident set does not change with
+layers), so there the engine only counts calls and measures times.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from memlog.trace.encoding import READING, pack
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import ThreadState
 from memlog.tracer.engines import allocator_stats
-from memlog.tracer.engines.base import Finding
-from memlog.tracer.engines.hook_engine import Followed
+from memlog.tracer.engines.base import EngineReport
+from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
 
 
-class SamplerEngine(Followed):
-    """Records one window.
+class SamplerEngine(HookEngine):
+    """Engine that samples the allocator's statistics.
 
     Args:
-        log: Where events go.
-        names: Which module is which layer.
-        diagnostics: Where errors are counted.
-        device: Whose statistics are read.
+        log: Log for the events.
+        names: Layer of each module.
+        diagnostics: Counter of memlog's own errors.
+        device: Device whose statistics are read.
     """
 
     def __init__(
@@ -39,24 +39,20 @@ class SamplerEngine(Followed):
         self._read = allocator_stats.reader(device)
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Begins; what is known already makes no difference to statistics."""
+        """Start recording. Known optimizers make no difference to statistics."""
         del optimizers
         self._module_stack.begin()
         self._sample(0, 1, 0)
         self._hooks.install()
 
-    def stop(self) -> Finding:
-        """Ends. Calling it again is harmless."""
+    def stop(self) -> EngineReport:
+        """Stop recording. A second call is harmless."""
         if not self._stopped:
             self._stopped = True
             self._end()
             self._sample(0, 1, 0)
         found, reason = allocator_stats.fragmentation(self._device)
-        return Finding(self._unseen(), found, reason)
-
-    def give_up(self) -> None:
-        """Records nothing more."""
-        self._module_stack.closed = True
+        return EngineReport(self._unseen(), found, reason)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         self._sample(layer, phase, thread_state.number)
@@ -73,10 +69,10 @@ class SamplerEngine(Followed):
     def _unseen(self) -> tuple[str, ...]:
         if self._read is None:
             return (
-                "On the CPU this engine sees no bytes at all: the resident set does not move with layers.",
+                "On the CPU this engine sees no bytes: the resident set does not change with layers.",
             )
         return (
-            "Peaks between two readings, made as modules begin and end, are not seen: each peak is a lower "
-            "bound.",
-            "What memory is for (its category) and what a layer allocated itself are not seen.",
+            "The allocator is read only when modules begin and end. Peaks in between are not seen, so each "
+            "peak is a lower bound.",
+            "The category of memory, and what a layer allocated itself, are not seen.",
         )

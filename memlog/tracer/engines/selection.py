@@ -1,4 +1,4 @@
-"""Which engine traces which device."""
+"""Selection of the engine for a device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import Engine
 from memlog.tracer.engines.cpu import dispatch_mode
 from memlog.tracer.engines.cpu.engine import DispatchEngine
-from memlog.tracer.engines.cuda.allocator_history import History
+from memlog.tracer.engines.cuda.allocator_history import AllocatorHistory
 from memlog.tracer.engines.cuda.engine import NativeEngine
 from memlog.tracer.engines.sampling import SamplerEngine
 from memlog.tracer.event_log import EventLog
 
 _COMPILED_ON_CPU = (
-    "the model is compiled: there are no layers inside a compiled graph, and watching its operations would "
-    "make it run uncompiled"
+    "the model is compiled: a compiled graph has no layers inside, and observing its operations would make "
+    "it run uncompiled"
 )
 
 
@@ -36,15 +36,15 @@ class Choice(NamedTuple):
 
 
 def device_of(models: Sequence[Any], named: str | None) -> torch.device:
-    """The device that is traced.
+    """Return the device to trace.
 
     Args:
-        models: Whose first parameter or buffer says where, if ``named`` doesn't; without any it is the CUDA
-            device, where one is in use.
-        named: A device as torch writes it.
+        models: Models whose first parameter or buffer decides if ``named`` is ``None``. If they have none, it
+            is the CUDA device if one is in use, else the CPU.
+        named: Device as torch writes it.
 
     Raises:
-        ConfigurationError: There is no such device.
+        ConfigurationError: The device does not exist.
     """
     if named is None:
         tensors = (itertools.chain(model.parameters(), model.buffers()) for model in models)
@@ -59,18 +59,18 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
 
 
 def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Choice:
-    """The engine for a device.
+    """Return the engine for a device.
 
     Args:
-        device: The one that is traced.
-        wanted: What was asked for.
-        compiled: Whether a part of the model was given to ``torch.compile``.
+        device: Device to trace.
+        wanted: Engine that the user asked for.
+        compiled: Whether a part of the model was passed to ``torch.compile``.
 
     Raises:
-        ConfigurationError: The engine that was asked for can't run there.
+        ConfigurationError: The engine that the user asked for can't trace the device.
     """
     if device.type in ("cuda", "xpu"):
-        best, refusal = "native", History(device).refusal()
+        best, refusal = "native", AllocatorHistory(device).refusal()
     elif device.type == "cpu":
         best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else dispatch_mode.refusal()
     else:
@@ -105,16 +105,16 @@ def build(
     readings: bool,
     types: bool,
 ) -> Engine:
-    """The engine of a choice, not yet started; `memlog.tracer.window.TraceWindow` explains what it takes."""
+    """Create the engine of a choice, not started. See `memlog.tracer.window.TraceWindow` for arguments."""
     if choice.engine == "native":
-        return NativeEngine(log, names, diagnostics, History(device), readings=readings)
+        return NativeEngine(log, names, diagnostics, AllocatorHistory(device), readings=readings)
     if choice.engine == "dispatch":
         return DispatchEngine(log, names, diagnostics, types=types)
     return SamplerEngine(log, names, diagnostics, device)
 
 
 def are_compiled(models: Sequence[Any]) -> bool:
-    """Whether a part of a model was given to ``torch.compile``."""
+    """Return whether a part of the models was passed to ``torch.compile``."""
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for model in models
@@ -132,21 +132,21 @@ def _parsed(named: str) -> torch.device:
         device = torch.device(named)
     except RuntimeError:
         raise ConfigurationError(
-            f"device={named!r} is no device of torch's; write 'cpu', 'cuda' or 'cuda:0'"
+            f"device={named!r} is not a torch device; write 'cpu', 'cuda' or 'cuda:0'"
         ) from None
     if device.type in ("cuda", "xpu"):
         module: Any = getattr(torch, device.type)
         if not module.is_available():
             raise ConfigurationError(
                 f"device={named!r}: this machine has no {device.type.upper()} device; "
-                "leave device out to trace where the model is"
+                "leave device out to trace the model's device"
             )
         if (device.index or 0) >= module.device_count():
             raise ConfigurationError(
-                f"device={named!r}: this machine has {module.device_count()}; count from 0"
+                f"device={named!r}: this machine has {module.device_count()} such devices; count from 0"
             )
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigurationError(
-            "device='mps': this machine has none; leave device out to trace where the model is"
+            "device='mps': this machine has none; leave device out to trace the model's device"
         )
     return device

@@ -1,1 +1,1 @@
-"""Hooks in modules, optimizers and autograd."""
+"""Hooks on modules, optimizers and autograd."""

@@ -1,8 +1,8 @@
-"""Following the backward pass from layer to layer, where its operations can't be seen one by one.
+"""Hooks that follow the backward pass from layer to layer if its operations are not visible one by one.
 
-A hook on the graph's node that made a module's output runs as the backward pass comes to that module; one on
-the node that made its input runs as it leaves. Autograd runs device work on threads of its own, and these
-hooks run there.
+A hook on the graph node that made a module's output runs when the backward pass reaches that module. A hook
+on the node that made its input runs when the pass leaves it. Autograd runs device work on threads of its own,
+and these hooks run there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from memlog.tracer.tensor_storages import tensors_in
 
 
 class BackwardMarks:
-    """Puts hooks on nodes of the graph. They go with the graph, and are nothing once the window is over.
+    """Hooks on nodes of the graph. They are freed with the graph, and do nothing after the window.
 
     Args:
-        reached: Called with the layer that the backward pass comes to, on the thread that runs it.
-        diagnostics: Where errors are counted.
+        reached: Called with the layer that the backward pass reaches, on the thread that runs it.
+        diagnostics: Counter of memlog's own errors.
     """
 
     def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:
@@ -30,15 +30,15 @@ class BackwardMarks:
         self._marked: set[int] = set()
 
     def close(self) -> None:
-        """The window is over."""
+        """Disable the hooks: the window is over."""
         self._reached = None
 
     def module_begins(self, args: Any, surrounding: int) -> None:
-        """What is fed to a module was made by what surrounds it, where no module is known to have."""
+        """Mark a module's inputs as made by the surrounding module, unless they are marked already."""
         self._mark(args, surrounding)
 
     def module_ends(self, output: Any, layer: int) -> None:
-        """What a module returns was made by it, or by a module inside it, which has said so before."""
+        """Mark a module's results as made by it, unless a module inside it has marked them."""
         self._mark(output, layer)
 
     def _mark(self, values: Any, layer: int) -> None:
@@ -53,11 +53,11 @@ class BackwardMarks:
             node.register_prehook(self._hook(layer))
 
     def _hook(self, layer: int) -> Callable[[Any], None]:
-        def comes(_gradients: Any) -> None:
+        def on_backward(_gradients: Any) -> None:
             if self._reached is not None:
                 try:
                     self._reached(layer)
                 except Exception as error:  # noqa: BLE001 - training goes on
                     self._diagnostics.fault("following the backward pass", error)
 
-        return comes
+        return on_backward

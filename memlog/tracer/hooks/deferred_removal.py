@@ -1,7 +1,7 @@
-"""Windows that are closed, and whose dispatch mode could not be taken out.
+"""Closed windows whose dispatch mode could not be removed yet.
 
-Another's mode lay on top, or the window was closed on another thread than the one that opened it. Until
-theirs can go, a hook tries it as modules are called.
+Another mode lies on top, or the window was closed on another thread than the one that opened it. A hook tries
+again at each module call.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal import fork
-from memlog.tracer.hooks.warning_filter import Silence
+from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 
 
-class Leaver(Protocol):
-    """A window, or its engine."""
+class ClosedWindow(Protocol):
+    """A closed window, or its engine."""
 
     def leave(self) -> bool:
-        """Tries it; ``True`` once nothing is left in torch. Never raises."""
+        """Try to remove what is left; return True once nothing is left in torch. Never raises."""
 
 
 class _Waiting:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._leavers: list[Leaver] = []
+        self._windows: list[ClosedWindow] = []
         self._handle: Any = None
-        self._silence: Silence | None = None
+        self._warning_filter: CompileWarningFilter | None = None
 
-    def add(self, leaver: Leaver) -> None:
+    def add(self, window: ClosedWindow) -> None:
         with self._lock:
-            self._leavers.append(leaver)
+            self._windows.append(window)
             if self._handle is None:
-                self._silence = Silence()
+                self._warning_filter = CompileWarningFilter()
                 self._handle = register_module_forward_pre_hook(_module_called)
 
     def attempt(self) -> None:
-        if not self._leavers or not self._lock.acquire(blocking=False):
-            return  # another thread is at it
+        if not self._windows or not self._lock.acquire(blocking=False):
+            return  # another thread is doing it
         try:
-            self._leavers = [leaver for leaver in self._leavers if not leaver.leave()]
-            if not self._leavers and self._handle is not None:
+            self._windows = [window for window in self._windows if not window.leave()]
+            if not self._windows and self._handle is not None:
                 self._handle.remove()
                 self._handle = None
-                if self._silence is not None:
-                    self._silence.end()
+                if self._warning_filter is not None:
+                    self._warning_filter.end()
         finally:
             self._lock.release()
 
@@ -55,16 +55,16 @@ _waiting = _Waiting()
 fork.renew(_waiting, "_lock", threading.Lock)
 
 
-def leave_later(leaver: Leaver) -> None:
-    """Takes out what is left of a closed window: now if that is possible, else as soon as it is."""
-    if not leaver.leave():
-        _waiting.add(leaver)
+def remove_when_possible(window: ClosedWindow) -> None:
+    """Remove what is left of a closed window: now if possible, else at a later module call."""
+    if not window.leave():
+        _waiting.add(window)
     else:
-        _waiting.attempt()  # it may have lain on top of another
+        _waiting.attempt()  # its mode may have covered one that waits
 
 
-def try_to_leave() -> None:
-    """Takes out what can be taken out on this thread now; where nothing waits it costs nothing."""
+def remove_waiting() -> None:
+    """Remove what can be removed on this thread now."""
     _waiting.attempt()
 
 

@@ -1,4 +1,4 @@
-"""Hearing of every module that is called, outside compiled code."""
+"""Hook that observes module calls outside compiled code."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.tracer.hooks.warning_filter import Silence
+from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 from memlog.tracer.torch_private import compilations
 
 
-class Calls:
+class ModuleCallHook:
     """One global hook, until `remove`.
 
     Args:
-        called: Told of the module and its inputs. Its errors are counted and reach nobody.
-        diagnostics: Where they are counted.
+        called: Called with the module and its inputs. Its errors are counted and not raised.
+        diagnostics: Counter of these errors.
 
     Attributes:
-        resting: Whether calls are passed over.
+        paused: True if calls are ignored.
     """
 
     def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
         compiling = torch.compiler.is_compiling
-        self.resting = False
+        self.paused = False
         self._compiled = compilations()
 
         def hook(module: Any, inputs: Any) -> None:
-            if compiling() or self.resting:
+            if compiling() or self.paused:
                 return
             try:
                 called(module, inputs)
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing a module that is called", error)
 
-        self._silence = Silence()
+        self._warning_filter = CompileWarningFilter()
         self._handle = register_module_forward_pre_hook(hook)
 
     @property
     def compiled_since(self) -> bool:
-        """Whether something was compiled while the hook was there."""
+        """True if something was compiled while the hook was installed."""
         return compilations() != self._compiled
 
     def remove(self) -> None:
-        """Takes it out again."""
+        """Remove the hook."""
         self._handle.remove()
-        self._silence.end()
+        self._warning_filter.end()

@@ -1,11 +1,11 @@
-"""Hearing of modules and optimizers at work, through torch's global hooks.
+"""Global torch hooks that observe modules and optimizers.
 
-Nothing is put on a module or a parameter: a hook there would be pickled with the model, and full backward
-hooks break models with in-place activations. In a compiled graph the hooks are nothing at all.
+No hook is put on a module or a parameter: it would be pickled with the model, and full backward hooks break
+models with in-place activations. Global hooks do not run in a compiled graph.
 
-torch walks through its table of optimizer hooks while it calls them, and raises into the training loop where
-that table changes meanwhile. So whoever opens and closes windows in such hooks listens to optimizers itself
-(`OptimizersHeard`) for as long as it may, and windows only come and go as further listeners.
+torch iterates over its table of optimizer hooks while it calls them, and raises into the training loop if
+that table changes meanwhile. Code that opens and closes windows in such hooks therefore keeps an
+`OptimizerSubscription` of its own for as long as windows may open. Windows then only add further listeners.
 """
 
 from __future__ import annotations
@@ -25,79 +25,79 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer.attribution.user_scopes import LISTENERS, Scope
-from memlog.tracer.hooks.warning_filter import Silence
+from memlog.tracer.hooks.shared_hook import SharedHook
+from memlog.tracer.hooks.warning_filter import CompileWarningFilter
 
 
 class OptimizerListener(Protocol):
-    """What is told of optimizers."""
+    """Listener for optimizer steps."""
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Handle the begin of an optimizer's step."""
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Handle the end of an optimizer's step."""
 
 
 class Listener(OptimizerListener, Protocol):
-    """What is told of modules, too."""
+    """Listener for optimizer steps and module calls."""
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
+        """Handle the begin of a module's ``forward``."""
 
     def module_ends(self, module: Any, output: Any) -> None:
-        """It has ended; ``output`` is ``None`` where an exception ended it."""
+        """Handle the end of a module's ``forward``; ``output`` is ``None`` if an exception ended it."""
 
 
 class Hooks:
-    """The hooks of one engine; errors in the listener are counted and reach nobody.
+    """Hooks of one engine.
 
     Args:
-        listener: Who is told.
-        diagnostics: Where errors are counted.
+        listener: Listener to call. Its errors are counted and not raised.
+        diagnostics: Counter of these errors.
     """
 
     def __init__(self, listener: Listener, diagnostics: Diagnostics) -> None:
         self._listener = listener
         self._diagnostics = diagnostics
         self._handles: list[Any] = []
-        self._silence: Silence | None = None
-        self._optimizers: OptimizersHeard | None = None
+        self._warning_filter: CompileWarningFilter | None = None
+        self._optimizers: OptimizerSubscription | None = None
 
     def install(self) -> None:
-        """Puts the hooks in: all of them or none."""
-        self._silence = Silence()
+        """Install all hooks, or none if one fails."""
+        self._warning_filter = CompileWarningFilter()
         begins, ends = self._module_hooks()
         try:
             self._handles.append(register_module_forward_pre_hook(begins))
             self._handles.append(register_module_forward_hook(ends, always_call=True))
-            self._optimizers = OptimizersHeard(self._listener, self._diagnostics)
+            self._optimizers = OptimizerSubscription(self._listener, self._diagnostics)
             LISTENERS.add(self)
         except BaseException:
             self.remove()
             raise
 
     def remove(self) -> None:
-        """Takes them out again. Calling it again is harmless."""
+        """Remove the hooks. A second call is harmless."""
         LISTENERS.remove(self)
         optimizers, self._optimizers = self._optimizers, None
         if optimizers is not None:
             optimizers.remove()
         while self._handles:
             self._handles.pop().remove()
-        if self._silence is not None:
-            self._silence.end()
+        if self._warning_filter is not None:
+            self._warning_filter.end()
 
     def scope_begins(self, scope: Scope) -> None:
-        """A scope begins, which is to the listener as a module."""
+        """Handle the begin of a scope, which the listener gets as a module."""
         with self._diagnostics.contained("noticing that a scope begins"):
             if not torch.compiler.is_compiling():
                 self._listener.module_begins(scope, ())
 
     def scope_ends(self, scope: Scope) -> None:
-        """It has ended."""
+        """Handle the end of a scope."""
         with self._diagnostics.contained("noticing that a scope ends"):
             if not torch.compiler.is_compiling():
                 self._listener.module_ends(scope, None)
@@ -128,93 +128,85 @@ class Hooks:
         return begins, ends
 
 
-class OptimizersHeard:
-    """Passes on to a listener what optimizers do, until `remove`; the hooks stay in torch as long.
+class OptimizerSubscription:
+    """Subscription to optimizer steps until `remove`. The hooks stay in torch as long.
 
-    Neither the first of these nor removing the last may happen within an optimizer's step.
+    Within an optimizer's step, do not create the first subscription, and do not remove the last.
 
     Args:
-        listener: Who is told.
-        diagnostics: Where its errors are counted.
+        listener: Listener to call. Its errors are counted and not raised.
+        diagnostics: Counter of these errors.
     """
 
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:
         self._listener = listener
         self._diagnostics = diagnostics
-        self._at_work: list[tuple[weakref.ref[Any], int]] = []
+        self._stepping: list[tuple[weakref.ref[Any], int]] = []
         self._removed = False
-        _watch.acquire(self)
+        _optimizer_hooks.add(self)
 
     def remove(self) -> None:
-        """Ends what has begun, and tells no more. Calling it again is harmless.
+        """End the open steps for the listener, and stop. A second call is harmless.
 
-        A session's own hook closes a window before the last step's end is heard. What is at work on another
-        thread goes on, and its state is none of this one's.
+        A step can be open here: a session's own hook closes a window before the end of the last step is
+        reported. A step on another thread goes on, and its optimizer's state is not part of this window.
         """
         if not self._removed:
             here = threading.get_ident()
-            mine = [reference for reference, thread in self._at_work[::-1] if thread == here]
-            for optimizer in [reference() for reference in mine]:
+            open_here = [reference for reference, thread in self._stepping[::-1] if thread == here]
+            for optimizer in [reference() for reference in open_here]:
                 if optimizer is not None:
                     self.ends(optimizer)
             self._removed = True
-            _watch.release(self)
+            _optimizer_hooks.remove(self)
 
     def begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Handle the begin of an optimizer's step."""
         if self._removed:
             return
-        self._at_work.append((weakref.ref(optimizer), threading.get_ident()))
+        self._stepping.append((weakref.ref(optimizer), threading.get_ident()))
         try:
             self._listener.optimizer_begins(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("noticing an optimizer's step", error)
 
     def ends(self, optimizer: Any) -> None:
-        """It has ended."""
+        """Handle the end of an optimizer's step."""
         if self._removed:
             return
-        self._at_work = [other for other in self._at_work if other[0]() is not optimizer]
+        self._stepping = [other for other in self._stepping if other[0]() is not optimizer]
         try:
             self._listener.optimizer_ends(optimizer)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("noticing an optimizer's step", error)
 
 
-class _OptimizerWatch:
-    """The process's one pair of optimizer hooks, and who listens to it now."""
+class _OptimizerHooks(SharedHook[OptimizerSubscription]):
+    """The process's only pair of optimizer hooks, and its subscriptions."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[OptimizersHeard, ...] = ()
-        self._lock = threading.Lock()
+        super().__init__()
         self._handles: list[Any] = []
 
-    def acquire(self, listener: OptimizersHeard) -> None:
-        with self._lock:
-            if not self._listeners:
-                self._handles = [
-                    register_optimizer_step_pre_hook(self._begins),
-                    register_optimizer_step_post_hook(self._ends),
-                ]
-            self._listeners = (*self._listeners, listener)
+    def _install(self) -> None:
+        self._handles = [
+            register_optimizer_step_pre_hook(self._begins),
+            register_optimizer_step_post_hook(self._ends),
+        ]
 
-    def release(self, listener: OptimizersHeard) -> None:
-        with self._lock:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
-            if not self._listeners:
-                while self._handles:
-                    self._handles.pop().remove()
+    def _uninstall(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
 
     def _begins(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            for listener in self._listeners:
+            for listener in self.holders:
                 listener.begins(optimizer)
 
     def _ends(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not torch.compiler.is_compiling():
-            for listener in self._listeners:
+            for listener in self.holders:
                 listener.ends(optimizer)
 
 
-_watch = _OptimizerWatch()
-fork.renew(_watch, "_lock", threading.Lock)
+_optimizer_hooks = _OptimizerHooks()

@@ -1,1 +1,1 @@
-"""Which steps of a session are traced, and which trace is kept."""
+"""Schedule of a session's traces: which steps are traced, and which trace is kept."""

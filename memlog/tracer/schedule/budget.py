@@ -1,4 +1,4 @@
-"""When the next step may be traced, so that tracing takes no more than its share of training time."""
+"""Time budget of tracing: decides when the next step may be traced."""
 
 from __future__ import annotations
 
@@ -7,50 +7,49 @@ from collections import deque
 
 DEFAULT_SHARE = 0.01
 SPACING = 20
-"""Of so many steps at most one is traced: where steps take now longer, now shorter, no clock tells what
-tracing adds."""
+"""At most one of this many steps is traced. If step times vary, no clock can separate the cost of tracing."""
 
 _USED = 0.6
-"""Of the share: the clock does not tell all that tracing costs, such as caches that it has emptied."""
+"""Part of the share that is used. The clock does not see all costs of tracing, such as emptied caches."""
 _LEAST_SECONDS = 10.0
-"""A run that is shorter may spend the share of so many."""
+"""Seconds of training that a shorter run is treated as having."""
 _EARLY_SHARES = 5
-"""What a trace that keeps up with a young run may cost, in shares of the time so far."""
+"""Cost of a trace early in a run, in shares of the time so far."""
 _EARLY_SPACING = 29
-"""Plain steps between the traces of a run that is still so short: with two steps more, those of setting up,
-the next are the steps 32, 64, 128 and so on."""
+"""Plain steps between traces early in a run. Together with the two set-up steps, the traced steps are then
+32, 64, 128 and so on."""
 _PLAIN_STEPS = 32
-"""The newest steps without tracing, whose median is what a step takes."""
+"""Number of newest steps without tracing whose median is the usual duration of a step."""
 _NEWEST = 8
-"""Traced steps, whose mean cost is what the next is taken to cost."""
+"""Number of newest traced steps whose mean cost is the expected cost of the next one."""
 _LEAST = 0.05
-"""A traced step costs at least this share of a plain one, whatever the clock says."""
+"""Minimum cost of a traced step, as a share of a plain one."""
 
 
 class Budget:
-    """Keeps account of what tracing costs.
+    """Account of what tracing costs.
 
-    A traced step's cost is the time that it took beyond the median of the newest plain ones. To that comes
-    what tracing does between steps. What is done once stands apart: the first traced step, in which code is
-    loaded and what every operation takes is measured, and the second, which is there to be known.
+    The cost of a traced step is its duration minus the median of the newest plain steps, plus the time that
+    tracing takes between steps. The cost of set-up is kept apart. Set-up is the first traced step, which
+    loads code and measures every operation, and the second one, which provides the first realistic cost.
 
-    A run may be over at any time. So that its second half is traced, too, a step of a run of which nothing
-    was traced since it was half as long may cost five times the share of the time so far. Each such trace
-    comes when the run has doubled, so that together they fall below the share as it goes on. A run of less
-    than ten seconds may spend as much as one of ten.
+    A run may end at any time, and its second half should be traced too. If nothing was traced since the run
+    was half as long, a step may therefore cost five times the share of the time so far. Such a trace happens
+    each time the run has doubled, so the total falls below the share as the run goes on. A run of less than
+    ten seconds may spend as much as a run of ten seconds.
 
     Args:
-        share: Of training time, 0 to 1.
-        now: Seconds, of any steady clock: training begins.
+        share: Share of training time that tracing may cost, 0 to 1.
+        now: Start of training, in seconds of any steady clock.
 
     Attributes:
-        set_up: Seconds that were spent once.
+        set_up: Seconds spent on set-up.
     """
 
     def __init__(self, share: float, now: float) -> None:
         self.set_up = 0.0
         self._share = share
-        self._begun = now
+        self._started = now
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self._costs: deque[float] = deque(maxlen=_NEWEST)
         self._since = SPACING
@@ -59,9 +58,9 @@ class Budget:
         self._unsettled = 0
 
     def plain_step(self, seconds: float) -> None:
-        """A step without tracing took so long."""
+        """Record the duration of a step without tracing, in seconds."""
         self._plain.append(seconds)
-        if self._unsettled:  # what these steps would have taken anyway is known now
+        if self._unsettled:  # the usual duration of those steps is known now
             self.set_up = max(self.set_up - self._unsettled * seconds, 0.0)
             self._unsettled = 0
         self._since += 1
@@ -70,15 +69,15 @@ class Budget:
     def traced_step(
         self, seconds: float, between: float, steps: int = 1, *, setting_up: bool = False
     ) -> None:
-        """A traced step took so long, and tracing ``between`` more before and after it.
+        """Record a traced step.
 
         Args:
-            seconds: From the step before on.
-            between: Seconds.
-            steps: Of the clock, that were traced together.
-            setting_up: Whether it stands apart.
+            seconds: Duration since the step before.
+            between: Seconds that tracing took between steps.
+            steps: Clock steps that were traced together.
+            setting_up: Whether the cost belongs to set-up.
         """
-        usual = self.usual
+        usual = self.median_step
         cost = seconds + between
         if usual is not None:
             cost = max(seconds - steps * usual, _LEAST * steps * usual) + between
@@ -94,7 +93,7 @@ class Budget:
         self._costs.append(cost)
 
     def charge(self, seconds: float, *, setting_up: bool = False) -> None:
-        """Tracing cost so long, and nothing came of it."""
+        """Record the seconds of a trace that gave no result."""
         self._since = 0
         if setting_up:
             self.set_up += seconds
@@ -103,29 +102,29 @@ class Budget:
             self._costs.append(seconds)
 
     @property
-    def usual(self) -> float | None:
-        """Seconds that a step takes without tracing; ``None`` where there was none yet."""
+    def median_step(self) -> float | None:
+        """Median seconds of a step without tracing; ``None`` if there was none yet."""
         return statistics.median(self._plain) if self._plain else None
 
     def spent(self) -> float:
-        """Seconds that tracing has cost so far, without what was done once."""
+        """Return the seconds that tracing has cost so far, without set-up."""
         return self._spent
 
-    def allows_another(self, now: float, *, lacking: bool = False) -> bool:
-        """Whether one more, as dear as the newest, stays within the share.
+    def allows_another(self, now: float, *, outdated: bool = False) -> bool:
+        """Return whether another trace with the expected cost stays within the share.
 
         Args:
-            now: Seconds.
-            lacking: Whether what was traced is not what the run does now.
+            now: Current time in seconds.
+            outdated: Whether the kept trace no longer describes what the run does.
         """
         if self._since < SPACING:
             return False
         another = statistics.fmean(self._costs) if self._costs else 0.0
         with_another = self._spent + another
-        elapsed = now - self._begun
+        elapsed = now - self._started
         if with_another <= _USED * self._share * elapsed:
             return True
         early = self._since >= _EARLY_SPACING and 2 * (self._last_traced - 1) <= self._steps
         if early and another <= _EARLY_SHARES * self._share * elapsed:
             return True
-        return (early or lacking) and with_another <= self._share * max(elapsed, _LEAST_SECONDS)
+        return (early or outdated) and with_another <= self._share * max(elapsed, _LEAST_SECONDS)

@@ -1,7 +1,7 @@
-"""What a training step calls before the first module that is trained: a teacher, a target network.
+"""Modules that a training step calls before the first trained one: a teacher, a target network.
 
-Without gradients a call may belong to the step, or to an evaluation between two of them. It belongs to the
-step where the step that was traced last began with a call of the same module, too.
+A call without gradients may belong to the step, or to an evaluation between two steps. It counts as part of
+the step if the step that was traced last also began with a call of the same module.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ import weakref
 from typing import Any
 
 
-class Forerunner:
-    """Remembers the first module that was called without being trained, held weakly.
+class FrozenStart:
+    """First module that a step calls without training it. The module is held weakly.
 
     Attributes:
-        missed: Whether the window that was opened last began behind one.
+        missed: True if the last window opened after such a call, and so misses a part of its step.
     """
 
     def __init__(self) -> None:
         self.missed = False
-        self._usual: weakref.ref[Any] | None = None
+        self._last_start: weakref.ref[Any] | None = None
         self._thread: int | None = None
-        self._met: dict[int, weakref.ref[Any]] = {}
-        self._leads = False
+        self._first_called: dict[int, weakref.ref[Any]] = {}
+        self._matches = False
 
-    def step_begins(self) -> None:
-        """A step is waited for; what was called before is none of it."""
-        self._met = {}
-        self._leads = False
+    def reset(self) -> None:
+        """Forget the calls so far: the next step begins."""
+        self._first_called = {}
+        self._matches = False
 
-    def comes(self, module: Any) -> bool:
-        """Whether the window is to begin with a module, which is not trained.
+    def is_step_start(self, module: Any) -> bool:
+        """Return whether the window should open at this module, which is not trained.
 
-        Other threads than the one that trained call modules, too: to prepare the data, for example.
+        Only the thread that was traced last counts: other threads may call modules to prepare data.
         """
         thread = threading.get_ident()
-        if thread in self._met:
+        if thread in self._first_called:
             return False
-        self._met[thread] = weakref.ref(module)
+        self._first_called[thread] = weakref.ref(module)
         if thread != self._thread:
             return False
-        usual = self._usual() if self._usual is not None else None
-        self._leads = usual is module
-        return self._leads
+        usual = self._last_start() if self._last_start is not None else None
+        self._matches = usual is module
+        return self._matches
 
-    def begin(self) -> None:
-        """The window begins."""
+    def window_opened(self) -> None:
+        """Remember the first call before the window that opens now."""
         self._thread = threading.get_ident()
-        self._usual = self._met.get(self._thread)
-        self.missed = self._usual is not None and not self._leads
-        self.step_begins()
+        self._last_start = self._first_called.get(self._thread)
+        self.missed = self._last_start is not None and not self._matches
+        self.reset()
 
     def forget(self) -> None:
-        """The window had no end: what it began with was no part of a step."""
-        self._usual = None
+        """Forget the usual first module: the window had no end, so its first call was not part of a step."""
+        self._last_start = None

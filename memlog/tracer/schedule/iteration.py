@@ -1,8 +1,9 @@
-"""Which optimizers take part in a training iteration, so that a window covers all of one.
+"""Optimizers that take part in a training iteration, so that a window covers all of it.
 
-The clock's steps (`memlog.autolog`) are what time is counted in. An optimizer steps once in so many of them:
-a discriminator's steps being the clock, the generator's come every fifth, say. A window covers an iteration
-where it holds that many steps of the clock, and a step of everybody who takes part.
+The unit of time is a step of the clock optimizer (`memlog.autolog`). Each other optimizer steps once per
+some number of these. For example, a discriminator is the clock, and the generator steps at every fifth step.
+A window covers an iteration if it holds that many steps of the clock, and a step of every optimizer that
+takes part.
 """
 
 from __future__ import annotations
@@ -12,46 +13,45 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from memlog.tracer.schedule.top_modules import is_elsewhere
+from memlog.tracer.schedule.top_modules import trained_elsewhere
 
 LONGEST = 16
-"""Steps of the clock that a window covers at most. An optimizer that steps more rarely has none in most of
-them."""
+"""Maximum clock steps of a window. Most windows contain no step of an optimizer that steps more rarely."""
 _MOST = 4096
-"""Optimizers that are followed, of which there may be one for each parameter; those that have not stepped for
-longest are forgotten."""
+"""Maximum number of optimizers to track (there may be one for each parameter). The one that has not stepped
+for longest is dropped first."""
 
-Members: TypeAlias = tuple[weakref.ref[Any], ...]
+OptimizerRefs: TypeAlias = tuple[weakref.ref[Any], ...]
 
 
-class Rhythm:
-    """Hears of every optimizer's steps, in and between windows.
+class OptimizerSchedule:
+    """Record of how often every optimizer steps, in windows and between them.
 
     Args:
-        begins: Called with an optimizer before it is taken note of that it steps.
-        ends: Called with an optimizer whose step is over, where no other's is at work.
+        begins: Called with an optimizer before its step is recorded.
+        ends: Called with an optimizer whose step has ended, if no other optimizer is stepping.
     """
 
     def __init__(self, begins: Callable[[Any], object], ends: Callable[[Any], object]) -> None:
         self._begins = begins
         self._ends = ends
-        self._parts: dict[int, _Part] = {}
-        self._at_work: set[int] = set()
+        self._parts: dict[int, _OptimizerSteps] = {}
+        self._stepping: set[int] = set()
         self._now = 0
         self._began = 0
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Record that an optimizer's step begins."""
         self._begins(optimizer)
-        self._at_work.add(id(optimizer))
+        self._stepping.add(id(optimizer))
         part = self._parts.pop(id(optimizer), None)
         if part is None or part.optimizer() is not optimizer:
-            part = _Part(optimizer)
+            part = _OptimizerSteps(optimizer)
         elif self._now > part.last:
             part.interval = self._now - part.last
         part.last = self._now
         part.thread = threading.current_thread()
-        self._parts[id(optimizer)] = part  # the newest stands last
+        self._parts[id(optimizer)] = part  # last, as the newest
         if len(self._parts) > _MOST:
             del self._parts[next(iter(self._parts))]
         if not part.in_window:
@@ -59,105 +59,102 @@ class Rhythm:
             part.had_state = _has_state(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
-        self._at_work.discard(id(optimizer))
-        if not self._at_work:
+        """Record that an optimizer's step has ended."""
+        self._stepping.discard(id(optimizer))
+        if not self._stepping:
             self._ends(optimizer)
 
     def clock_stepped(self) -> None:
-        """The clock has made a step."""
+        """Record a step of the clock."""
         self._now += 1
 
     def begin(self) -> None:
-        """A window begins, maybe within an optimizer's step (LBFGS calls the model in its own)."""
+        """Start a window, possibly within an optimizer's step (LBFGS calls the model in its step)."""
         self._began = self._now
         for identity, part in list(self._parts.items()):
-            part.in_window = identity in self._at_work
+            part.in_window = identity in self._stepping
 
     @property
     def steps(self) -> int:
-        """Steps of the clock since the window began."""
+        """Clock steps since the window began."""
         return self._now - self._began
 
     @property
-    def known(self) -> bool:
-        """Whether any optimizer has stepped twice, so that there is a rhythm."""
+    def has_interval(self) -> bool:
+        """True if any optimizer has stepped twice, so that its interval is known."""
         return any(part.interval is not None for part in list(self._parts.values()))
 
     @property
-    def whole(self) -> bool:
-        """Whether the window covers an iteration, as far as one is known by now."""
-        # Those that have not stepped in it stand first, so of very many one is looked at.
+    def iteration_done(self) -> bool:
+        """True if the window covers an iteration, as far as the optimizers' intervals are known."""
+        # Optimizers that have not stepped in the window come first, so even with very many this is fast.
         if any(not part.in_window for part in self._active()):
             return False
         return self.steps >= max((part.interval or 1 for part in self._active()), default=1)
 
     @property
-    def hopeless(self) -> bool:
-        """Whether it never will, within `LONGEST` steps of the clock."""
+    def too_rare(self) -> bool:
+        """True if the window can't cover an iteration within `LONGEST` clock steps."""
         rare = any((part.interval or 1) > LONGEST for part in self._active())
         return rare or self.steps >= LONGEST
 
     @property
-    def cold(self) -> bool:
-        """Whether an optimizer made its state within the window."""
+    def state_is_new(self) -> bool:
+        """True if an optimizer created its state within the window."""
         return any(
             not part.had_state and _has_state(optimizer) for part, optimizer in self._stepped()
         )
 
     def optimizers(self) -> list[Any]:
-        """Those that no other thread steps; their state takes memory also where they step no more."""
+        """Return the optimizers that no other thread steps, also inactive ones: their state takes memory."""
         parts = list(self._parts.values())
-        found = [part.optimizer() for part in parts if not is_elsewhere(part.thread)]
+        found = [part.optimizer() for part in parts if not trained_elsewhere(part.thread)]
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def members(self) -> Members:
-        """Those that stepped in the window."""
+    def members(self) -> OptimizerRefs:
+        """Return the optimizers that stepped in the window."""
         return tuple(part.optimizer for part, _ in self._stepped())
 
-    def lacks(self, members: Members) -> bool:
-        """Whether one takes part now that did not, beside one that did."""
+    def has_joined(self, members: OptimizerRefs) -> bool:
+        """Return whether an optimizer that is not in ``members`` now takes part beside one that is."""
         there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
         found = [id(part.optimizer()) in there for part in self._active()]
         return any(found) and not all(found)
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
-        """Whether those that stepped in the window have all of the models' parameters that are trained."""
-        theirs = {
+        """Return whether the optimizers of the window have all parameters of ``models`` that are trained."""
+        stepped = {
             id(parameter)
             for _, optimizer in self._stepped()
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
         return all(
-            id(parameter) in theirs
+            id(parameter) in stepped
             for model in models
             for parameter in model.parameters()
             if parameter.requires_grad
         )
 
-    def _active(self) -> Iterator[_Part]:
+    def _active(self) -> Iterator[_OptimizerSteps]:
         for part in list(self._parts.values()):
-            if part.optimizer() is not None and self._now - part.last <= part.patience:
+            if part.optimizer() is not None and self._now - part.last <= part.inactive_after:
                 yield part
 
-    def _stepped(self) -> list[tuple[_Part, Any]]:
+    def _stepped(self) -> list[tuple[_OptimizerSteps, Any]]:
         found = [(part, part.optimizer()) for part in list(self._parts.values()) if part.in_window]
         return [(part, optimizer) for part, optimizer in found if optimizer is not None]
 
 
-class _Part:
-    """An optimizer.
-
-    Args:
-        optimizer: Held weakly.
+class _OptimizerSteps:
+    """Steps of one optimizer, which is held weakly.
 
     Attributes:
-        last: The clock's steps before it began its last.
-        interval: Steps of the clock between its last two; ``None``: it has not stepped twice.
-        in_window: Whether it stepped in the window.
-        had_state: Whether it had state then.
-        thread: On which.
+        last: Clock steps before its last step began.
+        interval: Clock steps between its last two steps; ``None`` if it has not stepped twice.
+        in_window: True if it stepped in the window.
+        had_state: True if it had state before its first step in the window.
+        thread: Thread of its last step.
     """
 
     __slots__ = ("had_state", "in_window", "interval", "last", "optimizer", "thread")
@@ -170,8 +167,8 @@ class _Part:
         self.thread: threading.Thread | None = None
 
     @property
-    def patience(self) -> int:
-        """Steps of the clock without one of its own after which it has no part any more."""
+    def inactive_after(self) -> int:
+        """Clock steps without one of its own after which the optimizer no longer takes part."""
         return LONGEST if self.interval is None else 2 * self.interval + 1
 
 

@@ -1,4 +1,4 @@
-"""What a session's traces came to: each is published, and the one that tells most of the run is kept."""
+"""Traces of a session: each is published, and the most representative one is kept."""
 
 from __future__ import annotations
 
@@ -14,145 +14,148 @@ from memlog.events import Event
 from memlog.events import Trace as TraceEvent
 from memlog.reports.traced_steps import WORSE
 from memlog.trace.records import Trace
-from memlog.tracer.schedule.iteration import Members
+from memlog.tracer.schedule.iteration import OptimizerRefs
 
 _PART = (
-    "The trace is not of a whole training iteration: an optimizer takes part that made no step in it, so "
+    "The trace is not of a whole training iteration: an optimizer that takes part made no step in it, so "
     "peaks are lower bounds."
 )
 
-FORERUNNER_MISSED = (
-    "The trace begins at the first module that is called with gradients; others were called before it in the "
-    "same step, and what they allocated is not in it, so peaks are lower bounds."
+FROZEN_START_MISSED = (
+    "The trace begins at the first module that is called with gradients. Other modules were called before it "
+    "in the same step. Their allocations are missing, so peaks are lower bounds."
 )
 
 
-class Found(NamedTuple):
-    """A trace."""
+class StepTrace(NamedTuple):
+    """A trace of a session, with what decides whether it is kept."""
 
     trace: Trace
     event: TraceEvent
-    """What is published of it."""
-    members: Members
-    """The optimizers that stepped in it."""
+    """Published event."""
+    members: OptimizerRefs
+    """Optimizers that stepped in the trace."""
     whole: bool
-    """Whether it covers a training iteration, as far as one is known."""
+    """True if the trace covers a training iteration, as far as known."""
     warm: bool
-    """Whether each of them had its state before."""
+    """True if every optimizer in the trace had its state before."""
 
     @property
     def rank(self) -> int:
-        """How much it tells of the steps that were not traced."""
+        """How well the trace represents steps that were not traced: 0 to 2."""
         return self.whole + (self.whole and self.warm)
 
-    def of_a_part(self, why: str = _PART) -> Found:
-        """The same, which says that it covers a part of an iteration alone."""
+    def as_partial(self, why: str = _PART) -> StepTrace:
+        """Return the same trace, marked as covering only a part of an iteration."""
         result = self.trace.result
         exactness = "lower bound" if result.exactness == "exact" else result.exactness
-        told = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, why))
-        trace = msgspec.structs.replace(self.trace, result=told)
+        partial = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, why))
+        trace = msgspec.structs.replace(self.trace, result=partial)
         event = msgspec.structs.replace(self.event, exact=False)
         return self._replace(trace=trace, event=event, whole=False)
 
 
-class Findings:
-    """Keeps and publishes.
+class KeptTrace:
+    """Trace that a session keeps in a file. All traces are published.
 
     Args:
-        kept: Where the events of the step that is kept are left: the helper process makes a flame graph of
-            them.
-        publish: Takes the trace events.
+        kept: File for the events of the kept step. The helper process makes a flame graph of them.
+        publish: Called with each trace event.
 
     Attributes:
-        members: The optimizers that stepped in the trace that is kept.
+        members: Optimizers that stepped in the kept trace.
     """
 
     def __init__(self, kept: Path, publish: Callable[[Event], object]) -> None:
-        self.members: Members = ()
+        self.members: OptimizerRefs = ()
         self._file = kept
         self._publish = publish
         self._rank = self._peak = -1
-        self._undecided: tuple[Found, bool] | None = None
+        self._undecided: tuple[StepTrace, bool] | None = None
 
-    def add(self, found: Found, *, lacking: bool = False) -> None:
-        """A step was traced.
+    def add(self, step_trace: StepTrace, *, outdated: bool = False) -> None:
+        """Publish a trace, and keep it if it is more representative.
 
         Args:
-            found: What came of it.
-            lacking: Whether an optimizer takes part now that made no step in the trace that is kept.
+            step_trace: The trace.
+            outdated: Whether an optimizer takes part now that made no step in the kept trace.
         """
-        if lacking:
+        if outdated:
             self._rank = -1
-        self._keep_if_it_tells_more(found)
-        self._publish(found.event)
+        self._keep_if_more_representative(step_trace)
+        self._publish(step_trace.event)
 
-    def add_undecided(self, found: Found, *, whole: bool) -> None:
-        """The first was, and whether it was whole the next optimizer's step tells: this one's, or another's.
+    def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
+        """Add the first trace, which is published later: the next optimizer step shows whether it was whole.
+
+        It was whole if the next optimizer that steps is one that stepped in the trace.
 
         Args:
-            found: As if it was.
-            whole: What is thought meanwhile.
+            step_trace: The trace, as if it was whole.
+            whole: Assumption until then.
         """
-        self._undecided = found, whole
-        self._keep_if_it_tells_more(found if whole else found.of_a_part())
+        self._undecided = step_trace, whole
+        self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """The next step begins."""
+        """Decide about the first trace: the next optimizer step begins."""
         if self._undecided is not None:
             members = self._undecided[0].members
             self._decide(whole=any(member() is optimizer for member in members))
 
     def step_ended(self) -> None:
-        """Another step is over, and no optimizer was heard of: the user says what a step is."""
+        """Decide about the first trace: a step ended without an optimizer, so the user marks the steps."""
         if self._undecided is not None:
             self._decide(whole=self._undecided[1])
 
     def optimizer_ended(self, optimizer: Any) -> None:
-        """A step is over: that in which the first trace began, where none has begun in it."""
+        """Assign the first trace to an optimizer in whose step it began, if it contains no step."""
         if self._undecided is not None and not self._undecided[0].members:
-            found, whole = self._undecided
-            self._undecided = found._replace(members=(weakref.ref(optimizer),)), whole
+            step_trace, whole = self._undecided
+            self._undecided = step_trace._replace(members=(weakref.ref(optimizer),)), whole
 
-    def finish(self, *, lacking: bool) -> None:
-        """No step comes any more.
+    def finish(self, *, outdated: bool) -> None:
+        """Decide about the first trace at the end of the session.
 
         Args:
-            lacking: As `add` takes it.
+            outdated: As in `add`.
         """
         if self._undecided is not None:
             self._decide(whole=self._undecided[1])
-        if lacking and self._rank > 0:
+        if outdated and self._rank > 0:
             kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[TraceEvent, Trace])
             event, trace = kept
-            self._keep(Found(trace, event, self.members, whole=True, warm=False).of_a_part())
+            self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
     def _decide(self, *, whole: bool) -> None:
         if self._undecided is None:
             return
-        (found, thought), self._undecided = self._undecided, None
-        decided = found if whole else found.of_a_part()
-        if whole != thought:
+        (step_trace, assumed), self._undecided = self._undecided, None
+        decided = step_trace if whole else step_trace.as_partial()
+        if whole != assumed:
             self._keep(decided)
         self._publish(decided.event)
 
-    def _keep_if_it_tells_more(self, found: Found) -> None:
-        """A whole iteration tells more than a part, and one with the optimizer's state more than the first.
+    def _keep_if_more_representative(self, step_trace: StepTrace) -> None:
+        """Keep a trace if it is more representative than the kept one.
 
-        Unless the first needed more all the same: its input was larger. A step that failed was the last: it
-        is kept where it needed more than any before.
+        A whole iteration is preferred to a part, and one whose optimizers had state to the first one, unless
+        the first one needed more memory because its input was larger. A failed step is the last one; it is
+        kept if it needed more memory than all before.
         """
-        peak = found.event.peak
+        peak = step_trace.event.peak
         if peak is None:
             return
         larger = peak > self._peak * WORSE
-        failed = found.event.step is None and found.event.exact
-        same = found.rank == self._rank or failed
-        fuller = found.rank > self._rank and (self._rank < 1 or peak > self._peak / WORSE)
+        failed = step_trace.event.step is None and step_trace.event.exact
+        same = step_trace.rank == self._rank or failed
+        fuller = step_trace.rank > self._rank and (self._rank < 1 or peak > self._peak / WORSE)
         if (same and larger) or fuller:
-            self._keep(found)
+            self._keep(step_trace)
 
-    def _keep(self, found: Found) -> None:
-        """Leaves the events to the helper process: making a graph of them takes longer than a step."""
-        self.members, self._rank, self._peak = found.members, found.rank, found.event.peak or 0
+    def _keep(self, step_trace: StepTrace) -> None:
+        """Write the events for the helper process: making a flame graph takes longer than a step."""
+        self.members = step_trace.members
+        self._rank, self._peak = step_trace.rank, step_trace.event.peak or 0
         with replacing(self._file.parent, self._file.name) as file:
-            file.write(msgspec.msgpack.encode((found.event, found.trace)))
+            file.write(msgspec.msgpack.encode((step_trace.event, step_trace.trace)))

@@ -1,53 +1,53 @@
-"""Whether it is time to try to trace a step."""
+"""Retry policy for tracing a step."""
 
 from __future__ import annotations
 
 _LONGEST = 32
-"""Steps between two attempts, at most."""
+"""Maximum number of steps between two attempts."""
 
 
 class RetryPolicy:
-    """Remembers that a step is to be traced, and how often that could not be.
+    """Request to trace a step, and the wait after attempts that failed.
 
     Attributes:
-        late: Whether it waits for the compiler.
+        awaits_compiler: True while tracing waits for ``torch.compile`` to finish.
     """
 
     def __init__(self) -> None:
-        self.late = False
+        self.awaits_compiler = False
         self._wanted = False
-        self._hopeless = False
+        self._disabled = False
         self._failures = 0
         self._pause = 0
 
     def want(self) -> None:
-        """A step is to be traced, at once."""
+        """Request a trace of the next step."""
         self._wanted = True
-        self._hopeless = False
+        self._disabled = False
         self._pause = 0
 
-    def begun(self) -> None:
-        """One is, or no more can be done about it."""
-        self._wanted = self.late = False
+    def done(self) -> None:
+        """Clear the request: a trace has started, or failed for good."""
+        self._wanted = self.awaits_compiler = False
         self._failures = 0
 
-    def put_off(self) -> None:
-        """It could not be now: later, ever more steps later."""
+    def postpone(self) -> None:
+        """Try again later. Each further failure doubles the number of steps until then."""
         self._pause = min(2**self._failures, _LONGEST) - 1
         self._failures = min(self._failures + 1, _LONGEST)
 
-    def never(self) -> None:
-        """It can't be at all, unless somebody asks again."""
-        self.begun()
-        self._hopeless = True
+    def disable(self) -> None:
+        """Stop trying until the next `want`."""
+        self.done()
+        self._disabled = True
 
     def next_step(self, *, allowed: bool) -> bool:
-        """Whether to try it in the step that begins.
+        """Return whether to try to trace the step that begins.
 
         Args:
-            allowed: Whether the budget has room for one that nobody has asked for.
+            allowed: Whether the budget allows a trace that was not requested.
         """
-        if self._hopeless:
+        if self._disabled:
             return False
         if self._pause:
             self._pause -= 1

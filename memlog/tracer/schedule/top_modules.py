@@ -1,4 +1,4 @@
-"""The modules at the top, which no module calls: those that a session's traces are of."""
+"""Root modules, which no module calls: the models whose layers a session traces."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from collections.abc import Sequence
 from typing import Any
 
 _MOST_PARAMETERS = 10_000
-"""That are looked at, to find one that is trained."""
+"""Maximum number of parameters to check for one that is trained."""
 
 
-def is_elsewhere(thread: threading.Thread | None) -> bool:
-    """Whether what that thread trains may change while this thread looks at it.
+def trained_elsewhere(thread: threading.Thread | None) -> bool:
+    """Return whether ``thread`` may train its models while this thread looks at them.
 
-    torch guards no gradient: reading ``parameter.grad`` here while that thread resets it ends the process.
-    Threads that Python has not started are autograd's, on which an optimizer may step for its trainer's.
+    torch does not guard gradients: reading ``parameter.grad`` here while the other thread resets it crashes
+    the process. A thread that Python has not started belongs to autograd, on which an optimizer may step for
+    its trainer's thread.
     """
     if thread is None or thread is threading.current_thread():
         return False
     return thread.is_alive() and not isinstance(thread, threading._DummyThread)
 
 
-class Tops:
-    """They are remembered from trace to trace, held weakly, each with the thread that trains it.
+class RootModules:
+    """Root modules from trace to trace, each held weakly with the thread that trains it.
 
     Args:
-        model: The first, where the user has named one.
+        model: First root module, if the user has named one.
     """
 
     def __init__(self, model: Any = None) -> None:
@@ -35,47 +36,51 @@ class Tops:
         self._thread: threading.Thread | None = None
         self._others: list[tuple[weakref.ref[Any], threading.Thread | None]] = []
 
-    def known(self) -> list[Any]:
-        """Those that no other thread trains, as far as they are known: in one order, so that names stay."""
-        known = [
-            None if is_elsewhere(self._thread) else self._model,
-            *(top() for top, thread in self._others if not is_elsewhere(thread)),
+    def modules(self) -> list[Any]:
+        """Return the known root modules that no other thread trains, always in the same order.
+
+        The order decides their names in a trace.
+        """
+        roots = [
+            None if trained_elsewhere(self._thread) else self._model,
+            *(root() for root, thread in self._others if not trained_elsewhere(thread)),
         ]
-        return [module for module in known if module is not None]
+        return [module for module in roots if module is not None]
 
-    def remember(self, tops: Sequence[Any], thread: threading.Thread | None) -> None:
-        """Modules without parameters are found anew each time, and parts of others are no top.
+    def remember(self, roots: Sequence[Any], thread: threading.Thread | None) -> None:
+        """Replace the root modules of one thread.
+
+        Modules without parameters are not remembered, nor are parts of other modules.
 
         Args:
-            tops: What one trace was of.
-            thread: That was traced.
+            roots: Root modules of one trace.
+            thread: Thread that was traced.
         """
-        trained = [top for top in tops if next(top.parameters(), None) is not None]
-        parts = {id(part) for top in trained for part in top.modules() if part is not top}
-        if any(top is self._model for top in trained):
+        trained = [root for root in roots if next(root.parameters(), None) is not None]
+        parts = {id(part) for root in trained for part in root.modules() if part is not root}
+        if any(root is self._model for root in trained):
             self._thread = thread
-        mine = {id(top): top for top in trained if top is not self._model and id(top) not in parts}
+        own_roots = {
+            id(root): root for root in trained if root is not self._model and id(root) not in parts
+        }
         self._others = [
-            (top, other)
-            for top, other in self._others
-            if is_elsewhere(other) and id(top()) not in mine
-        ] + [(weakref.ref(top), thread) for top in mine.values()]
+            (root, other)
+            for root, other in self._others
+            if trained_elsewhere(other) and id(root()) not in own_roots
+        ] + [(weakref.ref(root), thread) for root in own_roots.values()]
 
-    def train(self, module: Any) -> bool:
-        """Whether what is called may begin a training step.
+    def may_train(self, module: Any) -> bool:
+        """Return whether a call of ``module`` may begin a training step.
 
-        What has nothing to be trained, such as a transform of the data, does not. Being in the mode of
-        evaluation says nothing: with its statistics frozen a model is trained in it.
-
-        Args:
-            module: That is called.
+        It may not if nothing can be trained, for example in a transform of the data. Evaluation mode does not
+        count: models with frozen statistics are trained in it.
         """
-        import torch  # noqa: PLC0415 - it is there: a module of it is called
+        import torch  # noqa: PLC0415 - loaded already: a module is called
 
         if not torch.is_grad_enabled():
             return False
         parameters = itertools.chain.from_iterable(
-            top.parameters() for top in (self.known() or [module])
+            root.parameters() for root in (self.modules() or [module])
         )
         return any(
             parameter.requires_grad for parameter in itertools.islice(parameters, _MOST_PARAMETERS)

@@ -1,4 +1,4 @@
-"""A trace in a few hundred bytes: what goes over the bus."""
+"""Trace event: a trace in a few hundred bytes, for the bus."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, TraceResult
 
 TOP = 8
-"""Layers that a trace event names."""
+"""Maximum number of layers in a trace event."""
 TOP_LINES = 4
-"""Lines of the program likewise."""
+"""Maximum number of the program's lines in a trace event."""
 
 
 def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trace:
-    """The event of one traced step.
+    """Return the event of one traced step.
 
     Args:
-        result: What the trace came to.
-        step: Which step it was; ``None``: one that was never over.
-        skipped: Windows that could not open so far.
+        result: Result of the trace.
+        step: Number of the step; ``None`` if the step did not end.
+        skipped: Number of windows that could not open so far.
     """
     ranked = sorted(result.layers, key=lambda layer: (-(layer.at_peak or 0), layer.path))[:TOP]
     held = sum(share.size for share in result.shares if share.path == OUTSIDE_PATH)

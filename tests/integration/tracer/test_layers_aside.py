@@ -147,9 +147,9 @@ def test_a_window_whose_step_never_ends_is_abandoned() -> None:
 
 
 def test_operations_without_end_are_abandoned_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer.schedule import step_scheduler
+    from memlog.tracer.schedule import open_window
 
-    monkeypatch.setattr(step_scheduler, "_MOST_EVENTS", 1000)
+    monkeypatch.setattr(open_window, "MOST_EVENTS", 1000)
     model = network()
     optimizer = sgd(model)
     session = memlog.init("local", model=model, layers=True)

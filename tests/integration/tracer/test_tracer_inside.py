@@ -84,7 +84,7 @@ def test_a_torch_that_knows_no_such_flag_is_told_of_each(monkeypatch: pytest.Mon
         cond()
     tables = [one.python_key_table for one in torch._ops._higher_order_ops.values()]
     try:
-        torch_private.let_higher_order_pass(dispatch_mode.ObservingMode)
+        torch_private.allow_higher_order_ops(dispatch_mode.ObservingMode)
         with MemoryTracer().trace(torch.nn.Identity()):
             assert torch.equal(cond(), X.cos() if X.sum() > 0 else -X.sin())
     finally:

@@ -242,12 +242,12 @@ class Run:
         for engine, log, _ in reversed(engines):
             engine.stop()
             log.close()
-        self.books = [log.books for _, log, _ in engines]
+        self.books = [log.accountant for _, log, _ in engines]
         for _, log, names in engines:
             self.rows.append(
                 {
                     (names.paths[layer], phase): row.allocations
-                    for (layer, phase), row in log.books.rows.items()
+                    for (layer, phase), row in log.accountant.rows.items()
                     if row.allocations
                 }
             )
@@ -266,8 +266,8 @@ def test_hooks_and_notes_find_what_the_dispatch_engine_finds(
 ) -> None:
     # The simulation sees results alone, and neither what operations take inside themselves nor the states of
     # the CPU's generator, which no device's allocator has.
-    monkeypatch.setattr(LiveStorages, "passing", lambda *_: None)
-    monkeypatch.setattr(patches.RANDOM_STATES, "subscribe", lambda _: None)
+    monkeypatch.setattr(LiveStorages, "add_workspace", lambda *_: None)
+    monkeypatch.setattr(patches.RANDOM_STATE_COPIES, "add", lambda _: None)
     run = Run(GPT(checkpointing=checkpointing))
     assert not run.health.faults
     truth, found = run.rows

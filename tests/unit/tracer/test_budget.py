@@ -148,4 +148,4 @@ def test_what_the_run_does_not_do_any_more_is_traced_again_soon() -> None:
     budget.traced_step(0.014, between=0.0)
     plain_steps(budget, seconds=0.01)
     assert not budget.allows_another(now=0.4)
-    assert budget.allows_another(now=0.4, lacking=True)
+    assert budget.allows_another(now=0.4, outdated=True)

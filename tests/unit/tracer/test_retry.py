@@ -4,44 +4,44 @@ from memlog.tracer.schedule.budget import SPACING, Budget
 from memlog.tracer.schedule.retry import RetryPolicy
 
 
-def attempts(turns: RetryPolicy, steps: int) -> list[int]:
+def attempts(retry: RetryPolicy, steps: int) -> list[int]:
     """The steps in which it is tried, where each attempt fails."""
     found = []
     for step in range(steps):
-        if turns.next_step(allowed=False):
+        if retry.next_step(allowed=False):
             found.append(step)
-            turns.put_off()
+            retry.postpone()
     return found
 
 
 def test_what_fails_is_tried_ever_more_rarely() -> None:
-    turns = RetryPolicy()
-    turns.want()
-    assert attempts(turns, 130) == [0, 1, 3, 7, 15, 31, 63, 95, 127]
+    retry = RetryPolicy()
+    retry.want()
+    assert attempts(retry, 130) == [0, 1, 3, 7, 15, 31, 63, 95, 127]
 
 
 def test_who_asks_again_need_not_wait() -> None:
-    turns = RetryPolicy()
-    turns.want()
-    attempts(turns, 10)
-    turns.want()
-    assert turns.next_step(allowed=False)
+    retry = RetryPolicy()
+    retry.want()
+    attempts(retry, 10)
+    retry.want()
+    assert retry.next_step(allowed=False)
 
 
 def test_after_one_that_began_it_is_the_budget_that_decides() -> None:
-    turns = RetryPolicy()
-    turns.want()
-    turns.begun()
-    assert not turns.next_step(allowed=False)
-    assert turns.next_step(allowed=True)
+    retry = RetryPolicy()
+    retry.want()
+    retry.done()
+    assert not retry.next_step(allowed=False)
+    assert retry.next_step(allowed=True)
 
 
 def test_what_can_never_be_is_not_tried_unless_somebody_asks() -> None:
-    turns = RetryPolicy()
-    turns.never()
-    assert not turns.next_step(allowed=True)
-    turns.want()
-    assert turns.next_step(allowed=False)
+    retry = RetryPolicy()
+    retry.disable()
+    assert not retry.next_step(allowed=True)
+    retry.want()
+    assert retry.next_step(allowed=False)
 
 
 def test_what_came_to_nothing_is_paid_for() -> None:
@@ -50,6 +50,6 @@ def test_what_came_to_nothing_is_paid_for() -> None:
     for _ in range(SPACING):
         budget.plain_step(0.1)
     assert budget.spent() == 2.0
-    assert budget.usual == 0.1
+    assert budget.median_step == 0.1
     assert not budget.allows_another(now=600.0)  # one more may come to nothing, too
     assert budget.allows_another(now=700.0)

@@ -119,6 +119,6 @@ def test_the_log_does_not_grow_past_its_limit() -> None:
     assert largest <= (1000 + 8192 + 2) * EVENT_BYTES
     _, kept = log.close()
     assert (log.events, kept) == (200_000, 1000)
-    assert log.books.rows[0, FORWARD].allocations == 100_000
-    assert log.books.live_bytes == 0
-    assert log.books.peak_bytes == 512
+    assert log.accountant.rows[0, FORWARD].allocations == 100_000
+    assert log.accountant.live_bytes == 0
+    assert log.accountant.peak_bytes == 512

@@ -57,7 +57,7 @@ def test_modules_and_scopes_nest() -> None:
 
 def test_every_open_trace_is_told_and_none_that_is_closed() -> None:
     first, second = MemoryTracer(device="cpu"), MemoryTracer(device="cpu")
-    before = LISTENERS.now
+    before = LISTENERS.holders
     with first.trace():
         with second.trace(), scope("both"):
             kept = torch.ones(NUMBERS)
@@ -65,7 +65,7 @@ def test_every_open_trace_is_told_and_none_that_is_closed() -> None:
             also = torch.ones(NUMBERS)
     assert phases(first, "(both)") == phases(first, "(one)") == {"forward": BYTES}
     assert set(second.get_layer_stats()) == {"(both)"}
-    assert LISTENERS.now == before
+    assert LISTENERS.holders == before
     with scope("nobody"):
         del kept, also
 

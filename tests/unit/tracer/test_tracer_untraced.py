@@ -9,7 +9,7 @@ from support.untraced import EXACT, INEXACT, Case
 
 from memlog import MemoryTracer
 from memlog.trace.records import TraceResult
-from memlog.tracer.engines.cpu.dispatch_copies import references_of_unheld
+from memlog.tracer.engines.cpu.dispatch_copies import unshared_reference_count
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's, about one model or another
 
@@ -53,7 +53,7 @@ def test_the_sentence_names_the_derivative() -> None:
 
 
 def test_what_the_program_adds_is_told_from_what_torch_adds() -> None:
-    assert references_of_unheld() > 0
+    assert unshared_reference_count() > 0
     model = torch.nn.Linear(64, 64, bias=False)
     batch, bias = torch.randn(64, 64), torch.zeros(64)
     tracer = MemoryTracer()

@@ -343,7 +343,7 @@ def test_a_window_opened_and_closed_in_hooks_traces_what_lies_between() -> None:
 
 @pytest.mark.seed(175, 223)
 def test_devices_that_are_not_there_are_one_clear_error() -> None:
-    with pytest.raises(ConfigurationError, match="no device of torch's"):
+    with pytest.raises(ConfigurationError, match="not a torch device"):
         MemoryTracer(device="gpu")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigurationError, match="this machine has no CUDA device"):
@@ -435,14 +435,14 @@ def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_inside_the_tracer_never_reaches_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from memlog.tracer.engines.cpu import engine, live_storages
+    from memlog.tracer.engines.cpu import live_storages, model_tensors
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")
 
     tracer, model = MemoryTracer(), mlp()
     with monkeypatch.context() as broken:
-        broken.setattr(live_storages.LiveStorages, "see", fail)
+        broken.setattr(live_storages.LiveStorages, "track", fail)
         with tracer.trace(model):
             model(BATCH).sum().backward()
     assert tracer.health.faults["recording an operation: RuntimeError"] > 3
@@ -450,7 +450,7 @@ def test_an_error_inside_the_tracer_never_reaches_training(
     assert caplog.text.count("training goes on") == 1
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.DispatchEngine, "_seed", fail)
+        broken.setattr(model_tensors.ModelTensors, "add_new_roots", fail)
         with tracer.trace(model):
             model(BATCH).sum().backward()
     assert tracer.health.faults["beginning a trace: RuntimeError"] == 1
@@ -466,7 +466,7 @@ def test_what_is_no_module_is_one_clear_error(model: Any) -> None:
 
 
 def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer.engines.cpu import engine
+    from memlog.tracer.engines.cpu import model_tensors
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")
@@ -474,7 +474,7 @@ def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.Mo
     tracer, model = MemoryTracer(), mlp()
     with tracer.trace(model):
         model(BATCH)
-    monkeypatch.setattr(engine.DispatchEngine, "_seed", fail)
+    monkeypatch.setattr(model_tensors.ModelTensors, "add_new_roots", fail)
     with tracer.trace(model):
         model(BATCH)
     with pytest.raises(ConfigurationError, match="could not begin"):

@@ -1,8 +1,8 @@
-"""What each storage would hold under bfloat16 autocast, found while the training runs without it.
+"""Types that storages would have under bfloat16 autocast, found while training runs without it.
 
-Autocast computes products (of matrices, and convolutions) in two bytes a number, and casts what they are
-given; every other operation follows the types of its inputs, as torch's type promotion has it. So one look at
-each operation's arguments tells the type of its results. Nothing is cast and nothing is computed here.
+Autocast computes products (of matrices, and convolutions) in two bytes a number, and casts their inputs.
+Every other operation follows the types of its inputs by torch's type promotion. So the arguments of an
+operation determine the type of its results. Nothing is cast or computed here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOSS: Final = 2
 _SAFE_SOFTMAX: Final = 3
 _ALL: Final = 1000
 _MATRIX: Final = 2
-"""Dimensions of a weight. What has one is a bias, which a layer adds within its product."""
+"""Dimensions of a weight. A parameter with one dimension is a bias, which a layer adds within its product."""
 
 _NAMED_PRODUCTS = """
     mm addmm bmm baddbmm addbmm convolution convolution_backward mkldnn_convolution _convolution
@@ -37,7 +37,7 @@ _NAMED_WIDE = """
     prod grid_sampler_2d grid_sampler_3d avg_pool3d reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d replication_pad3d _cdist_forward _ctc_loss
 """
-"""What autocast computes in four bytes on the CPU."""
+"""Operations that autocast computes in four bytes on the CPU."""
 _ROLES = {
     **dict.fromkeys(_NAMED_PRODUCTS.split(), _PRODUCT),
     **dict.fromkeys(_NAMED_WIDE.split(), _LOSS),
@@ -48,78 +48,79 @@ _NORMS = {
     for name in ("layer", "batch", "group")
     for suffix, inputs in (("", 1), ("_backward", 2))
 }
-"""How many of their arguments, the first ones, decide: not their parameters, nor their statistics."""
+"""Number of leading arguments that decide the type; later ones are parameters or statistics."""
 
 
 def type_of(tensor: Tensor) -> int:
-    """What a storage is now, as far as nobody has looked at what made it."""
+    """Return the type of a storage from its tensor alone, before any operation was analysed."""
     if tensor.dtype == torch.float32:
         return WIDE
     return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER
 
 
-class Precision:
-    """Looks at operations, in the order in which they run.
+class AutocastTypes:
+    """Type analysis of operations, in the order in which they run.
 
     Args:
-        books: Whose notes on storages are kept up to date.
+        live_storages: Tracked storages, whose types this object sets.
     """
 
-    def __init__(self, books: LiveStorages) -> None:
-        self._books = books
+    def __init__(self, live_storages: LiveStorages) -> None:
+        self._live_storages = live_storages
         self._product: tuple[list[TrackedStorage], list[TrackedStorage]] = ([], [])
-        """What the last product got and made."""
+        """Inputs and results of the last product."""
         self._latest = WIDE
-        """The type of the backward pass's last result that was made of floating-point numbers."""
+        """Type of the backward pass's last result that was made of floating-point numbers."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
-        """An operation has run.
+        """Set the types of an operation's results.
 
         Args:
-            func: It.
+            func: The operation.
             args: Its positional arguments.
-            out: What it has returned.
-            layer: To which it belongs.
-            phase: In which.
-            now: The last serial before it.
+            out: Its result.
+            layer: Layer that it belongs to.
+            phase: Phase in which it ran.
+            now: Last serial before it.
 
         Returns:
-            The type of its results, which is that of what it takes inside itself.
+            The type of the results, and so of the operation's workspace.
         """
         if phase == OPTIMIZER:
             return UNKNOWN
         role = _roles.get(func)
         if role is None:
             role = _roles[func] = _role_of(func)
-        given = list(self._followed(args))
-        inputs = [known for tensor, known in given if tensor.ndim > 0]
-        results = [known for _, known in self._followed((out,))]
-        if results and all(known in inputs for known in results):
+        tensors = list(self._tracked_tensors(args))
+        inputs = [tracked for tensor, tracked in tensors if tensor.ndim > 0]
+        results = [tracked for _, tracked in self._tracked_tensors((out,))]
+        if results and all(tracked in inputs for tracked in results):
             return results[0].type  # a view
         backward = phase == BACKWARD
         if backward:
-            _ask(inputs, layer)
+            _note_backward_layer(inputs, layer)
         if role == _PRODUCT:
-            kind, inside = self._multiply(inputs, backward=backward, now=now)
+            kind, inside = self._product_type(inputs, backward=backward, now=now)
             self._product = (inputs, results)
         else:
-            for known in inputs:
-                known.used = now
-                if known.slope and layer == OUTSIDE and not backward:
-                    known.type = (
-                        WIDE  # autograd.grad gives it to the program, as wide as what it is of
-                    )
+            for tracked in inputs:
+                tracked.used = now
+                if tracked.is_gradient and layer == OUTSIDE and not backward:
+                    # autograd.grad returns it to the program, as wide as what it is the gradient of.
+                    tracked.type = WIDE
             if role == _SAFE_SOFTMAX:
-                self._go_wide(results)
-            kind, inside = _followed_type(role, given, backward=backward)
-        kind = self._placed(kind, layer, phase, made_of_numbers=bool(given))
-        _note(results, kind, wide_inside=inside, outside=layer == OUTSIDE, slope=backward)
+                self._widen_attention(results)
+            kind, inside = _type_from_inputs(role, tensors, backward=backward)
+        kind = self._type_at(kind, layer, phase, made_of_numbers=bool(tensors))
+        _set_types(
+            results, kind, wide_inside=inside, outside=layer == OUTSIDE, is_gradient=backward
+        )
         return kind
 
-    def _placed(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
-        """The type with regard to where the operation runs: outside modules all is wide.
+    def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
+        """Return the type after considering where the operation runs: outside modules all is wide.
 
-        Where one of autograd's formulas makes numbers of a mask, they have the type that it works in.
+        If one of autograd's formulas makes numbers of a mask, they get the type that the formula works in.
         """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
@@ -128,73 +129,78 @@ class Precision:
             return self._latest
         return kind
 
-    def _followed(self, values: Any) -> Iterator[tuple[Tensor, TrackedStorage]]:
+    def _tracked_tensors(self, values: Any) -> Iterator[tuple[Tensor, TrackedStorage]]:
         for tensor in reversed(tensors_in(values)):
             if tensor.is_floating_point():
-                known = self._books.known(tensor)
-                if known is not None:
-                    yield tensor, known
+                tracked = self._live_storages.tracked(tensor)
+                if tracked is not None:
+                    yield tensor, tracked
 
-    def _multiply(
+    def _product_type(
         self, inputs: list[TrackedStorage], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """What a product makes."""
-        if any(known.wide_inside for known in inputs):
-            for known in inputs:
-                known.used = now
-                known.wide_inside = known.wide_inside or not backward
+        """Return the type of a product's results, and whether they are wide inside an attention."""
+        if any(tracked.wide_inside for tracked in inputs):
+            for tracked in inputs:
+                tracked.used = now
+                tracked.wide_inside = tracked.wide_inside or not backward
             return (WIDE, True) if backward else (HALF, False)
-        for known in inputs:
-            if known.type == WIDE:
-                known.cast_first = known.cast_first or now
-                known.cast_last = now
-                known.casts += not backward
+        for tracked in inputs:
+            if tracked.type == WIDE:
+                tracked.cast_first = tracked.cast_first or now
+                tracked.cast_last = now
+                tracked.casts += not backward
         return HALF, False
 
-    def _go_wide(self, results: Iterable[TrackedStorage]) -> None:
-        """Attention with dropout has no kernel of its own on the CPU: its steps run in four bytes."""
+    def _widen_attention(self, results: Iterable[TrackedStorage]) -> None:
+        """Mark an attention with dropout as wide: the CPU has no kernel for it and uses four bytes."""
         inputs, scores = self._product
-        for known in (*inputs, *scores, *results):
-            if known.type == HALF:
-                known.type = WIDE
-            known.wide_inside = True
-            known.casts = known.cast_first = known.cast_last = 0
+        for tracked in (*inputs, *scores, *results):
+            if tracked.type == HALF:
+                tracked.type = WIDE
+            tracked.wide_inside = True
+            tracked.casts = tracked.cast_first = tracked.cast_last = 0
 
 
-def _ask(inputs: Iterable[TrackedStorage], layer: int) -> None:
-    for known in inputs:
-        known.asked = known.asked or layer
+def _note_backward_layer(inputs: Iterable[TrackedStorage], layer: int) -> None:
+    for tracked in inputs:
+        tracked.backward_layer = tracked.backward_layer or layer
 
 
-def _note(
-    results: Iterable[TrackedStorage], kind: int, *, wide_inside: bool, outside: bool, slope: bool
+def _set_types(
+    results: Iterable[TrackedStorage],
+    kind: int,
+    *,
+    wide_inside: bool,
+    outside: bool,
+    is_gradient: bool,
 ) -> None:
-    for known in results:
-        known.slope = slope
-        if known.type in (WIDE, HALF):
-            known.type, known.wide_inside, known.outside = kind, wide_inside, outside
+    for tracked in results:
+        tracked.is_gradient = is_gradient
+        if tracked.type in (WIDE, HALF):
+            tracked.type, tracked.wide_inside, tracked.outside = kind, wide_inside, outside
 
 
-def _followed_type(
-    role: int, given: list[tuple[Tensor, TrackedStorage]], *, backward: bool
+def _type_from_inputs(
+    role: int, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool
 ) -> tuple[int, bool]:
-    """What follows the types of its inputs."""
+    """Return the type of an operation that follows its inputs, and whether it is wide inside an attention."""
     if role == _LOSS:
-        for _, known in given:
-            if known.type == HALF:
-                known.type = WIDE
+        for _, tracked in tensors:
+            if tracked.type == HALF:
+                tracked.type = WIDE
         return WIDE, False
-    inputs = given[:-role] if role < 0 else given
-    if any(known.wide_inside for _, known in inputs):
+    inputs = tensors[:-role] if role < 0 else tensors
+    if any(tracked.wide_inside for _, tracked in inputs):
         return WIDE, True
     deciding = [
-        known
-        for tensor, known in inputs
-        if tensor.ndim >= (_MATRIX if known.category == PARAMETER else 1)
+        tracked
+        for tensor, tracked in inputs
+        if tensor.ndim >= (_MATRIX if tracked.category == PARAMETER else 1)
     ]
-    # What a loss hands back is cast to the type of the result that it was made from.
-    own = [known for known in deciding if not (backward and known.outside)]
-    wide = not own or any(known.type == WIDE for known in own)
+    # The gradient of a loss is cast to the type of the loss's input.
+    own = [tracked for tracked in deciding if not (backward and tracked.outside)]
+    wide = not own or any(tracked.type == WIDE for tracked in own)
     return (WIDE if wide else HALF), False
 
 
@@ -202,6 +208,6 @@ _roles: dict[Any, int] = {}
 
 
 def _role_of(func: Any) -> int:
-    """What kind of operation it is; of one that follows its inputs minus how many of them."""
+    """Return the role of an operation; minus the number of deciding arguments if it follows its inputs."""
     name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

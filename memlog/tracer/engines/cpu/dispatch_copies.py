@@ -1,10 +1,10 @@
-"""Copies that torch makes only because a dispatch mode is active.
+"""Copies that torch makes only while a dispatch mode is active.
 
-While a mode is active torch treats every tensor as one of a subclass (``isTensorSubclassLike`` in its
-sources). Instead of writing into a tensor that nobody else holds it then makes a new one and frees the old at
-once: when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a derivative
-fills a tensor of zeros, and when ``linear`` and attention add to a product. An untraced step has one tensor
-there, and so have the books.
+While a mode is active, torch treats every tensor as a subclass (``isTensorSubclassLike`` in its sources).
+Instead of writing into a tensor that has no other owner, it makes a new tensor and frees the old one at once.
+This happens when autograd adds up several gradients of one tensor (the weights of a packed GRU), when a
+derivative fills a tensor of zeros, and when ``linear`` and attention add to a product. An untraced step has
+one tensor there, so the tracer counts both as one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ADDS: Final = 1
 _FILLS_WITH_ZEROS: Final = 2
 _MULTIPLIES: Final = 3
 _HAS_IN_PLACE: Final = 4
-"""The same operation exists in place."""
+"""The operation also exists in place."""
 
 _ADD: Final = torch.ops.aten.add.Tensor
 _CLONE: Final = torch.ops.aten.clone.default
@@ -44,8 +44,8 @@ _WRITES: Final = {
     "BinaryCrossEntropyBackward0": ("mul",),
     _LOGITS: ("mul", "sub"),
 }
-"""What these derivatives do in place in an untraced step, to what they have made themselves."""
-_OTHERWISE: Final = frozenset(
+"""Operations that these derivatives do in place in an untraced step, on tensors that they have made."""
+_ALTERED: Final = frozenset(
     (
         "ClampBackward0",
         "CumprodBackward0",
@@ -61,31 +61,31 @@ _OTHERWISE: Final = frozenset(
         "ProdBackward1",
     )
 )
-"""Derivatives that are computed in another way while a mode is active. No other operation in the tests of
-torch 2.13 calls others than without a mode, but for those that `Copies` recognizes."""
+"""Derivatives that torch computes in another way while a mode is active. In torch 2.13's own tests, no other
+derivative runs different operations, except for those that `ModeCopies` recognizes."""
 _NEGLIGIBLE: Final = 0.001
-"""Of the peak."""
+"""Share of the peak below which altered derivatives are not reported."""
 
 _ENGINE: Final = "_engine_run_backward"
 _OURS: Final = "memlog.tracer."
 
 
-class Copies:
-    """Finds the storage that an operation would have written into in an untraced step.
+class ModeCopies:
+    """Search for the storage that an operation would have written into in an untraced step.
 
     Args:
-        books: The live storages.
+        live_storages: The live storages.
     """
 
-    def __init__(self, books: LiveStorages) -> None:
-        self._books = books
-        self._unheld = references_of_unheld()
+    def __init__(self, live_storages: LiveStorages) -> None:
+        self._live_storages = live_storages
+        self._unshared_count = unshared_reference_count()
         self._node: int | None = None
         self._name = ""
         self._began = 0
         self._zeros: set[int] = set()
         self._product = 0
-        self._otherwise: Counter[str] = Counter()
+        self._altered: Counter[str] = Counter()
 
     def replaced(
         self, func: Any, args: Any, out: Any, phase: int, thread_state: ThreadState
@@ -95,7 +95,7 @@ class Copies:
         Args:
             func: An operation that made ``out``.
             args: Its positional arguments.
-            out: Its result, whose storage is not in the books yet.
+            out: Its result, whose storage is not tracked yet.
             phase: The phase in which it ran.
             thread_state: The thread that ran it.
         """
@@ -105,24 +105,28 @@ class Copies:
         if phase == BACKWARD:
             return self._replaced_in_backward(func, role, args, out, thread_state)
         if role == _MULTIPLIES:
-            self._product = self._books.serial + 1
-        elif role == _ADDS and sys.getrefcount(args[0]) == self._unheld and _alike(args[0], out):
-            known = self._books.known(args[0])
-            return known if known is not None and known.serial == self._product else None
+            self._product = self._live_storages.serial + 1
+        elif (
+            role == _ADDS
+            and sys.getrefcount(args[0]) == self._unshared_count
+            and _same_shape_and_type(args[0], out)
+        ):
+            tracked = self._live_storages.tracked(args[0])
+            return tracked if tracked is not None and tracked.serial == self._product else None
         return None
 
-    def unlike(self, peak: int) -> str | None:
+    def altered(self, peak: int) -> str | None:
         """Name the derivatives that an untraced step computes in another way; ``None`` if they make little.
 
         Args:
             peak: Most bytes live in the trace.
         """
-        if sum(self._otherwise.values()) <= _NEGLIGIBLE * peak:
+        if sum(self._altered.values()) <= _NEGLIGIBLE * peak:
             return None
-        names = ", ".join(name for name, _ in self._otherwise.most_common())
+        names = ", ".join(name for name, _ in self._altered.most_common())
         return (
-            "While operations are observed torch computes these derivatives in another way, so that the peak "
-            f"of an untraced step may be lower or higher: {names}."
+            "During tracing, torch computes these derivatives in another way, so the peak of an untraced "
+            f"step may be lower or higher: {names}."
         )
 
     def _replaced_in_backward(
@@ -130,32 +134,32 @@ class Copies:
     ) -> TrackedStorage | None:
         if thread_state.node != self._node:
             self._node_begins(thread_state.node)
-        if isinstance(out, Tensor) and self._is_computed_otherwise(func, args):
-            self._otherwise[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
+        if isinstance(out, Tensor) and self._is_altered(func, args):
+            self._altered[self._name] += sum(plain.nbytes for plain in plain_tensors(out))
         if role == _FILLS_WITH_ZEROS:
-            self._zeros.add(self._books.serial + 1)
+            self._zeros.add(self._live_storages.serial + 1)
         elif (
             role in (_ADDS, _HAS_IN_PLACE)
             and not torch.is_grad_enabled()
-            and _alike(args[0], out)
-            and self._is_alone(func, args[0])
+            and _same_shape_and_type(args[0], out)
+            and self._is_unshared(func, args[0])
             and _called_by_autograd()
         ):
-            return self._books.known(args[0])
+            return self._live_storages.tracked(args[0])
         return None
 
     def _node_begins(self, number: int | None) -> None:
         node = torch_private.current_node() if torch_private.current_node is not None else None
         self._name = node.name() if node is not None else ""
-        self._node, self._began = number, self._books.serial
+        self._node, self._began = number, self._live_storages.serial
         self._zeros.clear()
 
-    def _is_computed_otherwise(self, func: Any, args: Any) -> bool:
-        if self._name in _OTHERWISE:
+    def _is_altered(self, func: Any, args: Any) -> bool:
+        if self._name in _ALTERED:
             return True
         if self._name == _LOGITS:  # with weights of the classes, which begin with an addition of 1
             return _packet(func) == "add" and not (isinstance(args[1], Tensor) and args[1].ndim)
-        # Where a mode looks at what a sparse gradient holds, it is copied although it could be taken over.
+        # While a mode is active, autograd copies a sparse gradient that it could take over.
         return (
             func is _CLONE
             and self._name == _ACCUMULATES
@@ -163,13 +167,13 @@ class Copies:
             and all(plain.is_contiguous() for plain in plain_tensors(args[0]))
         )
 
-    def _is_alone(self, func: Any, old: Tensor) -> bool:
-        """Whether a tensor, if it is freed next, was held by nobody but the derivative or autograd itself."""
-        known = self._books.known(old)
-        if known is None:
+    def _is_unshared(self, func: Any, old: Tensor) -> bool:
+        """Return whether only the derivative or autograd itself owned a tensor, if it is freed next."""
+        tracked = self._live_storages.tracked(old)
+        if tracked is None:
             return False
-        made_here = known.serial > self._began
-        if known.serial in self._zeros:
+        made_here = tracked.serial > self._began
+        if tracked.serial in self._zeros:
             return True
         if made_here and _packet(func) in _WRITES.get(self._name, ()):
             return True
@@ -179,10 +183,10 @@ class Copies:
 
 
 def _adds_up(*, made_here: bool) -> bool:
-    """Whether autograd itself may be adding, rather than the derivative of an operation.
+    """Return whether autograd itself may be adding, rather than the derivative of an operation.
 
-    A derivative frees nothing that was there before its node began, since the node holds that until it ends.
-    What was made since, autograd adds to only if two results of the node go to one place.
+    A derivative frees nothing that existed before its node began, since the node holds that until it ends.
+    Autograd adds to a tensor that was made since only if two results of the node go to one place.
     """
     if not made_here:
         return True
@@ -191,7 +195,7 @@ def _adds_up(*, made_here: bool) -> bool:
     return len(set(edges)) < len(edges)
 
 
-def _alike(old: Any, new: Any) -> bool:
+def _same_shape_and_type(old: Any, new: Any) -> bool:
     return (
         isinstance(old, Tensor)
         and isinstance(new, Tensor)
@@ -202,7 +206,7 @@ def _alike(old: Any, new: Any) -> bool:
 
 
 def _called_by_autograd() -> bool:
-    """Whether no Python code, such as a hook or a function of the program, has called the operation."""
+    """Return whether no Python code, such as a hook or a function of the program, called the operation."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
@@ -213,7 +217,7 @@ _roles: dict[Any, int] = {}
 
 
 def _packet(func: Any) -> str:
-    """The name of an operation without its overload."""
+    """Return the name of an operation without its overload."""
     return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else ""
 
 
@@ -229,10 +233,11 @@ def _role_of(func: Any) -> int:
 
 
 @functools.cache
-def references_of_unheld() -> int:
-    """References to an operation's first argument if no Python code holds it; -1 if the count does not tell.
+def unshared_reference_count() -> int:
+    """Return the references to an operation's first argument if no Python code holds it.
 
-    Found by trying: it depends on how this torch ties tensors to Python objects, and on how Python counts.
+    -1 if the count does not show it. Found by experiment: it depends on how this torch ties tensors to Python
+    objects, and on how Python counts.
     """
     watch = _Watch()
     bias = torch.zeros(1)
@@ -244,7 +249,7 @@ def references_of_unheld() -> int:
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the references to what is added to."""
+    """Mode that counts the references to the first argument of additions."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch leaves it without types

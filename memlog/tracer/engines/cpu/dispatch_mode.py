@@ -1,4 +1,4 @@
-"""The dispatch mode: shows somebody the results of operations that may have allocated."""
+"""Dispatch mode: shows an observer the results of operations that may have allocated."""
 
 # PyTorch leaves TorchDispatchMode's methods without types.
 # mypy: allow-untyped-calls
@@ -12,11 +12,11 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import Scratch
+from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import (
     Storages,
     changed,
@@ -30,54 +30,56 @@ NOTHING: Final = 0
 NEW: Final = 1
 """The result has a storage of its own."""
 DETACHED: Final = 2
-"""The result is a view, which in the backward pass may be a gradient that is taken over uncopied."""
+"""The result is a view. In the backward pass it may be a gradient that autograd takes over without a copy."""
 RESIZED: Final = 4
 """The result is an argument, whose storage may have another size now."""
 WRITTEN: Final = 8
-"""The result is the first argument, a tensor, written to. A sparse one may hold other storages now."""
+"""The result is the first argument, a tensor, which was written to. A sparse one may hold new storages."""
 RESULT: Final = 15
-"""The bits that say one of these; the further ones speak of what the operation takes inside itself."""
+"""Mask of the bits above. The bits below describe the operation's workspace."""
 MEASURED: Final = 16
-"""That is measured."""
+"""The workspace is measured."""
 UNKNOWN: Final = 32
-"""Nobody can tell."""
+"""The workspace can't be measured."""
 BY_TYPES: Final = 64
-"""It takes something inside only where its arguments are of several types, and that is measured."""
+"""The operation has workspace only if its arguments have several types; then it is measured."""
 
 _CHANGES = RESIZED | WRITTEN
 _STRIDED = torch.strided
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""To look at others may run code of their own."""
+"""Classes that are safe to inspect. Looking at an instance of another class may run the class's code."""
 _MAX_KINDS = 10_000
 
 
 class Observer(Protocol):
-    """Who is shown them."""
+    """Receiver of the mode's observations."""
 
-    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Scratch | None) -> None:
-        """``func`` has returned ``out`` for ``args``; ``inside``: what it took, where that was measured.
+    def operation(
+        self, func: Any, kind: int, args: Any, out: Any, inside: Workspace | None
+    ) -> None:
+        """Record that ``func`` has returned ``out`` for ``args``; ``inside``: its workspace, if measured.
 
-        Of arguments that it has changed ``out`` has the tensors whose storage is another one, or of another
-        size, than it was.
+        If the operation changed its arguments, ``out`` holds those tensors whose storage was replaced or
+        resized.
         """
 
-    def changes(self, values: Any) -> None:
-        """An operation may put other storages into the tensors in ``values``, or resize those they have."""
+    def before_change(self, values: Any) -> None:
+        """Prepare for an operation that may replace or resize the storages of the tensors in ``values``."""
 
 
 class ObservingMode(TorchDispatchMode):
-    """Lets every operation pass, and raises nothing of its own into it.
+    """Mode that passes every operation through, and never raises an error of its own into it.
 
     Args:
-        observer: Who is shown results. Its errors are counted and reach nobody.
-        diagnostics: Where they are counted.
+        observer: Receiver of the results. Its errors are counted and not raised.
+        diagnostics: Counter of these errors.
 
     Attributes:
-        failures: Operations that could not be shown, because of an error in memlog.
+        failures: Operations that were not recorded because of an error in memlog.
     """
 
     supports_higher_order_operators = True
-    """They (``torch.cond``, ``while_loop``, …) refuse to run below a mode that doesn't say so."""
+    """Without it, higher-order operations (``torch.cond``, ``while_loop``) refuse to run below the mode."""
 
     def __init__(self, observer: Observer, diagnostics: Diagnostics) -> None:
         super().__init__()
@@ -89,75 +91,75 @@ class ObservingMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch wraps __torch_dispatch__ so that nothing in it gets compiled, which costs a
-        # microsecond an operation; nothing here calls what could be compiled.
+        # With True, torch wraps __torch_dispatch__ so that nothing in it is compiled. That costs a
+        # microsecond per operation, and nothing in here could be compiled.
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """A compiled function stays compiled under this mode, in a torch that asks."""
+        """Return True: a compiled function stays compiled under this mode, if this torch asks."""
         return True
 
     def begin(self) -> None:
-        """Puts the mode on top of this thread's stack."""
+        """Put the mode on top of this thread's stack."""
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
-            torch_private.let_higher_order_pass(type(self))
-        _leave_those_on_top()
-        _flags.acquire()
+            torch_private.allow_higher_order_ops(type(self))
+        _remove_finished_from_top()
+        _flags.add(self)
         self.__enter__()
         self._inside = True
         self._thread = threading.current_thread()
 
     @property
     def measures(self) -> bool:
-        """Whether it measures what operations take inside themselves."""
+        """True if the mode measures workspaces."""
         return self._observer is not None
 
-    def rest(self) -> None:
-        """Shows nothing any more: every operation passes, at next to no cost."""
+    def stop_observing(self) -> None:
+        """Pass every operation through from now on, at next to no cost."""
         self._observer = None
 
     def leave(self) -> bool:
-        """Leaves if it is on top of this thread's stack; lets everything pass until then.
+        """Remove the mode if it is on top of this thread's stack; until then it passes everything through.
 
-        A mode that is taken out from below another would leave that other one active for good: each pops
-        whatever is on top. Each thread has a stack of its own, which no other can reach. Within a backward
-        pass the stack is a copy: what is taken out there is back as soon as the pass is over.
+        Each mode pops whatever is on top. Removing a mode from below another would therefore leave the other
+        one active for good. Each thread has a stack of its own, which other threads can't reach. Within a
+        backward pass the stack is a copy: a mode that is removed there is back after the pass.
 
         Returns:
-            Whether it is out.
+            True if the mode is removed.
         """
-        self.rest()
+        self.stop_observing()
         thread = self._thread
         if torch_private.backward_task() != torch_private.NO_TASK:
             return not self._inside
         if thread is threading.current_thread():
-            _leave_those_on_top()
-            gone = not any(mode is self for mode in torch_private.mode_stack())
+            _remove_finished_from_top()
+            removed = not any(mode is self for mode in torch_private.mode_stack())
         else:
-            gone = thread is not None and not thread.is_alive()  # its stack went with it
-        if gone:
-            self._is_out()  # where another's exit took it out
+            removed = thread is not None and not thread.is_alive()  # its stack is freed with it
+        if removed:
+            self._removed_from_stack()  # also if another mode's exit removed it
         return not self._inside
 
-    def leave_from_top(self) -> bool:
-        """Leaves, being on top of the stack of its own thread, unless it still has somebody to show to."""
+    def remove_from_top(self) -> bool:
+        """Remove the mode from the top of its thread's stack, unless it still has an observer."""
         if not self._inside or self._observer is not None:
             return False
         self.__exit__(None, None, None)
-        self._is_out()
+        self._removed_from_stack()
         return True
 
-    def _is_out(self) -> None:
+    def _removed_from_stack(self) -> None:
         if self._inside:
             self._inside = False
             self._thread = None
-            _flags.release()
+            _flags.remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         observer = self._observer
         if types and observer is not None and any(map(is_wrapper, types)):
-            return NotImplemented  # what wraps tensors comes back with the operations on those
+            return NotImplemented  # the wrapper then calls operations on its inner tensors
         if observer is None:
             return func(*args, **(kwargs or {}))
         kind = _kinds.get(func)
@@ -192,14 +194,14 @@ class ObservingMode(TorchDispatchMode):
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
-        """What an operation may change, as it is; what is written to where it is changes no storage."""
+        """Return the storages that an operation may change; plain in-place writes change no storage."""
         try:
             if args and is_sparse(args[0]):
                 kind |= WRITTEN
             elif kind & WRITTEN:
                 return kind & ~RESULT, None
             if self._observer is not None:
-                self._observer.changes(tensors_in(kwargs) or args[:1])
+                self._observer.before_change(tensors_in(kwargs) or args[:1])
                 return kind, storages_in((args, kwargs))
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("looking at an operation's arguments", error)
@@ -216,12 +218,12 @@ class ObservingMode(TorchDispatchMode):
         return kind
 
 
-class _Flags:
-    """Puts right what torch mixes up where modes of several threads overlap.
+class _Flags(SharedHook[ObservingMode]):
+    """Repair of torch's process-wide mode flags, which overlapping modes of several threads break.
 
-    It keeps "some mode is active" in variables of the whole process, which each mode sets back to what they
-    were when it began. If the first to begin is the first to end, they stay set for good, and the compiler,
-    which looks at them, compiles nothing any more.
+    torch keeps "some mode is active" in global variables. Each mode resets them to the values at its start.
+    If the first mode to start is the first to end, they stay set for good. The compiler reads them and then
+    compiles nothing any more.
     """
 
     _NAMES = (
@@ -231,36 +233,26 @@ class _Flags:
     )
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._active = 0
+        super().__init__()
         self._before: dict[str, Any] = {}
 
-    def acquire(self) -> None:
-        """A mode of ours begins."""
-        with self._lock:
-            if self._active == 0:
-                values = vars(_python_dispatch)
-                self._before = {name: values[name] for name in self._NAMES if name in values}
-            self._active += 1
+    def _install(self) -> None:
+        values = vars(_python_dispatch)
+        self._before = {name: values[name] for name in self._NAMES if name in values}
 
-    def release(self) -> None:
-        """One has ended; with the last, all is as it was before the first."""
-        with self._lock:
-            self._active -= 1
-            if self._active == 0:
-                for name, value in self._before.items():
-                    setattr(_python_dispatch, name, value)
+    def _uninstall(self) -> None:
+        for name, value in self._before.items():
+            setattr(_python_dispatch, name, value)
 
 
 _flags = _Flags()
-fork.renew(_flags, "_lock", threading.Lock)
 
 
-def _leave_those_on_top() -> None:
-    """Takes out what is on top of this thread's stack and has nobody to show to any more."""
+def _remove_finished_from_top() -> None:
+    """Remove modes without an observer from the top of this thread's stack."""
     while stack := torch_private.mode_stack():
         mode = stack[-1]
-        if not isinstance(mode, ObservingMode) or not mode.leave_from_top():
+        if not isinstance(mode, ObservingMode) or not mode.remove_from_top():
             return
 
 
@@ -275,20 +267,20 @@ _UNMARKED_VIEWS = (
     "aten::unsafe_split",
     "aten::unsafe_split_with_sizes",
 )
-"""Their results lie on the storage of their argument, which their schemas do not say."""
+"""Operations whose results share their argument's storage although their schemas do not say so."""
 _kinds: dict[Any, int] = {}
 
 
 def kind_of(func: Any) -> int:
-    """What an operation's result may be, by its schema, and what is known of its inside."""
-    return _result_of(func) | _INSIDE[op_workspace.need(func)]
+    """Return what an operation's result may be, by its schema, and what is known of its workspace."""
+    return _result_of(func) | _INSIDE[op_workspace.workspace_class(func)]
 
 
 def _result_of(func: Any) -> int:
     schema = getattr(func, "_schema", None)
     if schema is None or schema.name == "aten::lift_fresh":
-        # Operations of a higher order have no schema. A tensor made of Python numbers is a view by its
-        # schema, and yet nobody saw it before.
+        # Higher-order operations have no schema. lift_fresh returns a view by its schema, but its tensor is
+        # made of Python numbers and was not seen before.
         return NEW
     if schema.name == "aten::detach":
         return DETACHED
@@ -310,6 +302,6 @@ def _is_written_tensor(arguments: Any) -> bool:
 
 
 def refusal() -> str | None:
-    """Why this torch can't serve; ``None`` where it can."""
+    """Return why this torch can't run the engine; ``None`` if it can."""
     lacking = torch_private.missing(torch_private.DISPATCH_NEEDS)
     return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None

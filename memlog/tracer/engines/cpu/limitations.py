@@ -1,44 +1,70 @@
-"""What the CPU's engine can't see, in whole sentences."""
+"""Limitations of the CPU engine, in whole sentences."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
+_MOST_NAMES: Final = 8
+"""Maximum number of names in a sentence."""
+
 ALWAYS: Final = (
-    "What an operation allocates and frees inside itself is measured once for every shape; for views, "
-    "pointwise operations, copies and fills it is taken to be nothing.",
-    "Copies of a random number generator's state (5 kB each) are seen where torch.get_rng_state makes them, "
-    "as checkpointing does; those of Generator.get_state are not.",
-    "Memory that is not torch's (numpy, what a data loader's workers share, the interpreter, the allocator's "
-    "own fragments) is not seen, but where a parameter or buffer lies on it.",
-    "Tensors made before the trace are known only where they are the model's, an optimizer's or arguments "
-    "of the model.",
+    "What an operation allocates and frees inside itself is measured once for each shape; for views, "
+    "pointwise operations, copies and fills it is assumed to be nothing.",
+    "Copies of a random number generator's state (5 kB each) are seen if torch.get_rng_state makes them, as "
+    "checkpointing does, but not if Generator.get_state does.",
+    "Memory that is not torch's (numpy, shared memory of a data loader's workers, the interpreter, the "
+    "allocator's own fragments) is not seen, unless a parameter or buffer lies on it.",
+    "Tensors made before the trace are known only if they belong to the model or an optimizer, or are "
+    "arguments of the model.",
     "Tensors made on other threads than the one that began the trace are not seen.",
 )
-SPARSE: Final = "Pointwise operations on sparse tensors take more inside: peaks are lower bounds."
+SPARSE: Final = (
+    "Pointwise operations on sparse tensors allocate more inside themselves than is measured, so peaks are "
+    "lower bounds."
+)
 COMPLEX: Final = (
-    "Operations on complex tensors that are still to be conjugated copy them inside themselves, so that "
-    "peaks are lower bounds."
+    "Operations on complex tensors whose conjugation is pending copy them inside themselves, so peaks are "
+    "lower bounds."
 )
 NESTED: Final = (
-    "What nested tensors keep of their shapes is not seen, so that peaks are lower bounds."
+    "What nested tensors store about their shapes is not seen, so peaks are lower bounds."
 )
 COMPILED: Final = (
-    "Compiled code ran (torch.compile): what it allocates, and what it leaves behind, is seen only where "
-    "operations of torch's take it up, so that peaks and what is live at the end are lower bounds."
+    "Compiled code ran (torch.compile). Its allocations are seen only when torch operations use them later, "
+    "so peaks and live bytes at the end are lower bounds."
 )
 LATE_GRADIENTS: Final = (
-    "There are gradients that no operation on this thread has made (a backward pass on another one?): they "
-    "count from when they were met, and nobody knows what was there while they were made."
+    "Some gradients were not made on this thread (a backward pass on another one?). They count from when "
+    "they were first seen, and what was allocated while they were made is unknown."
 )
 PRECISION: Final = (
-    "The precision of matrix products was changed meanwhile, which decides what operations take inside "
-    "themselves, so that peaks are lower bounds."
+    "The precision of matrix products changed during the trace. It decides what operations allocate inside "
+    "themselves, so peaks are lower bounds."
 )
 FAILED: Final = (
-    "Operations were not recorded because of an error in memlog, so that peaks are lower bounds."
+    "Operations were not recorded because of an error in memlog, so peaks are lower bounds."
 )
 TRANSFORMED: Final = (
-    "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but what belongs to its "
-    "backward pass counts with the forward pass of what surrounds it."
+    "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but its backward pass "
+    "counts for the forward pass of the surrounding layer."
 )
+
+
+def unknown_compilers(names: Sequence[str]) -> str:
+    """Return the sentence for compilers whose code the engine can't observe."""
+    return (
+        "Code of these compilers may have run, and what it allocates is unknown, so peaks and live bytes at "
+        f"the end are lower bounds: {', '.join(names[:_MOST_NAMES])}."
+    )
+
+
+def unmeasured(counts: Counter[str]) -> str:
+    """Return the sentence for operations that could not be measured, the most frequent first."""
+    names = ", ".join(name for name, _ in counts.most_common(_MOST_NAMES))
+    more = len(counts) - _MOST_NAMES
+    return (
+        "What these operations allocate and free inside themselves is unknown, so peaks are lower bounds: "
+        f"{names}" + (f" and {more} more." if more > 0 else ".")
+    )

@@ -1,4 +1,4 @@
-"""The storages that are live in a window on the CPU, and when they go."""
+"""Storages that are live in a window on the CPU."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ from memlog.trace.encoding import (
 from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
 from memlog.tracer.engines.cpu.autocast_types import type_of
 from memlog.tracer.event_log import EventLog
-from memlog.tracer.tensor_storages import held_by, is_wrapper, plain_tensors
+from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
 
 MOST_LIVE = 12_500
-"""Live storages that are all followed: about 700 bytes each, with what the analysis keeps of them."""
+"""Maximum number of live storages of any size: about 700 bytes each, including what the analysis keeps."""
 SMALL = 64 * 1024
-"""Bytes; of more live storages than that, smaller ones are not. So the books take 8.8 MB, and 1 % of what is
-live, at most."""
+"""Size in bytes below which storages beyond `MOST_LIVE` are not tracked. The tracker thus takes 8.8 MB, plus
+at most 1 % of what is live."""
 
 
 class TrackedStorage(weakref.ref[Any]):
-    """Knows a live storage, and, without a closure of its own, what to say when it goes.
+    """Weak reference to a live storage, with the data for its FREE event (no closure is needed).
 
     Attributes:
-        type: What it would be, as `memlog.trace.storage_uses` has it.
-        cast_first: When it was first given to a product, by the serial that was the last then; 0: never.
-        cast_last: When last.
-        casts: How many products of the forward pass got it.
-        used: When another operation got it last.
-        asked: The layer whose backward pass got it first.
-        wide_inside: Made within an attention that goes back to four bytes.
-        outside: Made by no module.
-        slope: Made in a backward pass.
+        type: Type under autocast, as in `memlog.trace.storage_uses`.
+        cast_first: Last serial when a product first used the storage; 0: never.
+        cast_last: Last serial when a product last used it.
+        casts: Number of products in the forward pass that used it.
+        used: Last serial when another operation last used it.
+        backward_layer: Layer whose backward pass first used it.
+        wide_inside: True if it was made in an attention that computes in four bytes.
+        outside: True if no module made it.
+        is_gradient: True if a backward pass made it.
     """
 
     __slots__ = (
-        "asked",
+        "backward_layer",
         "cast_first",
         "cast_last",
         "casts",
         "category",
+        "is_gradient",
         "outside",
         "pointer",
         "serial",
         "size",
-        "slope",
         "type",
         "used",
         "wide_inside",
@@ -79,20 +79,20 @@ class TrackedStorage(weakref.ref[Any]):
     cast_last: int
     casts: int
     used: int
-    asked: int
+    backward_layer: int
     wide_inside: bool
     outside: bool
-    slope: bool
+    is_gradient: bool
 
-    def last_word(self, kind: int, now: int) -> bytes:
-        """An event that tells what it was used for, as far as anybody has looked."""
+    def use_event(self, kind: int, now: int) -> bytes:
+        """Return an event with the uses of the storage, as far as they were analysed."""
         if self.type == UNKNOWN:
             return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
             self.serial,
             packed(self.cast_first, self.cast_last, self.used),
             now,
-            self.asked,
+            self.backward_layer,
             kind,
             self.type,
             0,
@@ -100,43 +100,43 @@ class TrackedStorage(weakref.ref[Any]):
         )
 
 
-class _Waiting:
+class _PendingAllocation:
     """A new storage whose allocation is not written yet.
 
     Args:
-        known: It.
-        instead: The storage whose place it takes if that is freed next.
-        event: Its allocation.
+        tracked: The new storage.
+        instead: Older storage that the new one replaces if the older one is freed next.
+        event: Allocation event of the new storage.
 
     Attributes:
-        passing: What its operation took inside itself, as events.
+        workspace: Events of the operation's workspace.
     """
 
-    def __init__(self, known: TrackedStorage, instead: TrackedStorage, event: bytes) -> None:
-        self.known = known
+    def __init__(self, tracked: TrackedStorage, instead: TrackedStorage, event: bytes) -> None:
+        self.tracked = tracked
         self.instead = instead
         self.event = event
-        self.passing = b""
+        self.workspace = b""
 
     def take_over(self) -> None:
         """Count the two as one storage, the older one."""
-        self.known.serial, self.known.size = self.instead.serial, self.instead.size
+        self.tracked.serial, self.tracked.size = self.instead.serial, self.instead.size
 
 
 class LiveStorages:
-    """Says ALLOC, FREE and CLASSIFY, once each.
+    """Tracker of live storages: writes their ALLOC, FREE and CLASSIFY events, each once.
 
     Args:
-        log: Where they go.
-        fakes: Whether fake tensors, which hold nothing, are counted as if they did.
-        types: Whether the types of storages are noted.
+        log: Log for the events.
+        fakes: Whether to count fake tensors as if they had bytes.
+        types: Whether to track the types of storages under autocast.
 
     Attributes:
-        omitted: How often a small storage was seen that was not followed.
-        sparse: Whether sparse tensors were seen.
-        complex: Whether complex ones were.
-        nested: Whether nested ones were.
-        line: The number of the program's line that makes storages now; 0: a module does.
+        omitted: Number of times a small storage was not tracked.
+        sparse: True if sparse tensors were seen.
+        complex: True if complex tensors were seen.
+        nested: True if nested tensors were seen.
+        line: Number of the program's line that makes storages now; 0: a module makes them.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
@@ -146,23 +146,23 @@ class LiveStorages:
         self.omitted = 0
         self.sparse = self.complex = self.nested = False
         self.line = 0
-        self._known: dict[int, TrackedStorage] = {}
+        self._tracked: dict[int, TrackedStorage] = {}
         self._serial = 0
-        self._waiting: list[_Waiting] = []
-        self._gone = self._finalizer()
+        self._pending: list[_PendingAllocation] = []
+        self._on_free = self._finalizer()
         self._closed = False
 
     def close(self) -> None:
-        """Nothing is said any more."""
-        self.settle()
+        """Write the uses of the live storages, and stop writing events."""
+        self.write_pending()
         self._closed = True
-        for known in list(self._known.values()):
-            if known.cast_first or known.type in (HALF, HALF_NOW):
-                self._log.append(known.last_word(USES, self._log.now()))
-            known.serial = -1
-        self._known.clear()
+        for tracked in list(self._tracked.values()):
+            if tracked.cast_first or tracked.type in (HALF, HALF_NOW):
+                self._log.append(tracked.use_event(USES, self._log.now()))
+            tracked.serial = -1
+        self._tracked.clear()
 
-    def see(
+    def track(
         self,
         tensor: Tensor,
         layer: int,
@@ -175,123 +175,124 @@ class LiveStorages:
         Args:
             tensor: The result.
             layer: Its owner.
-            phase: In which the operation ran.
-            thread: On which.
+            phase: The phase in which the operation ran.
+            thread: The thread on which it ran.
             instead: The storage that an untraced step would have written the result into. If it is freed
-                before anything else happens, the new storage takes its place in the books.
+                before anything else happens, the new storage counts as the same one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
-                if storage._cdata not in self._known:
+                if storage._cdata not in self._tracked:
                     kind = self._type_of(plain)
-                    self._hold(storage, layer, phase, UNDECIDED, thread, kind, instead)
+                    self._add(storage, layer, phase, UNDECIDED, thread, kind, instead)
                     self.complex = self.complex or plain.is_complex()
                     self.nested = self.nested or plain.is_nested
             if plain is not tensor and tensor.layout is not torch.strided:
                 self.sparse = True
 
-    def meet(self, tensor: Tensor) -> None:
-        """What nobody has seen yet of this tensor was there before, but for memory that is not torch's."""
+    def track_existing(self, tensor: Tensor) -> None:
+        """Track an unknown storage as one from before the trace, unless its memory is not torch's."""
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
-                if storage._cdata not in self._known and (self._fakes or storage.resizable()):
-                    self._hold(storage, OUTSIDE, BEFORE, OTHER, 0, self._type_of(plain))
+                if storage._cdata not in self._tracked and (self._fakes or storage.resizable()):
+                    self._add(storage, OUTSIDE, BEFORE, OTHER, 0, self._type_of(plain))
 
     @property
     def serial(self) -> int:
-        """That of the storage that was seen last."""
+        """Number of the storage that was tracked last."""
         return self._serial
 
-    def known(self, tensor: Tensor) -> TrackedStorage | None:
-        """What is known of the storage that holds a tensor."""
+    def tracked(self, tensor: Tensor) -> TrackedStorage | None:
+        """Return the tracked storage of a tensor; ``None`` if there is none."""
         if tensor.layout is not torch.strided or is_wrapper(type(tensor)):
             return None
-        return self._known.get(tensor.untyped_storage()._cdata)
+        return self._tracked.get(tensor.untyped_storage()._cdata)
 
-    def passing(self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN) -> None:
-        """An operation took ``size`` bytes, if any, beside its results before it returned."""
+    def add_workspace(
+        self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN
+    ) -> None:
+        """Record that an operation allocated and freed ``size`` bytes beside its results."""
         if size > 0 and not self._closed:
             self._serial = serial = self._serial + 1
             now = self._log.now()
             events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
             events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
-            if self._waiting:
-                self._waiting[-1].passing = events
+            if self._pending:
+                self._pending[-1].workspace = events
             else:
                 self._log.append(events)
 
-    def see_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
-        """A storage may have another size than before."""
-        known = self._known.get(storage._cdata)
+    def track_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
+        """Record the new size of a storage, if it has changed."""
+        tracked = self._tracked.get(storage._cdata)
         category = UNDECIDED
-        if known is not None:
-            if known.size == storage.nbytes():
+        if tracked is not None:
+            if tracked.size == storage.nbytes():
                 return
-            category = known.category
-            del self._known[known.pointer]
-            self.settle()
-            self._log.append(known.last_word(FREE, self._log.now()))
-            known.serial = -1
-        self._hold(
-            storage, layer, phase, category, thread, UNKNOWN if known is None else known.type
+            category = tracked.category
+            del self._tracked[tracked.pointer]
+            self.write_pending()
+            self._log.append(tracked.use_event(FREE, self._log.now()))
+            tracked.serial = -1
+        self._add(
+            storage, layer, phase, category, thread, UNKNOWN if tracked is None else tracked.type
         )
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
-        """Says what a storage is for.
+        """Record what a storage is for.
 
-        What was once known as a parameter or buffer stays one, and an input that a gradient holds, too: the
-        indices of an embedding's sparse gradient are the tokens themselves. An argument of the model's may
-        lie on memory that is not torch's (numpy's, or what a data loader's workers share), and does not
-        count then.
+        A parameter or buffer keeps its category. So does an input that a gradient holds: the indices of an
+        embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
+        is not torch's (numpy's, or shared memory of a data loader's workers), and does not count then.
 
         Args:
-            tensor: Whose storage.
-            layer: Whose it is.
+            tensor: Tensor of the storage.
+            layer: Layer that owns it.
             category: What it is for.
-            phase: In which one was made that nobody has seen yet; a part of something larger (of what
-                collects gradients for several ranks) was there before.
+            phase: Phase in which an unknown storage was made. If the tensor is a part of its storage (of a
+                buffer that collects gradients for several ranks), the storage existed before.
 
         Returns:
-            Whether one was met first.
+            True if an unknown storage was added.
         """
-        met = False
-        for plain in held_by(tensor):
+        added = False
+        for plain in storage_tensors(tensor):
             if not plain.is_cpu:
                 continue
             storage = plain.untyped_storage()
-            known = self._known.get(storage._cdata)
-            if known is None:
+            tracked = self._tracked.get(storage._cdata)
+            if tracked is None:
                 foreign = category == INPUT and not (self._fakes or storage.resizable())
                 if not foreign and not self._is_omitted(plain):
                     made = phase if plain.nbytes == storage.nbytes() else BEFORE
                     kind = self._type_of(plain)
-                    met = self._hold(storage, layer, made, category, 0, kind) or met
-            elif known.category != category and not _stays(known.category, category):
-                known.category = category
-                self._tell_category(known, layer)
-        return met
+                    added = self._add(storage, layer, made, category, 0, kind) or added
+            elif tracked.category != category and not _is_final(tracked.category, category):
+                tracked.category = category
+                self._write_category(tracked, layer)
+        return added
 
-    def repeat(self, tensor: Tensor, layer: int) -> None:
-        """Say once more what a storage is for, and so when."""
-        for plain in held_by(tensor):
-            known = self._known.get(plain.untyped_storage()._cdata) if plain.is_cpu else None
-            if known is not None:
-                self._tell_category(known, layer)
+    def repeat_category(self, tensor: Tensor, layer: int) -> None:
+        """Write a storage's category once more, and so the time."""
+        for plain in storage_tensors(tensor):
+            tracked = self._tracked.get(plain.untyped_storage()._cdata) if plain.is_cpu else None
+            if tracked is not None:
+                self._write_category(tracked, layer)
 
-    def _tell_category(self, known: TrackedStorage, layer: int) -> None:
-        self.settle()
+    def _write_category(self, tracked: TrackedStorage, layer: int) -> None:
+        self.write_pending()
         now = self._log.now()
-        self._log.append(pack(known.serial, 0, now, layer, CLASSIFY, 0, known.category, 0))
+        self._log.append(pack(tracked.serial, 0, now, layer, CLASSIFY, 0, tracked.category, 0))
 
     def largest(self, tensors: Iterable[Tensor]) -> tuple[int, int]:
-        """The serials of the largest two storages that hold them; 0 for what is not followed."""
+        """Return the serials of the two largest tracked storages of the tensors; 0 for none."""
         found = {
-            known.serial: known.size
+            tracked.serial: tracked.size
             for tensor in tensors
-            for plain in held_by(tensor)
-            if (known := self._known.get(plain.untyped_storage()._cdata)) is not None
+            for plain in storage_tensors(tensor)
+            if (tracked := self._tracked.get(plain.untyped_storage()._cdata)) is not None
         }
         first, second, *_ = [*sorted(found, key=lambda serial: -found[serial]), 0, 0]
         return first, second
@@ -300,8 +301,12 @@ class LiveStorages:
         return type_of(tensor) if self._types else UNKNOWN
 
     def _is_omitted(self, tensor: Tensor) -> bool:
-        """Asks the tensor: a storage that Python has once looked at is an object for as long as it lives."""
-        if len(self._known) < MOST_LIVE or tensor.nbytes >= SMALL:
+        """Return whether a storage is too small to be tracked.
+
+        Reads the size from the tensor: a storage that Python reads once keeps a Python object for its
+        lifetime.
+        """
+        if len(self._tracked) < MOST_LIVE or tensor.nbytes >= SMALL:
             return False
         self.omitted += 1
         return True
@@ -309,13 +314,13 @@ class LiveStorages:
     def _made_by(self, serial: int, now: int) -> bytes:
         return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
 
-    def settle(self) -> None:
+    def write_pending(self) -> None:
         """Write the allocation that waited for its predecessor to be freed: something else happened first."""
         with suppress(IndexError):
-            waiting = self._waiting.pop()
-            self._log.append(waiting.event + waiting.passing)
+            pending = self._pending.pop()
+            self._log.append(pending.event + pending.workspace)
 
-    def _hold(
+    def _add(
         self,
         storage: Any,
         layer: int,
@@ -328,15 +333,17 @@ class LiveStorages:
         size = storage.nbytes()
         if not size or self._closed or not (self._fakes or _has_bytes(storage)):
             return False
-        known = TrackedStorage(storage, self._gone)
+        tracked = TrackedStorage(storage, self._on_free)
         self._serial = serial = self._serial + 1
-        known.pointer = pointer = storage._cdata
-        known.serial, known.size, known.category = serial, size, category
-        known.type = kind
-        known.cast_first = known.cast_last = known.casts = known.used = known.asked = 0
-        known.wide_inside = known.outside = known.slope = False
-        self._known[pointer] = known
-        self.settle()
+        tracked.pointer = pointer = storage._cdata
+        tracked.serial, tracked.size, tracked.category = serial, size, category
+        tracked.type = kind
+        tracked.cast_first = tracked.cast_last = tracked.casts = tracked.used = (
+            tracked.backward_layer
+        ) = 0
+        tracked.wide_inside = tracked.outside = tracked.is_gradient = False
+        self._tracked[pointer] = tracked
+        self.write_pending()
         now = self._log.now()
         event = pack(serial, size, now, layer, ALLOC, phase, category, thread)
         if category == UNDECIDED:
@@ -344,37 +351,42 @@ class LiveStorages:
         if instead is None:
             self._log.append(event)
         else:
-            self._waiting.append(_Waiting(known, instead, event))
+            self._pending.append(_PendingAllocation(tracked, instead, event))
         return True
 
     def _finalizer(self) -> Callable[[TrackedStorage], None]:
-        """What runs when a storage goes, maybe in the middle of our own code: one append and no lock."""
-        append, now, storages, waiting = self._log.append, self._log.now, self._known, self._waiting
+        """Return the callback for freed storages. It may interrupt memlog's own code: one append, no lock."""
+        append, now, storages, pending = (
+            self._log.append,
+            self._log.now,
+            self._tracked,
+            self._pending,
+        )
 
-        def gone(known: TrackedStorage) -> None:
-            if known.serial >= 0:
-                if waiting:
-                    successor = waiting.pop()
-                    if successor.instead is known:
+        def storage_freed(tracked: TrackedStorage) -> None:
+            if tracked.serial >= 0:
+                if pending:
+                    successor = pending.pop()
+                    if successor.instead is tracked:
                         successor.take_over()
-                        storages.pop(known.pointer, None)
-                        append(successor.passing)
+                        storages.pop(tracked.pointer, None)
+                        append(successor.workspace)
                         return
-                    append(successor.event + successor.passing)
-                if storages.get(known.pointer) is known:
-                    del storages[known.pointer]
-                append(known.last_word(FREE, now()))
+                    append(successor.event + successor.workspace)
+                if storages.get(tracked.pointer) is tracked:
+                    del storages[tracked.pointer]
+                append(tracked.use_event(FREE, now()))
 
-        return gone
+        return storage_freed
 
 
 def _has_bytes(storage: Any) -> bool:
-    """Whether a storage holds what its size says: that of zeros for automatic differentiation does not."""
+    """Return whether a storage has memory. Zeros of automatic differentiation have a size, but no memory."""
     try:
         return bool(storage.data_ptr())
     except RuntimeError:
-        return False  # torch says so of one that has a size and no memory
+        return False  # torch raises for a storage with a size and no memory
 
 
-def _stays(known: int, said: int) -> bool:
-    return known in (PARAMETER, BUFFER) or (known == INPUT and said == GRADIENT)
+def _is_final(tracked: int, category: int) -> bool:
+    return tracked in (PARAMETER, BUFFER) or (tracked == INPUT and category == GRADIENT)

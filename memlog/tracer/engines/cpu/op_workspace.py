@@ -1,9 +1,9 @@
-"""What an operation allocates and frees inside itself, which no dispatch mode sees.
+"""Workspace: bytes that an operation allocates and frees inside itself. No dispatch mode sees them.
 
-oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. torch's old
-profiler reports the allocator's events of one operation in some 30 µs, and what an operation takes depends on
-the shapes alone, so each is measured once for each of them; at every call where its arguments' values decide.
-What is known to take nothing is not measured.
+oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. torch's legacy
+profiler reports the allocator's events of one operation in about 30 µs. The workspace usually depends on
+shapes alone, so each operation is measured once for each combination of shapes. If it depends on the values
+of arguments, the operation is measured at every call. Operations without workspace are not measured.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from memlog.tracer import torch_private
 
 NOTHING_INSIDE: Final = 0
-"""It takes nothing but its results."""
+"""The operation allocates nothing but its results."""
 MEASURED: Final = 1
 BY_TYPES: Final = 3
-"""Nothing, if its arguments have one type; else it casts some of them inside itself, which is measured."""
+"""No workspace if all arguments have one type. Otherwise the operation casts some, and is measured."""
 UNKNOWN: Final = 2
-"""The program's own, or another library's: nobody measures it, since it may do anything at all."""
+"""An operation of the program or another library. It is not measured, since it may do anything."""
 
 _NAMESPACES = ("aten", "mkldnn", "quantized", "torchvision")
-"""Whose operations are measured."""
+"""Namespaces of the operations that are measured."""
 
 _NAMES = """
     arange bernoulli cat clone copy detach empty empty_like empty_strided exponential eye fill full full_like
@@ -37,7 +37,7 @@ _NAMES = """
     _unsafe_view
 """
 _NONE = frozenset(_NAMES.split())
-"""Operations that take nothing inside, beside views and those that torch marks as pointwise."""
+"""Operations without workspace, besides views and those that torch marks as pointwise."""
 
 _COPIED = frozenset(("gelu", "gelu_backward"))
 """Pointwise operations that oneDNN computes, in layouts of its own."""
@@ -45,59 +45,59 @@ _COPIED = frozenset(("gelu", "gelu_backward"))
 _BY_INDEX = frozenset(("index", "index_put", "_index_put_impl", "_unsafe_index"))
 _MASKS = (torch.bool, torch.uint8)
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.memory_format)
-"""Arguments whose values count; of others (a random number generator) it is the class, and none is kept."""
+"""Types of arguments whose values count. Of other arguments (a random number generator) only the class
+counts, and no reference is kept."""
 
 _MAX_KNOWN = 10_000
 
 
-class Scratch(NamedTuple):
-    """Bytes that one operation takes."""
+class Workspace(NamedTuple):
+    """Bytes that one operation allocates."""
 
     peak: int
-    """Most at a time, its results included."""
+    """Most bytes at a time, results included."""
     kept: int
-    """Its results."""
+    """Bytes of the results."""
 
 
-class _Turn(threading.local):
-    """What a mode further down this thread's stack has measured last."""
+class _LastMeasurement(threading.local):
+    """Last measurement by a mode further down this thread's stack."""
 
     func: Any = None
-    found: Scratch | None = None
+    found: Workspace | None = None
 
 
-_turn = _Turn()
-_known: dict[Any, Scratch] = {}
+_last_measured = _LastMeasurement()
+_known: dict[Any, Workspace] = {}
 _precisions: tuple[str, ...] = ()
 _by_value: dict[Any, bool] = {}
 
 
-def look_at_precisions() -> bool:
-    """What was measured counts for the precision alone that oneDNN computes in.
+def update_precisions() -> bool:
+    """Read oneDNN's precisions. A measurement is valid only for the precisions that it was made with.
 
     Returns:
-        Whether that is another than when this was called last.
+        True if they have changed since the last call.
     """
     global _precisions
-    before, _precisions = _precisions, torch_private.precisions()
+    before, _precisions = _precisions, torch_private.onednn_precisions()
     return before != _precisions
 
 
-def need(func: Any) -> int:
-    """What is known of an operation's inside, by its name and schema."""
+def workspace_class(func: Any) -> int:
+    """Return what is known of an operation's workspace, by its name and schema."""
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return UNKNOWN  # of a higher order
+        return UNKNOWN  # a higher-order operation
     namespace, _, name = schema.name.partition("::")
     name = name if name.startswith("__") else name.rstrip("_")
     if namespace in ("prim", "profiler"):
         return NOTHING_INSIDE
     if namespace not in _NAMESPACES:
         return UNKNOWN
-    pointwise = getattr(torch.Tag, "pointwise", None)
     if name in _NONE or name.startswith("_foreach"):
         return NOTHING_INSIDE
-    if pointwise in func.tags and name not in _COPIED:
+    if torch.Tag.pointwise in func.tags and name not in _COPIED:
         return BY_TYPES
     writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
     views = all(one.alias_info is not None for one in schema.returns)
@@ -105,7 +105,7 @@ def need(func: Any) -> int:
 
 
 def mixes_types(args: Any) -> bool:
-    """Whether a pointwise operation casts one of its arguments to the type of another."""
+    """Return whether a pointwise operation casts one of its arguments to the type of another."""
     kind = None
     for value in args:
         if isinstance(value, Tensor) and value.ndim:
@@ -120,12 +120,12 @@ def _is_fraction(value: Any) -> bool:
     return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 
-def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
-    """Runs an operation.
+def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
+    """Run an operation.
 
     Returns:
-        Its result, and what it took inside; ``None`` where nobody can tell: another profiler is on, or this
-        torch lacks the old one.
+        Its result and its workspace. The workspace is ``None`` if it can't be measured: another profiler
+        is on, or this torch lacks the legacy one.
     """
     try:
         key = _key(func, args, kwargs)
@@ -138,7 +138,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """What decides what an operation takes; ``None`` where that is the values of its arguments."""
+    """Return what the workspace of an operation depends on; ``None`` if it depends on values of arguments."""
     if depends_on_values(func):
         return None
     signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]
@@ -146,7 +146,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(value, Tensor):
             if value.layout is not torch.strided:
                 return None
-            # A fake tensor's operation runs without taking anything, which says nothing of a real one's.
+            # The class counts: an operation on a fake tensor allocates nothing, on a real tensor it may.
             signature += (type(value), value.shape, value.stride(), value.dtype)
         elif isinstance(value, (list, tuple)):
             if func.overloadpacket.__name__.rstrip("_") in _BY_INDEX and _has_mask(value):
@@ -160,20 +160,20 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def depends_on_values(func: Any) -> bool:
-    """Whether the size of what an operation returns is decided by its arguments' values."""
+    """Return whether the values of an operation's arguments decide the size of its result."""
     found = _by_value.get(func)
     if found is None:
-        tags = {getattr(torch.Tag, name, None) for name in ("dynamic_output_shape",)}
         indexed = func.overloadpacket.__name__.rstrip("_") in _BY_INDEX
-        found = _by_value[func] = bool(tags.intersection(func.tags)) and not indexed
+        found = torch.Tag.dynamic_output_shape in func.tags and not indexed
+        _by_value[func] = found
     return found
 
 
-def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
+def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
     if any(getattr(mode, "measures", False) for mode in torch_private.mode_stack()):
         return _measured_below(func, args, kwargs)
     start, end = torch_private.allocation_profiler()
-    if start is None or end is None or not _begun(start):
+    if start is None or end is None or not _started(start):
         return func(*args, **kwargs), None
     records: Any = ()
     try:
@@ -185,25 +185,25 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch
         if record.kind() == "memory_alloc":
             level += record.cpu_memory_usage()
             peak = max(peak, level)
-    found = Scratch(peak, level)
+    found = Workspace(peak, level)
     if key is not None and len(_known) < _MAX_KNOWN:
         _known[key] = found
-    _turn.func, _turn.found = func, found
+    _last_measured.func, _last_measured.found = func, found
     return out, found
 
 
-def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Scratch | None]:
-    """Another tracer's mode comes next, which sees the same operation: one profiler serves both."""
-    _turn.func = None
+def _measured_below(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
+    """Use the measurement of another tracer's mode below, which sees the same operation."""
+    _last_measured.func = None
     out = func(*args, **kwargs)
-    return out, _turn.found if _turn.func is func else None
+    return out, _last_measured.found if _last_measured.func is func else None
 
 
-def _begun(start: Callable[[], Any]) -> bool:
+def _started(start: Callable[[], Any]) -> bool:
     try:
         start()
     except RuntimeError:
-        return False  # a profiler is on already, which is not ours to end
+        return False  # another profiler is on, which memlog must not stop
     return True
 
 
@@ -211,7 +211,7 @@ def _ended(end: Callable[[], Any]) -> Any:
     try:
         return end()
     except RuntimeError:
-        return ()  # the operation has ended it
+        return ()  # the operation has stopped the profiler
 
 
 def _has_mask(values: Any) -> bool:

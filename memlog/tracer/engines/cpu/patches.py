@@ -1,85 +1,71 @@
-"""Hearing of what no dispatch mode sees, since it happens below or beside torch's operations.
+"""Patches of torch functions that no dispatch mode sees.
 
-FSDP frees gathered parameters with ``storage.resize_(0)``; checkpointing copies the random number generator's
-state; compiled code asks the allocator by itself. While somebody listens, each of these functions is replaced
-by one that calls it and tells; afterwards all is as it was.
+FSDP frees gathered parameters with ``storage.resize_(0)``. Checkpointing copies the random number generator's
+state. Compiled code calls the allocator directly. While there is a listener, each of these functions is
+replaced by one that calls it and the listeners. Afterwards the original is restored.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
-from memlog._internal import fork
 from memlog.tracer import torch_private
+from memlog.tracer.hooks.shared_hook import SharedHook
 
 _Listener = Callable[[Any, Any], None]
 
 
-class Tap:
-    """One function of torch's, and who hears of its calls.
+class FunctionPatch(SharedHook[_Listener]):
+    """Patch of one torch function. Its holders are listeners, called with the result and arguments of calls.
 
     Args:
-        holder: The class or module that has it.
-        name: Its name there. It may be another's by now, and another's may come on top of ours.
+        holder: Class or module that has the function.
+        name: Name of the function. Another library may have replaced it before, or may replace it later.
     """
 
     def __init__(self, holder: Any, name: str) -> None:
+        super().__init__()
         self._holder = holder
         self._name = name
-        self._listeners: list[_Listener] = []
-        self._lock = threading.Lock()
         self._on = False
         self._own = False
         self._before: Any = None
-        fork.renew(self, "_lock", threading.Lock)
 
-        def call_and_tell(*args: Any, **kwargs: Any) -> Any:
+        def call_and_notify(*args: Any, **kwargs: Any) -> Any:
             result = self._before(*args, **kwargs)
-            for listener in self._listeners.copy():
+            for listener in self.holders:
                 listener(result, args)
             return result
 
-        self._ours = call_and_tell
+        self._replacement = call_and_notify
 
-    def subscribe(self, listener: _Listener) -> None:
-        """From now on ``listener`` is called with what each call has returned, and its arguments."""
-        with self._lock:
-            self._listeners.append(listener)
-            if not self._on:
-                self._own = self._name in vars(self._holder)
-                self._before = getattr(self._holder, self._name)
-                torch_private.leave_uncompiled(self._ours)
-                setattr(self._holder, self._name, self._ours)
-                self._on = True
+    def _install(self) -> None:
+        if not self._on:
+            self._own = self._name in vars(self._holder)
+            self._before = getattr(self._holder, self._name)
+            torch_private.skip_compiling(self._replacement)
+            setattr(self._holder, self._name, self._replacement)
+            self._on = True
 
-    def unsubscribe(self, listener: _Listener) -> None:
-        """No longer. Calling it again is harmless."""
-        with self._lock:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-            if not self._listeners:
-                self._undo()
-
-    def _undo(self) -> None:
-        """As it was; where another's lies on top ours stays below it and tells nobody."""
-        if not self._on or vars(self._holder).get(self._name) is not self._ours:
+    def _uninstall(self) -> None:
+        """Restore the original. If another patch lies on top, this one stays below it without listeners."""
+        if vars(self._holder).get(self._name) is not self._replacement:
             return
         if self._own:
             setattr(self._holder, self._name, self._before)
         else:
-            delattr(self._holder, self._name)  # what it inherits shows again
-        torch_private.keep_rules(self._ours, self._before)
+            delattr(self._holder, self._name)  # the inherited function is visible again
+        torch_private.move_compiler_rules(self._replacement, self._before)
         self._on = False
 
 
-RESIZES: Final = Tap(torch.UntypedStorage, "resize_")
-"""Storages that Python resizes."""
-RANDOM_STATES: Final = Tap(torch, "get_rng_state")
+STORAGE_RESIZES: Final = FunctionPatch(torch.UntypedStorage, "resize_")
+"""Resizing of storages by Python code."""
+RANDOM_STATE_COPIES: Final = FunctionPatch(torch, "get_rng_state")
 """Copies of the random number generator's state, which checkpointing keeps."""
 
 _COMPILED = (
@@ -87,14 +73,14 @@ _COMPILED = (
     ("torch._inductor.output_code", "CompiledAOTI"),
     ("torch.export.pt2_archive._package", "AOTICompiledModel"),
 )
-"""What Inductor's code is called through, forward and backward."""
-_compiled: dict[str, Tap] = {}
+"""Classes whose call runs Inductor's code, forward and backward."""
+_compiled: dict[str, FunctionPatch] = {}
 
 
-def compiled_code() -> Sequence[Tap]:
-    """Calls of Inductor's code, as far as this process has loaded what calls it."""
+def compiled_code() -> Sequence[FunctionPatch]:
+    """Return patches for calls of Inductor's code, for the classes that this process has loaded."""
     for module, name in _COMPILED:
         found = getattr(sys.modules.get(module), name, None)
         if found is not None and name not in _compiled:
-            _compiled[name] = Tap(found, "__call__")
+            _compiled[name] = FunctionPatch(found, "__call__")
     return tuple(_compiled.values())

@@ -1,4 +1,4 @@
-"""A device allocator's own history, which belongs to whoever turned it on first."""
+"""Allocator history of a device. It belongs to whoever turned it on first."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 import torch
 
 MAX_ENTRIES = 131_072
-"""Of the ring, 136 bytes each, for every device. torch's own default has no bound."""
+"""Maximum entries of the ring for all devices, 136 bytes each. torch's default has no limit."""
 
 
-class History:
-    """The history of one device's allocator.
+class AllocatorHistory:
+    """History of one device's allocator.
 
-    Where the user has it on already, nothing is turned on, off or cleared: our notes are attached to the
-    entries, and only those of the window are read.
+    If the user has turned it on already, memlog neither turns it off nor clears it. It attaches notes to the
+    entries, and reads only those of the window.
 
     Args:
         device: A CUDA or XPU device with an index.
+
+    Attributes:
+        takes_notes: True if this torch can attach notes to entries.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,11 +29,11 @@ class History:
         self._memory: Any = getattr(torch, device.type).memory
         self._set_note = getattr(self._memory, "_set_memory_metadata", None)
         self._get_note = getattr(self._memory, "_get_memory_metadata", None)
-        self._ours = False
+        self._enabled_here = False
         self.takes_notes = self._set_note is not None
 
     def refusal(self) -> str | None:
-        """Why it can't be used here and now; ``None`` where it can."""
+        """Return why the history can't be used now; ``None`` if it can."""
         kind = self.device.type
         module: Any = getattr(torch, kind)
         for needed in ("_record_memory_history", "_snapshot"):
@@ -46,7 +49,7 @@ class History:
         return None
 
     def start(self) -> None:
-        """Turns it on, unless it is."""
+        """Turn the history on, unless it is on."""
         if self._on():
             return
         wanted = {
@@ -61,36 +64,36 @@ class History:
             getattr(self._memory, "_record_memory_history_impl", record)
         ).parameters
         record("all", **{name: value for name, value in wanted.items() if name in taken})
-        self._ours = True
+        self._enabled_here = True
 
     def note(self, text: str) -> None:
-        """Attaches ``text`` to this thread's later entries."""
+        """Attach ``text`` to this thread's later entries."""
         if self._set_note is not None:
             self._set_note(text)
 
     def stop(self) -> Any:
-        """Reads the history, and turns it off where this turned it on.
+        """Read the history, and turn it off if this object turned it on.
 
         Returns:
-            The snapshot, as ``torch.cuda.memory._snapshot()`` gives it.
+            The snapshot of ``torch.cuda.memory._snapshot()``.
         """
         try:
             self.note("")
             return self._memory._snapshot()
         finally:
-            if self._ours:
-                self._ours = False
+            if self._enabled_here:
+                self._enabled_here = False
                 self._memory._record_memory_history(enabled=None)
 
     def entries(self, snapshot: Any, since_us: int) -> list[Any]:
-        """This device's entries of the window."""
+        """Return this device's entries of the window."""
         traces = snapshot.get("device_traces", [])
         index = self.device.index or 0
         found = traces[index] if index < len(traces) else []
         return [entry for entry in found if entry.get("time_us", since_us) >= since_us]
 
     def may_have_dropped(self, entries: int) -> bool:
-        """Whether the ring may have been too small for the window."""
+        """Return whether the ring may have been too small for the window."""
         return entries >= MAX_ENTRIES
 
     def _on(self) -> bool:

@@ -1,4 +1,4 @@
-"""The engine for CUDA and XPU: the device allocator's own history, joined with the layers afterwards."""
+"""Engine for CUDA and XPU: joins the device allocator's history with the layers after the window."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ from memlog.trace.cuda_join import Join, Mark, Seed, label
 from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
-from memlog.tracer.attribution.parameter_owners import Owners
+from memlog.tracer.attribution.parameter_owners import ParameterOwners
 from memlog.tracer.engines import allocator_stats
-from memlog.tracer.engines.base import Finding
-from memlog.tracer.engines.cuda.allocator_history import History
-from memlog.tracer.engines.hook_engine import Followed
+from memlog.tracer.engines.base import EngineReport
+from memlog.tracer.engines.cuda.allocator_history import AllocatorHistory
+from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
-from memlog.tracer.tensor_storages import held_by, optimizer_tensors, parameters_of, tensors_in
+from memlog.tracer.tensor_storages import (
+    optimizer_tensors,
+    parameters_of,
+    storage_tensors,
+    tensors_in,
+)
 
 _UNSEEN = (
     "Memory that does not come from torch's caching allocator (the driver's context, NCCL, cuDNN plans) is "
     "not seen.",
-    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts with "
+    "Inside a compiled module or a replayed CUDA graph there are no layers: what it allocates counts for "
     "the module that calls it.",
-    "A block that the allocator could not split counts with what was asked for, rounded up to 512 bytes, not "
-    "with its whole size.",
+    "A block that the allocator could not split counts with the requested bytes, rounded up to 512, not with "
+    "its whole size.",
 )
 
 
-class NativeEngine(Followed):
-    """Records one window of one device.
+class NativeEngine(HookEngine):
+    """Engine that records one window of one device.
 
     Args:
-        log: Where events go.
-        names: Which module is which layer.
-        diagnostics: Where errors are counted.
-        history: The device allocator's.
-        readings: Whether its statistics are read at every change, for the fragmentation of each layer.
+        log: Log for the events.
+        names: Layer of each module.
+        diagnostics: Counter of memlog's own errors.
+        history: History of the device's allocator.
+        readings: Whether to read the allocator's statistics at every change of layer, for the fragmentation
+            of each layer.
     """
 
     def __init__(
@@ -48,38 +54,38 @@ class NativeEngine(Followed):
         log: EventLog,
         names: ModuleNames,
         diagnostics: Diagnostics,
-        history: History,
+        history: AllocatorHistory,
         *,
         readings: bool,
     ) -> None:
         super().__init__(log, names, diagnostics)
         self._history = history
         self._device = history.device
-        self._owners = Owners(names)
+        self._owners = ParameterOwners(names)
         self._read = allocator_stats.reader(self._device)
         self._read_always = readings
         self._marks: list[Mark] = []
         self._seeds: list[Seed] = []
-        self._opening: int | None = None
+        self._allocated_at_start: int | None = None
         self._started_us = 0
-        self._finding = Finding()
+        self._report = EngineReport()
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Begins."""
+        """Start recording."""
         self._module_stack.begin()
         self._history.start()
         self._started_us = time.time_ns() // 1000
         if self._read is not None:
-            self._opening = self._read()[0]
+            self._allocated_at_start = self._read()[0]
         self._seed()
         for optimizer in optimizers:
             self._seed_optimizer(optimizer)
         self._hooks.install()
 
-    def stop(self) -> Finding:
-        """Ends, reads the history and writes the events. Calling it again is harmless."""
+    def stop(self) -> EngineReport:
+        """Stop recording, read the history and write the events. A second call is harmless."""
         if self._stopped:
-            return self._finding
+            return self._report
         self._stopped = True
         self._end()
         snapshot = self._history.stop()
@@ -87,7 +93,7 @@ class NativeEngine(Followed):
         join = Join(
             self._marks,
             self._seeds,
-            opening=self._opening,
+            opening=self._allocated_at_start,
             started_us=self._log.began_us,
             by_time=not self._history.takes_notes,
         )
@@ -96,37 +102,33 @@ class NativeEngine(Followed):
             if self._log.full:
                 self._log.fold()
         self._marks = []
-        self._finding = self._found(snapshot, len(entries), join)
-        return self._finding
+        self._report = self._make_report(snapshot, len(entries), join)
+        return self._report
 
-    def give_up(self) -> None:
-        """Records nothing more."""
-        self._module_stack.closed = True
-
-    # What the hooks tell.
+    # Calls from hooks.
 
     def module_begins(self, module: Any, args: Any) -> None:
-        """A module's ``forward`` begins."""
+        """Record the begin of a module's ``forward``."""
         thread_state = self._module_stack.thread_state()
         if thread_state is not None:
             thread_state.inputs = self._largest(args)
         super().module_begins(module, args)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
+        """Record the begin of an optimizer's step."""
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 self._classify(parameter.grad, self._owners.of(parameter), GRADIENT)
-        self._look_at_state(optimizer)
+        self._classify_state(optimizer)
         super().optimizer_begins(optimizer)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """It has ended."""
-        self._look_at_state(optimizer)
+        """Record the end of an optimizer's step."""
+        self._classify_state(optimizer)
         super().optimizer_ends(optimizer)
 
-    def _look_at_models(self) -> None:
-        if self._owners.unknown:
+    def _register_new_roots(self) -> None:
+        if self._owners.has_new_roots:
             self._seed(late=True)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
@@ -134,7 +136,7 @@ class NativeEngine(Followed):
         if self._read_always and self._read is not None:
             allocated, reserved = self._read()
             reading = (allocated, reserved or 0)
-        owner = self._module_stack.resting(thread_state)
+        owner = self._module_stack.owner_until_change(thread_state)
         mark = Mark(
             self._log.now(),
             kind,
@@ -146,25 +148,25 @@ class NativeEngine(Followed):
             reading=reading,
         )
         self._marks.append(mark)
-        # Another thread may have appended meanwhile: then this thread's note names its mark, for a moment.
+        # If another thread has appended in between, this thread's note names that mark until its next one.
         self._history.note(label(len(self._marks) - 1))
 
-    # What tensors are for.
+    # Categories of tensors.
 
     def _seed(self, *, late: bool = False) -> None:
-        """What is there of the modules at the top that are new.
+        """Record the existing tensors of new root modules.
 
         Args:
-            late: The window is open already, so that they may have been made in it.
+            late: Whether the window is open already, so that the tensors may have been made in it.
         """
-        for tensor, layer, category in self._owners.adopt():
+        for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
                 self._seeds.append(Seed(address, size, layer, category))
             if late:
                 self._classify(tensor, layer, category)
 
     def _seed_optimizer(self, optimizer: Any) -> None:
-        """Its state, and what of its parameters no module has."""
+        """Record an optimizer's existing state, and its parameters that no module has."""
         states = list(optimizer_tensors(optimizer))
         self._seeds += [
             Seed(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
@@ -178,7 +180,7 @@ class NativeEngine(Followed):
             for address, size in self._blocks(parameter)
         ]
 
-    def _look_at_state(self, optimizer: Any) -> None:
+    def _classify_state(self, optimizer: Any) -> None:
         for state in optimizer_tensors(optimizer):
             self._classify(state.tensor, self._owners.of_state(state), OPTIMIZER_STATE)
 
@@ -188,7 +190,7 @@ class NativeEngine(Followed):
             self._marks.append(Mark(now, CLASSIFY, layer, 0, 0, address=address, category=category))
 
     def _largest(self, args: Any) -> tuple[int, int]:
-        """The addresses of the largest two storages among a module's arguments."""
+        """Return the addresses of the two largest storages among a module's arguments; 0 for none."""
         tensors = tensors_in(args)
         if not tensors:
             return NO_INPUTS
@@ -199,11 +201,11 @@ class NativeEngine(Followed):
     def _blocks(self, tensor: Tensor) -> list[tuple[int, int]]:
         return [
             (storage.data_ptr(), storage.nbytes())
-            for storage in (plain.untyped_storage() for plain in held_by(tensor))
+            for storage in (plain.untyped_storage() for plain in storage_tensors(tensor))
             if storage.device == self._device and storage.nbytes()
         ]
 
-    def _found(self, snapshot: Any, entries: int, join: Join) -> Finding:
+    def _make_report(self, snapshot: Any, entries: int, join: Join) -> EngineReport:
         found, reason = allocator_stats.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
         if self._history.may_have_dropped(entries):
@@ -214,6 +216,6 @@ class NativeEngine(Followed):
         if not self._history.takes_notes:
             unseen += (
                 f"torch {torch.__version__} attaches no notes to this device's history: layers are found by "
-                "time, and what lies within a microsecond of a change may go to the wrong one.",
+                "time, so an allocation within a microsecond of a change may count for the wrong layer.",
             )
-        return Finding(unseen, found, reason, dropped)
+        return EngineReport(unseen, found, reason, dropped)

@@ -1,0 +1,93 @@
+"""Parameters, buffers, gradients and optimizer state: classification of their storages."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from memlog.trace.encoding import (
+    BACKWARD,
+    BEFORE,
+    GRADIENT,
+    OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
+)
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.attribution.parameter_owners import ParameterOwners
+from memlog.tracer.engines.cpu.live_storages import LiveStorages
+from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of
+
+
+class ModelTensors:
+    """Classification of the storages that belong to models and optimizers.
+
+    Args:
+        names: Layer of each module.
+        live_storages: Tracked storages.
+
+    Attributes:
+        late_gradients: True if there was a gradient whose operation was not seen.
+    """
+
+    def __init__(self, names: ModuleNames, live_storages: LiveStorages) -> None:
+        self.late_gradients = False
+        self._owners = ParameterOwners(names)
+        self._live_storages = live_storages
+        self._stepped = weakref.WeakSet[Any]()
+
+    def add_new_roots(self) -> None:
+        """Classify the tensors of root modules that were found since the last call."""
+        if self._owners.has_new_roots:
+            for tensor, layer, category in self._owners.register_new_roots():
+                self._live_storages.classify(tensor, layer, category)
+
+    def add_parameters(self) -> None:
+        """Classify all parameters once more: those of lazy modules did not exist before."""
+        for parameter, layer in self._owners.parameters():
+            self._live_storages.classify(parameter, layer, PARAMETER)
+            if parameter.grad is not None:
+                self._add_gradient(parameter, parameter.grad)
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Classify an optimizer's parameters, gradients and state."""
+        for parameter in parameters_of(optimizer):
+            self._live_storages.classify(parameter, self._owners.of(parameter), PARAMETER)
+            if parameter.grad is not None:
+                self._add_gradient(parameter, parameter.grad)
+        self.add_state(optimizer)
+
+    def add_state(self, optimizer: Any) -> None:
+        """Classify an optimizer's state."""
+        for state in optimizer_tensors(optimizer):
+            self._live_storages.classify(
+                state.tensor, self._owners.of_state(state), OPTIMIZER_STATE
+            )
+
+    def repeat_state(self, optimizer: Any) -> None:
+        """Write the category of known state once more at an optimizer's first step, to mark that step."""
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            for state in optimizer_tensors(optimizer):
+                self._live_storages.repeat_category(state.tensor, self._owners.of_state(state))
+
+    def add_detached(self, out: Any) -> None:
+        """Classify a gradient that autograd takes over without a copy: the parameter's node detaches it."""
+        if (
+            torch_private.backward_task() == torch_private.NO_TASK
+            or torch_private.current_node is None
+        ):
+            return
+        parameter = getattr(torch_private.current_node(), "variable", None)
+        if parameter is not None and isinstance(out, Tensor):
+            self._add_gradient(parameter, out)
+
+    def _add_gradient(self, parameter: Any, gradient: Tensor) -> None:
+        """Classify a gradient. An unknown one counts from now on, even if the operation was not seen."""
+        layer = self._owners.of(parameter)
+        phase = BEFORE if layer == OUTSIDE else BACKWARD
+        if self._live_storages.classify(gradient, layer, GRADIENT, phase) and phase == BACKWARD:
+            self.late_gradients = True

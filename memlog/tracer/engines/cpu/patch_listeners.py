@@ -1,0 +1,82 @@
+"""Listeners of the patches: record what happens to storages below or beside torch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
+from memlog.tracer.engines.cpu import patches
+from memlog.tracer.engines.cpu.live_storages import LiveStorages
+from memlog.tracer.engines.cpu.patches import FunctionPatch
+
+
+class PatchListeners:
+    """Listeners of the patched functions while a window is open.
+
+    Args:
+        live_storages: Tracked storages.
+        module_stack: Current module of each thread.
+        owner: Returns layer and phase of what a thread does now.
+        diagnostics: Counter of memlog's own errors.
+
+    Attributes:
+        compiled_calls: Number of calls of compiled code.
+    """
+
+    def __init__(
+        self,
+        live_storages: LiveStorages,
+        module_stack: ModuleStack,
+        owner: Callable[[ThreadState], tuple[int, int]],
+        diagnostics: Diagnostics,
+    ) -> None:
+        self.compiled_calls = 0
+        self._live_storages = live_storages
+        self._module_stack = module_stack
+        self._owner = owner
+        self._diagnostics = diagnostics
+        self._compiled: Sequence[FunctionPatch] = ()
+
+    def subscribe(self) -> None:
+        """Start to listen."""
+        self._compiled = patches.compiled_code()
+        for patch, listener in self._listeners():
+            patch.add(listener)
+
+    def unsubscribe(self) -> None:
+        """Stop listening."""
+        for patch, listener in self._listeners():
+            patch.remove(listener)
+
+    @property
+    def compiled_code_ran(self) -> bool:
+        """True if compiled code ran, or may have run because the process loaded it during the window."""
+        return self.compiled_calls > 0 or len(patches.compiled_code()) > len(self._compiled)
+
+    def _listeners(self) -> Iterator[tuple[FunctionPatch, Callable[[Any, Any], None]]]:
+        yield patches.STORAGE_RESIZES, self._storage_resized
+        yield patches.RANDOM_STATE_COPIES, self._random_state_copied
+        for patch in self._compiled:
+            yield patch, self._compiled_code_called
+
+    def _compiled_code_called(self, _result: Any, _args: Any) -> None:
+        with self._diagnostics.contained("noticing that compiled code ran"):
+            if self._module_stack.thread_state() is not None:
+                self.compiled_calls += 1
+
+    def _random_state_copied(self, state: Any, _args: Any) -> None:
+        with self._diagnostics.contained("noticing a copy of a generator's state"):
+            thread_state = self._module_stack.thread_state()
+            if thread_state is not None:
+                layer, phase = self._owner(thread_state)
+                self._live_storages.track(state, layer, phase, thread_state.number)
+
+    def _storage_resized(self, _result: Any, args: Any) -> None:
+        storage = args[0]
+        with self._diagnostics.contained("noticing that a storage was resized"):
+            thread_state = self._module_stack.thread_state()
+            if thread_state is not None and storage.device.type == "cpu":
+                layer, phase = self._owner(thread_state)
+                self._live_storages.track_resized(storage, layer, phase, thread_state.number)

@@ -1,0 +1,48 @@
+"""Changes to the process that exist once, while anything needs them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Generic, TypeVar
+
+from memlog._internal import fork
+
+_Holder = TypeVar("_Holder")
+
+
+class SharedHook(Generic[_Holder]):
+    """A hook, patch or filter of the process with any number of holders.
+
+    `_install` runs when the first holder is added, `_uninstall` when the last one is removed.
+
+    Attributes:
+        holders: Current holders. The tuple is replaced as a whole, so a caller may iterate over it without
+            the lock.
+    """
+
+    def __init__(self) -> None:
+        self.holders: tuple[_Holder, ...] = ()
+        self._lock = threading.Lock()
+        fork.renew(self, "_lock", threading.Lock)
+
+    def add(self, holder: _Holder) -> None:
+        """Add a holder."""
+        with self._lock:
+            if not self.holders:
+                self._install()
+            self.holders = (*self.holders, holder)
+
+    def remove(self, holder: _Holder) -> None:
+        """Remove a holder. A second call is harmless."""
+        with self._lock:
+            if holder not in self.holders:
+                return
+            self.holders = tuple(one for one in self.holders if one != holder)
+            if not self.holders:
+                self._uninstall()
+
+    def _install(self) -> None:
+        """Make the change."""
+
+    def _uninstall(self) -> None:
+        """Undo the change."""

@@ -1,0 +1,77 @@
+"""A session's open window, and the limits within which its step has to end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from memlog._internal.diagnostics import Diagnostics
+
+_MOST_CALLS: Final = 256
+"""Maximum calls of the module at which the window opened. With more, the step is too long, or none ends."""
+MOST_EVENTS = 1_000_000
+"""Maximum events of a window."""
+_MOST_STEPS: Final = 30.0
+"""Maximum duration of a window in usual steps, plus one second."""
+
+
+class OpenWindow:
+    """Window that is opened at a module call of this thread.
+
+    Args:
+        module: Module that is called.
+        inputs: Its inputs.
+        roots: Known root modules; if empty, ``module`` is the first.
+        optimizers: Known optimizers.
+        diagnostics: Counter of memlog's own errors.
+        usual_step: Seconds of a step without tracing; ``None`` if unknown.
+
+    Attributes:
+        window: The window.
+        thread: Thread that opened it, which is traced.
+        opened: Time at which it opened, as `time.perf_counter` gives it.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        inputs: Any,
+        *,
+        roots: Sequence[Any],
+        optimizers: Sequence[Any],
+        diagnostics: Diagnostics,
+        usual_step: float | None,
+    ) -> None:
+        # Imported here: it loads parts of torch that most users of sessions never need.
+        from memlog.tracer.window import TraceWindow  # noqa: PLC0415
+
+        first, *others = roots or [module]
+        self.window = TraceWindow(
+            first,
+            others=others,
+            optimizers=optimizers,
+            diagnostics=diagnostics,
+            types=True,
+            most_events=MOST_EVENTS,
+        )
+        self.window.start()
+        self.window.module_begins(module, inputs)
+        self.thread = threading.current_thread()
+        self.opened = time.perf_counter()
+        self._module, self._calls = id(module), 0
+        self._deadline = self.opened + (
+            1.0 + _MOST_STEPS * usual_step if usual_step else float("inf")
+        )
+
+    def exceeds_limits(self, module: Any) -> bool:
+        """Count a module call, and return whether the step should have ended by now."""
+        self._calls += id(module) == self._module
+        late = time.perf_counter() > self._deadline
+        return self._calls > _MOST_CALLS or self.window.overflowed or late
+
+    @staticmethod
+    def limits() -> str:
+        """Return the limits as text."""
+        return f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"

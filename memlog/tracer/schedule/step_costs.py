@@ -1,0 +1,106 @@
+"""Cost of a session's traces, measured by its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from memlog.tracer.schedule.budget import Budget
+
+_SET_UP = 2
+"""Number of steps that are traced at any cost: the first, and the next but one."""
+
+
+class StepCosts:
+    """Durations of plain and traced steps, by which the next step may be traced or not.
+
+    Args:
+        share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
+
+    Attributes:
+        steps: Number of steps so far.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.steps = 0
+        self._share = share
+        self._budget: Budget | None = None
+        self._step_began = 0.0
+        self._trace_began: float | None = None
+        self._traced_at = 0
+        self._traced = 0
+
+    def step_ended(self, now: float) -> None:
+        """Count a step."""
+        self.steps += 1
+        self._begin_budget(now)
+
+    def plain_step(self, now: float) -> None:
+        """Record the duration of a step, unless tracing was a part of it."""
+        if self._trace_began is None and self._step_began and self._budget is not None:
+            self._budget.plain_step(now - self._step_began)
+
+    def step_begins(self) -> None:
+        """Start to time the next step."""
+        self._step_began = time.perf_counter()
+
+    def window_opened(self, now: float) -> None:
+        """Start to time a traced step, from its begin if known, else from ``now``."""
+        self._trace_began = self._step_began or now
+        self._traced_at = self.steps
+
+    def window_closed(self) -> None:
+        """Count a traced step."""
+        self._traced += 1
+
+    def window_failed(self, seconds: float, now: float) -> None:
+        """Charge the seconds of a window that gave no trace."""
+        self._begin_budget(now).charge(seconds, setting_up=not self._traced)
+
+    def forget_step(self) -> None:
+        """Do not time the current step: it began as a traced one, and is neither that nor a plain one."""
+        self._trace_began = None
+        self._step_began = 0.0
+
+    def settle(self, now: float) -> None:
+        """Charge the traced steps, all of them whole, after a step without an open window."""
+        began, self._trace_began = self._trace_began, None
+        if began is not None and self._budget is not None:
+            self._budget.traced_step(
+                now - began,
+                time.perf_counter() - now,
+                self.steps - self._traced_at,
+                setting_up=self._traced <= _SET_UP,
+            )
+
+    def may_trace(self, now: float, *, outdated: Callable[[], bool]) -> bool:
+        """Return whether the next step may be traced.
+
+        Args:
+            now: Current time, as `time.perf_counter` gives it.
+            outdated: Returns whether the kept trace no longer describes what the run does.
+        """
+        if not self._share:
+            return False
+        if 0 < self._traced < _SET_UP:
+            return self.steps > self._traced_at + 1
+        budget = self._begin_budget(now)
+        return budget.allows_another(now) or (
+            budget.allows_another(now, outdated=True) and outdated()
+        )
+
+    @property
+    def usual_step(self) -> float | None:
+        """Median seconds of a step without tracing; ``None`` if there was none yet."""
+        return self._budget.median_step if self._budget is not None else None
+
+    def spent(self) -> tuple[float, float]:
+        """Return the seconds that tracing has cost, without set-up, and those of set-up."""
+        return (
+            (self._budget.spent(), self._budget.set_up) if self._budget is not None else (0.0, 0.0)
+        )
+
+    def _begin_budget(self, now: float) -> Budget:
+        if self._budget is None:
+            self._budget = Budget(self._share, now)
+        return self._budget
