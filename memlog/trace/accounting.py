@@ -25,7 +25,7 @@ from memlog.trace.encoding import (
     RECOMPUTED,
     TEMPORARY,
     UNDECIDED,
-    TraceEvent,
+    StreamEvent,
 )
 
 PIECE = 8192
@@ -207,7 +207,7 @@ class Accountant:
             row = self.rows[layer, phase] = Row()
         return row
 
-    def _alloc(self, event: TraceEvent) -> None:
+    def _alloc(self, event: StreamEvent) -> None:
         held = LiveStorage(event.size, event.layer, event.phase, event.category)
         self._live[event.key] = held
         self._created.append(held)
@@ -239,7 +239,7 @@ class Accountant:
         for frames in self._frames.values():
             frames[-1].peak = max(frames[-1].peak, live)
 
-    def _free(self, event: TraceEvent) -> None:
+    def _free(self, event: StreamEvent) -> None:
         held = self._live.pop(event.key, None)
         if held is None:
             self.unmatched_frees += 1
@@ -249,11 +249,11 @@ class Accountant:
         if held.phase != BEFORE:
             self._row(held.layer, held.phase).frees += 1
 
-    def _enter(self, event: TraceEvent) -> None:
+    def _enter(self, event: StreamEvent) -> None:
         frame = _Frame(event.layer, event.phase, event.time_ns, self.live_bytes)
         self._stack(event.thread).append(frame)
 
-    def _exit(self, event: TraceEvent) -> None:
+    def _exit(self, event: StreamEvent) -> None:
         frames = self._stack(event.thread)
         if not any(frame.layer == event.layer for frame in frames[1:]):
             return  # it began before the trace did
@@ -262,7 +262,7 @@ class Accountant:
             closed = frames[-1].layer
             self._close(event.thread, frames.pop(), event.time_ns)
 
-    def _turn(self, event: TraceEvent) -> None:
+    def _turn(self, event: StreamEvent) -> None:
         frames = self._stack(event.thread)
         if frames[-1].phase in (BACKWARD, OPTIMIZER):
             self._close(event.thread, frames.pop(), event.time_ns)
@@ -283,7 +283,7 @@ class Accountant:
         outer = self._frames[thread][-1]
         outer.peak = max(outer.peak, frame.peak)
 
-    def _classify(self, event: TraceEvent) -> None:
+    def _classify(self, event: StreamEvent) -> None:
         held = self._live.get(event.key)
         if held is None:
             return
@@ -291,16 +291,16 @@ class Accountant:
         if event.layer != OUTSIDE:
             held.layer = event.layer
 
-    def _uses(self, event: TraceEvent) -> None:
+    def _uses(self, event: StreamEvent) -> None:
         """Nothing that the books hold."""
 
-    def _line(self, event: TraceEvent) -> None:
+    def _line(self, event: StreamEvent) -> None:
         held = self._live.get(event.key)
         if held is not None:
             held.line = event.size
             self.lines[event.size] += held.size
 
-    def _reading(self, event: TraceEvent) -> None:
+    def _reading(self, event: StreamEvent) -> None:
         allocated, reserved = event.key, event.size
         row = self._row(event.layer, event.phase)
         if reserved > 0:

@@ -83,7 +83,7 @@ EVENT_BYTES: Final = _LAYOUT.size
 assert EVENT_BYTES == 32  # noqa: S101, PLR2004 - the figure that the documentation gives
 
 
-class TraceEvent(NamedTuple):
+class StreamEvent(NamedTuple):
     """One decoded event."""
 
     key: int
@@ -97,9 +97,9 @@ class TraceEvent(NamedTuple):
 
 
 pack = _LAYOUT.pack
-"""Encodes the fields of a `TraceEvent`, in its order."""
+"""Encodes the fields of a `StreamEvent`, in its order."""
 
 
-def decode(events: bytes | memoryview) -> Iterator[TraceEvent]:
+def decode(events: bytes | memoryview) -> Iterator[StreamEvent]:
     """The events again."""
-    return map(TraceEvent._make, _LAYOUT.iter_unpack(events))
+    return map(StreamEvent._make, _LAYOUT.iter_unpack(events))

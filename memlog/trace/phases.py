@@ -53,7 +53,7 @@ class _Fold:
         self._sizes: dict[int, int] = {}
         self._now: PhaseName = "data"
 
-    def take(self, event: encoding.TraceEvent) -> None:
+    def take(self, event: encoding.StreamEvent) -> None:
         if event.kind == encoding.ALLOC:
             self._sizes[event.key] = event.size
             if event.phase != encoding.BEFORE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from memlog.trace.encoding import TraceEvent
+from memlog.trace.encoding import StreamEvent
 
 UNKNOWN: Final = 0
 WIDE: Final = 1
@@ -50,7 +50,7 @@ def packed(cast_first: int, cast_last: int, used: int) -> int:
     return first << 2 * _BITS | last << _BITS | other
 
 
-def uses_of(event: TraceEvent) -> Uses:
+def uses_of(event: StreamEvent) -> Uses:
     """What a FREE or a USES says."""
     first, last, other = (event.size >> shift & _MOST for shift in (2 * _BITS, _BITS, 0))
     return Uses(event.phase, event.thread, first, last, other, event.layer)

@@ -53,7 +53,7 @@ def snapshot(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _frames(trace: Trace, event: encoding.TraceEvent) -> list[dict[str, Any]]:
+def _frames(trace: Trace, event: encoding.StreamEvent) -> list[dict[str, Any]]:
     """The layer and those that it lies in, innermost first, as the page shows stacks."""
     path = path_stack(trace.paths[event.layer], trace.paths)
     names = (*reversed(path), encoding.PHASES[event.phase])

@@ -78,7 +78,7 @@ class _Thread:
         self._at = 0.0
         self._switch(("trace",))
 
-    def take(self, event: encoding.TraceEvent) -> int:
+    def take(self, event: encoding.StreamEvent) -> int:
         """Opens and closes what an event does; how many entries that took."""
         before = len(self._events)
         stack = self._stacks.after(event)

@@ -12,7 +12,7 @@ from memlog.trace.encoding import (
     PHASE_CHANGE,
     PHASES,
     RECOMPUTE,
-    TraceEvent,
+    StreamEvent,
 )
 from memlog.trace.result import with_parents
 
@@ -41,7 +41,7 @@ class ThreadStacks:
         self._turn: Stack = ()
         self._modules: list[tuple[int, int]] = []
 
-    def after(self, event: TraceEvent) -> Stack | None:
+    def after(self, event: StreamEvent) -> Stack | None:
         """The stack once ``event`` has happened; ``None`` for events that change none."""
         if event.kind == ENTER:
             self._modules.append((event.layer, event.phase))

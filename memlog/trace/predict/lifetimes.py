@@ -20,7 +20,7 @@ from memlog.trace.encoding import (
     RECOMPUTE,
     TEMPORARY,
     UNDECIDED,
-    TraceEvent,
+    StreamEvent,
 )
 from memlog.trace.records import Trace
 from memlog.trace.storage_uses import NOTHING_KNOWN, uses_of
@@ -33,7 +33,7 @@ class StorageLifetime:
 
     __slots__ = ("begin", "category", "end", "heard", "layer", "phase", "size", "thread", "uses")
 
-    def __init__(self, event: TraceEvent, at: int, end: int) -> None:
+    def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.heard = at
         """When its category was last told: of an optimizer's state, as the optimizer stepped."""
@@ -218,7 +218,7 @@ class Course:
             Span(steady_begin(life), life.end, changed.get(life, life.size)) for life in self.lives
         ]
 
-    def _take(self, at: int, event: TraceEvent) -> None:
+    def _take(self, at: int, event: StreamEvent) -> None:
         if event.kind == encoding.ALLOC:
             life = self._live[event.key] = StorageLifetime(event, at, self.length)
             self._number(at, event.key)
@@ -239,7 +239,7 @@ class Course:
             self._serials.append(serial)
             self._made.append(at)
 
-    def _last_word(self, at: int, event: TraceEvent) -> None:
+    def _last_word(self, at: int, event: StreamEvent) -> None:
         """A storage is freed, or is there as the trace ends."""
         life = self._live.get(event.key)
         if life is not None:
@@ -254,7 +254,7 @@ class Course:
             if life.phase == OPTIMIZER and life.passing:
                 life.category = OPTIMIZER_STATE
 
-    def _classify(self, at: int, event: TraceEvent) -> None:
+    def _classify(self, at: int, event: StreamEvent) -> None:
         life = self._live.get(event.key)
         if life is not None:
             life.category, life.heard = event.category, at
@@ -268,7 +268,7 @@ class Course:
             self.steps.append(StepInterval(turn.at, self.length))
         self.turns.append(turn)
 
-    def _enter(self, at: int, event: TraceEvent) -> None:
+    def _enter(self, at: int, event: StreamEvent) -> None:
         self.tells_inputs = self.tells_inputs or event.key > 0
         inputs = tuple(
             life
@@ -285,7 +285,7 @@ class Course:
         )
         self._open.setdefault(event.thread, []).append(call)
 
-    def _exit(self, at: int, event: TraceEvent) -> None:
+    def _exit(self, at: int, event: StreamEvent) -> None:
         opened = self._open.get(event.thread, [])
         if all(call.layer != event.layer for call in opened):
             return  # it began before the trace did
