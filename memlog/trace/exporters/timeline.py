@@ -1,4 +1,4 @@
-"""The timeline of the tracer that memlog takes over from: ``events``, ``layer_stats``, ``summary``."""
+"""Exports a trace as the tracer that memlog replaces did: ``events``, ``layer_stats`` and ``summary``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memlog.trace.timeline import layer_stats, replay
 
 
 def timeline(trace: Trace) -> dict[str, Any]:
-    """The document. The summary holds every field of the result but the layers, which stand beside it."""
+    """Build the document. ``summary`` holds every field of the result except ``layers``, a key of its own."""
     summary = msgspec.to_builtins(trace.result)
     layers = summary.pop("layers")
     return {
