@@ -253,7 +253,7 @@ def _frame(frame: Any) -> str:
 
 
 def _printable(text: str, *, end: bool = False) -> str:
-    """Shorten a snapshot's text, to its end if ``end``; replace control characters, which steer a terminal."""
+    """Shorten a snapshot's text, to its end if ``end``, and replace control characters."""
     cut = text[-_MAX_TEXT:] if end else text[:_MAX_TEXT]
     return "".join(character if character.isprintable() else "?" for character in cut)
 
