@@ -83,13 +83,13 @@ def rounded(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
-def _first_allocated_in(history: Sequence[Any]) -> set[int]:
-    """Return the addresses whose first event is an allocation: nothing was there before the history."""
-    first: dict[int, bool] = {}
+def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
+    """Return the first entry of each address: if it is a free, the storage is from before the history."""
+    first: dict[int, Any] = {}
     for entry in history:
         if entry.get("action") in ("alloc", "free_requested"):
-            first.setdefault(entry["addr"], entry["action"] == "alloc")
-    return {address for address, allocated in first.items() if allocated}
+            first.setdefault(entry["addr"], entry)
+    return first
 
 
 class Join:
@@ -147,23 +147,18 @@ class Join:
         yield from self._marks_until(len(self._marks) - 1)
 
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield the storages live when the window began: the seeds, those freed later, and the rest as one."""
+        """Yield storages from before the window: seeds, those that the history frees, one for the rest."""
         known = 0
-        first_allocated = _first_allocated_in(history)
+        first = _first_entries(history)
+        allocated = {address for address, entry in first.items() if entry["action"] == "alloc"}
         for seed in self._seeds:
-            if seed.address not in self._live and seed.address not in first_allocated:
+            if seed.address not in self._live and seed.address not in allocated:
                 yield self._add(seed.address, seed.size, seed.layer, BEFORE, seed.category)
                 known += rounded(seed.size)
-        seen: set[int] = set()
-        for entry in history:
-            address = entry.get("addr")
-            if entry.get("action") == "alloc":
-                seen.add(address)
-            elif entry.get("action") == "free_requested" and address not in seen:
-                if address not in self._live:
-                    yield self._add(address, entry["size"], OUTSIDE, BEFORE, OTHER)
-                    known += rounded(entry["size"])
-                seen.add(address)
+        for address, entry in first.items():
+            if address not in allocated and address not in self._live:
+                yield self._add(address, entry["size"], OUTSIDE, BEFORE, OTHER)
+                known += rounded(entry["size"])
         if self._opening is not None and self._opening > known:
             yield self._add(-1, self._opening - known, OUTSIDE, BEFORE, OTHER, exact=True)
 
