@@ -17,7 +17,7 @@ from torch.nn import functional
 from memlog import MemoryTracer
 from memlog.trace import encoding
 from memlog.trace.predict import Advice, Hint, advise
-from memlog.trace.predict.lifetimes import Course, Span, highest
+from memlog.trace.predict.lifetimes import SizedInterval, TracedStep, highest
 from memlog.trace.records import Trace
 
 pytestmark = pytest.mark.slow  # together they take longer than a quick look may
@@ -478,15 +478,14 @@ def test_a_trace_of_an_older_memlog_has_no_kinds() -> None:
 
 
 def test_levels_and_spikes() -> None:
-    module_stack = [Span(-1, 10, 5), Span(2, 4, 10), Span(4, 6, 20)]
-    assert (
-        highest(module_stack, 10) == 25
-    )  # what ends makes room for what begins at the same moment
-    assert highest(module_stack, 10, [(8, 30)]) == 35
+    intervals = [SizedInterval(-1, 10, 5), SizedInterval(2, 4, 10), SizedInterval(4, 6, 20)]
+    # At moment 4 the second interval ends before the third one begins.
+    assert highest(intervals, 10) == 25
+    assert highest(intervals, 10, [(8, 30)]) == 35
     assert highest([], 0) == 0
 
 
-def test_a_course_replays_to_the_traces_own_peak() -> None:
+def test_a_replayed_step_has_the_traces_own_peak() -> None:
     for case in CASES:
-        course = Course(trace_of(case))
-        assert highest(course.module_stack(), course.length) == trace_of(case).result.peak
+        step = TracedStep(trace_of(case))
+        assert highest(step.intervals(), step.length) == trace_of(case).result.peak
