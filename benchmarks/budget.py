@@ -47,14 +47,14 @@ class Outcome(msgspec.Struct, frozen=True):
         memlog: Blocks with memlog; each one is next to the bare block of the same index.
         setting_up: The first block with memlog, in which tracing is set up. It is not in `memlog`.
         traced: Numbers of the traced steps.
-        said: Seconds that tracing cost by memlog's own measurement, without setting up.
+        tracing_cost: Seconds that tracing cost by memlog's own measurement, without setting up.
     """
 
     bare: list[Block]
     memlog: list[Block]
     setting_up: Block
     traced: list[int]
-    said: float
+    tracing_cost: float
 
     @property
     def steps(self) -> int:
@@ -76,20 +76,20 @@ class Outcome(msgspec.Struct, frozen=True):
         """Time with memlog divided by time without it, over all steps except those of setting up."""
         return ratio_of_sums([b.wall for b in self.memlog], [b.wall for b in self.bare])
 
-    def told(self) -> str:
+    def details(self) -> str:
         """Return a paragraph with the figures that are not in the table."""
         pairs = list(zip(self.memlog, self.bare, strict=True))
         work = ratio_of_sums([a.processor for a, _ in pairs], [b.processor for _, b in pairs])
+        neighbours = estimate([mine.wall / other.wall for mine, other in pairs])
         bare = [block.wall for block in self.bare]
         set_up = self.setting_up.wall - sum(bare) / len(bare)
         later = [step for step in self.traced if step >= BLOCK]
         return (
             f"Within its budget: setting up took {set_up:.2f} s more than {BLOCK} bare steps. Of the "
             f"{self.steps} steps after that, {len(later)} were traced ({', '.join(map(str, later))}), which "
-            f"cost {self.said / sum(bare):.1%} of the time by memlog's own measurement. The processor "
-            f"time was {work.format(3)} times that of the bare steps. The median block of {BLOCK} steps took "
-            f"{estimate([mine.wall / other.wall for mine, other in pairs]).format(3)} times its bare "
-            "neighbour's time."
+            f"cost {self.tracing_cost / sum(bare):.1%} of the time by memlog's own measurement. The "
+            f"processor time was {work.format(3)} times that of the bare steps. The median block of {BLOCK} "
+            f"steps took {neighbours.format(3)} times its bare neighbour's time."
         )
 
 

@@ -156,7 +156,7 @@ class Result:
             "|---|---|---|---|---|",
             *rows,
         ]
-        return "\n".join([self.title, "", *lines, "", self.within.told()])
+        return "\n".join([self.title, "", *lines, "", self.within.details()])
 
     def _row(self, way: str) -> str:
         values = self.medians[way]
@@ -204,10 +204,10 @@ def aims(results: list[Result]) -> str:
 
 
 def _below_the_aim(ratio: Estimate) -> str:
-    told = "met" if ratio.median <= 1.01 else "missed"
+    verdict = "met" if ratio.median <= 1.01 else "missed"
     if ratio.low <= 1.01 < ratio.high:
-        told += ", but for the noise"
-    return f"{ratio.format(3)}, {told}"
+        verdict += ", but for the noise"
+    return f"{ratio.format(3)}, {verdict}"
 
 
 def _times(times: float) -> str:

@@ -152,17 +152,15 @@ _PEAK = """
 
 def steady(directory: Path, events: int) -> dict[str, float]:
     """Publish batch events of one device; return MiB by which two processes grew, and bytes per event."""
-    told = json.loads(_run(_STEADY, directory, str(events)).stdout)
-    grown = [[size - told["sizes"][0][who] for size in column] for who, column in _columns(told)]
+    result = json.loads(_run(_STEADY, directory, str(events)).stdout)
+    trainer, helper = (
+        max(abs(size - sizes[0]) for size in sizes) for sizes in zip(*result["sizes"], strict=True)
+    )
     return {
-        "trainer_mib": max(map(abs, grown[0])) / 2**20,
-        "helper_mib": max(map(abs, grown[1])) / 2**20,
-        "bytes_an_event": told["journal"] / events,
+        "trainer_mib": trainer / 2**20,
+        "helper_mib": helper / 2**20,
+        "bytes_an_event": result["journal"] / events,
     }
-
-
-def _columns(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
-    return list(enumerate(map(list, zip(*told["sizes"], strict=True))))
 
 
 def keeping_up(directory: Path, rate: int, seconds: float) -> dict[str, Any]:
@@ -172,8 +170,8 @@ def keeping_up(directory: Path, rate: int, seconds: float) -> dict[str, Any]:
     delivery has caught up with the steps that were published while the client was imported.
     ``behind_settled`` is the number of undelivered steps some time after the last step, before the run ends.
     """
-    told: dict[str, Any] = json.loads(_run(_PACED, directory, str(rate), str(seconds)).stdout)
-    return told
+    result: dict[str, Any] = json.loads(_run(_PACED, directory, str(rate), str(seconds)).stdout)
+    return result
 
 
 def peak_mib(directory: Path, *command: str) -> float:
@@ -257,11 +255,11 @@ def _rounded(peaks: dict[str, float]) -> dict[str, str]:
 
 def _delivery(seconds: float) -> str:
     with tempfile.TemporaryDirectory(prefix="memlog-limits-") as folder:
-        told = keeping_up(Path(folder), 1_000, seconds)
-    share = told["points_before"] / told["points"]
+        result = keeping_up(Path(folder), 1_000, seconds)
+    share = result["points_before"] / result["points"]
     return (
-        f"1,000 events/s for {seconds:g} s to MLflow on SQLite: of {told['points']:,} points {share:.1%} "
-        f"were delivered when the last step ended, and the rest {told['finish_s']:.1f} s later."
+        f"1,000 events/s for {seconds:g} s to MLflow on SQLite: of {result['points']:,} points {share:.1%} "
+        f"were delivered when the last step ended, and the rest {result['finish_s']:.1f} s later."
     )
 
 

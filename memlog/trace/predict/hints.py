@@ -92,20 +92,16 @@ def advise(trace: Trace, held: int | None = None) -> Advice:
             hundredth of them. ``None``: unknown, so a hint must save a hundredth of the step's peak.
     """
     result = trace.result
-    incomplete = _incomplete(trace)
-    traced = None if incomplete else TracedStep(trace)
-    now = 0 if traced is None else scaling.steady_peak(traced)
-    worth = WORTH * max(now, held or 0)
-    hints = () if traced is None else _hints(traced, now, worth)
+    peak, hints, notes = _predictions(trace, held)
     return Advice(
         device=result.device,
         engine=result.engine,
         traced_peak=result.peak,
-        peak=None if traced is None else now,
+        peak=peak,
         categories=dict(sorted(result.categories.items(), key=lambda item: -item[1])),
         layers=_layers(trace),
         hints=hints,
-        notes=(incomplete,) if incomplete else tuple(_notes(traced, hints, worth)),
+        notes=notes,
     )
 
 
@@ -114,7 +110,22 @@ def steady_peak_of(trace: Trace) -> int | None:
     return None if _incomplete(trace) else scaling.steady_peak(TracedStep(trace))
 
 
+def _predictions(
+    trace: Trace, held: int | None
+) -> tuple[int | None, tuple[Hint, ...], tuple[str, ...]]:
+    """Return the step's steady peak, hints, and notes; no peak and no hint if the trace is not complete."""
+    incomplete = _incomplete(trace)
+    if incomplete is not None:
+        return None, (), (incomplete,)
+    traced = TracedStep(trace)
+    peak = scaling.steady_peak(traced)
+    min_saved = WORTH * max(peak, held or 0)
+    hints = _hints(traced, peak, min_saved)
+    return peak, hints, tuple(_notes(traced, hints, peak, min_saved))
+
+
 def _incomplete(trace: Trace) -> str | None:
+    """Return the reason why a trace is not complete, as a note; ``None`` if it is."""
     result = trace.result
     if result.exactness != "exact":
         return "The trace does not hold every allocation, so nothing can be predicted from it."
@@ -126,9 +137,7 @@ def _incomplete(trace: Trace) -> str | None:
     return None
 
 
-def _notes(traced: TracedStep | None, hints: Sequence[Hint], worth: float) -> Iterator[str]:
-    if traced is None:
-        return
+def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: float) -> Iterator[str]:
     twice = [path for hint in hints for path in running_statistics(traced, hint.modules)]
     if twice:
         named = ", ".join(f"`{path}`" for path in twice[:_NAMED])
@@ -144,7 +153,6 @@ def _notes(traced: TracedStep | None, hints: Sequence[Hint], worth: float) -> It
             "What checkpointing would save is not predicted: an older memlog wrote the trace, without the "
             "inputs of modules."
         )
-    peak = scaling.steady_peak(traced)
     if traced.trace.result.peak != peak:
         yield (
             "The traced step was the first: the figures are those of a later step, which has the optimizer's "
@@ -153,7 +161,7 @@ def _notes(traced: TracedStep | None, hints: Sequence[Hint], worth: float) -> It
     why_no_cast = why_not(traced)
     if why_no_cast is not None:
         yield f"What autocast would save can't be predicted: {why_no_cast}."
-    if optimizers.state_bytes(traced) >= worth and not optimizers.kept_states(traced):
+    if optimizers.state_bytes(traced) >= min_saved and not optimizers.kept_states(traced):
         yield (
             "What another optimizer would save is not predicted: the state of this one is not a whole number "
             "of values for each parameter."
@@ -173,44 +181,46 @@ def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
     )
 
 
-def _hints(traced: TracedStep, now: int, worth: float) -> tuple[Hint, ...]:
-    found = [*_smaller_batch(traced, now), *_checkpointing(traced, now)]
-    found += [*_precision(traced, now), *_optimizers(traced, now)]
-    useful = (hint for hint in found if hint.saved >= max(worth, 1))
+def _hints(traced: TracedStep, current: int, min_saved: float) -> tuple[Hint, ...]:
+    found = [*_smaller_batch(traced, current), *_checkpointing(traced, current)]
+    found += [*_precision(traced, current), *_optimizers(traced, current)]
+    useful = (hint for hint in found if hint.saved >= max(min_saved, 1))
     return tuple(sorted(useful, key=lambda hint: hint.peak))
 
 
-def _hint(kind: HintKind, what: str, now: int, peak: int, modules: tuple[str, ...] = ()) -> Hint:
-    saved = now - peak
-    return Hint(kind, what, peak, saved, saved / now if now else 0.0, modules)
+def _hint(
+    kind: HintKind, what: str, current: int, peak: int, modules: tuple[str, ...] = ()
+) -> Hint:
+    saved = current - peak
+    return Hint(kind, what, peak, saved, saved / current if current else 0.0, modules)
 
 
-def _smaller_batch(traced: TracedStep, now: int) -> Iterator[Hint]:
-    yield _hint("batch", "Half the batch", now, scaling.with_batch(traced, 0.5))
+def _smaller_batch(traced: TracedStep, current: int) -> Iterator[Hint]:
+    yield _hint("batch", "Half the batch", current, scaling.with_batch(traced, 0.5))
     if not traced.has_backward:
         return  # the gradients are unknown
     what = "Half the batch, with the gradients of two of them added up: the training stays the same"
-    yield _hint("accumulation", what, now, scaling.accumulated(traced, 0.5))
+    yield _hint("accumulation", what, current, scaling.accumulated(traced, 0.5))
 
 
-def _checkpointing(traced: TracedStep, now: int) -> Iterator[Hint]:
-    plan = best_plan(traced, now)
+def _checkpointing(traced: TracedStep, current: int) -> Iterator[Hint]:
+    plan = best_plan(traced, current)
     if plan is not None:
         named = ", ".join(f"`{path}`" for path in plan.modules[:_NAMED])
         more = len(plan.modules) - _NAMED
         what = f"`torch.utils.checkpoint` on {named}" + (f" and {more} more" if more > 0 else "")
-        yield _hint("checkpointing", what, now, plan.peak, plan.modules)
+        yield _hint("checkpointing", what, current, plan.peak, plan.modules)
 
 
-def _precision(traced: TracedStep, now: int) -> Iterator[Hint]:
+def _precision(traced: TracedStep, current: int) -> Iterator[Hint]:
     peak = with_autocast(traced)
     if peak is not None:
         device = traced.trace.result.device.partition(":")[0]
         what = f'`torch.autocast("{device}", dtype=torch.bfloat16)`, if all is float32 now'
-        yield _hint("precision", what, now, peak)
+        yield _hint("precision", what, current, peak)
 
 
-def _optimizers(traced: TracedStep, now: int) -> Iterator[Hint]:
+def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
     """Yield hints that replace all optimizers at once by lighter ones, or delete those that did not step."""
     idle = optimizers.idle_bytes(traced)
     if idle:
@@ -218,15 +228,17 @@ def _optimizers(traced: TracedStep, now: int) -> Iterator[Hint]:
             f"Deleting the optimizers that did not step, whose state takes {format_bytes(idle)}, if nothing "
             "uses them"
         )
-        yield _hint("optimizer", what, now, optimizers.without_idle(traced))
+        yield _hint("optimizer", what, current, optimizers.without_idle(traced))
     kept = optimizers.kept_states(traced)
     heavy = [state for state in kept if state.numbers >= _TWO_MOMENTS]
     if heavy:
         momentum = optimizers.with_states(traced, {one.step: one.parameters for one in heavy})
-        yield _hint("optimizer", f"SGD with momentum in place of {_named(heavy)}", now, momentum)
+        yield _hint(
+            "optimizer", f"SGD with momentum in place of {_named(heavy)}", current, momentum
+        )
     if kept:
         bare = optimizers.with_states(traced, {one.step: 0 for one in kept})
-        yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", now, bare)
+        yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", current, bare)
         numbers = {
             one.step: min(one.numbers, _TWO_MOMENTS) * one.parameters / one.number for one in kept
         }
@@ -235,7 +247,7 @@ def _optimizers(traced: TracedStep, now: int) -> Iterator[Hint]:
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"
         what += ", two numbers for each parameter" if more else ""
-        yield _hint("optimizer", what, now, optimizers.with_states(traced, sizes))
+        yield _hint("optimizer", what, current, optimizers.with_states(traced, sizes))
 
 
 def _named(kept: Sequence[optimizers.State]) -> str:

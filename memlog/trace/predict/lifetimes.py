@@ -175,7 +175,7 @@ class _StreamReader:
     def finish(self) -> None:
         """Classify what an optimizer's step allocated and keeps as its state.
 
-        A trace may end within the step, before an event says so.
+        A trace may end within the step, before the events that classify the state.
         """
         for storage in self._live.values():
             if storage.phase == OPTIMIZER and storage.transient:

@@ -99,7 +99,7 @@ def kept_states(traced: TracedStep) -> list[State]:
 
 
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
-    """Compute the peak with other optimizers, whose steps allocate nothing beside their state, in bytes.
+    """Compute the peak with other optimizers, whose steps allocate only their state, in bytes.
 
     Args:
         traced: The traced step.
