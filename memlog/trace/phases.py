@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from memlog.trace import encoding
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 PhaseName: TypeAlias = Literal["data", "forward", "backward", "optimizer", "end"]
 _EVERY_EVENT = ("exact", "lower bound", "approximate")
@@ -23,7 +23,7 @@ class PhaseLevel(msgspec.Struct):
     """Highest number of live bytes in the phase."""
 
 
-def phase_levels(trace: Trace) -> dict[PhaseName, PhaseLevel] | None:
+def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
     """Return the levels of each phase that a traced step reached.
 
     ``data`` is the time before the first call of a module. ``end`` is the time after the backward pass that

@@ -162,7 +162,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     """Lines that allocated outside all modules, the largest at the peak first; empty if unknown."""
 
 
-class Trace(msgspec.Struct, frozen=True):
+class RecordedTrace(msgspec.Struct, frozen=True):
     """A trace's result and the events behind it, which exporters read."""
 
     result: TraceResult

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memlog.trace import encoding
-from memlog.trace.records import LayerFigures, Trace, TraceResult
+from memlog.trace.records import LayerFigures, RecordedTrace, TraceResult
 
 _NS_PER_S = 1e9
 
@@ -83,7 +83,7 @@ def _sum(counts: Iterable[int | None]) -> int:
     return sum(count or 0 for count in counts)
 
 
-def replay(trace: Trace) -> Iterator[MemoryEvent]:
+def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
     """Yield the stored events with running totals, which include the bytes from before the trace."""
     live: int | None = trace.result.before
     reserved: int | None = None

@@ -9,7 +9,7 @@ import torch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
-from memlog.trace.records import EngineChoice, Trace
+from memlog.trace.records import EngineChoice, RecordedTrace
 from memlog.trace.result import TraceFacts, build
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
@@ -94,7 +94,7 @@ class TraceWindow:
         self._most_events = most_events
         if most_events is not None:
             self._log.on_overflow(most_events, self._engine.give_up)
-        self._trace: Trace | None = None
+        self._trace: RecordedTrace | None = None
 
     def tops(self) -> list[Any]:
         """The modules that no module calls, so far, in the order in which they became known."""
@@ -125,7 +125,7 @@ class TraceWindow:
         with self.health.contained("noticing that a module begins"):
             self._engine.module_begins(module, args)
 
-    def stop(self) -> Trace:
+    def stop(self) -> RecordedTrace:
         """Closes the window and analyses it. Calling it again gives the same trace.
 
         Every hook is out afterwards; whether the dispatch mode is, `leave` tells.
@@ -151,7 +151,7 @@ class TraceWindow:
             )
             paths = tuple(self._names.paths)
             result = build(self._books, paths, facts)
-            self._trace = Trace(
+            self._trace = RecordedTrace(
                 result,
                 paths,
                 events,

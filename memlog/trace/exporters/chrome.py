@@ -17,7 +17,7 @@ import msgspec
 from memlog.errors import ConfigurationError
 from memlog.trace import encoding
 from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 MAX_PROFILER_TRACE = 1 << 30
 """Largest size of a profiler's trace that is read, in bytes after decompression."""
@@ -29,7 +29,7 @@ _MAX_COUNTERS = 100_000
 _NS_PER_US = 1e3
 
 
-def chrome_trace(trace: Trace) -> dict[str, Any]:
+def chrome_trace(trace: RecordedTrace) -> dict[str, Any]:
     """Build the document."""
     events = [_metadata("process_name", 0, f"memlog: layers and memory ({trace.result.device})")]
     events += _slices(trace)
@@ -87,7 +87,7 @@ def _metadata(name: str, thread: int, value: str) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": PROCESS, "tid": thread, "args": {"name": value}}
 
 
-def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
+def _slices(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
     threads: dict[int, tuple[ThreadStacks, list[str]]] = {}
     last = 0.0
     for event in encoding.decode(trace.events):
@@ -116,7 +116,7 @@ def _switch(opened: list[str], stack: Stack, at: float, thread: int) -> Iterator
         yield {"ph": "B", "name": name, "cat": "layer", **fields}
 
 
-def _counters(trace: Trace) -> Iterator[dict[str, Any]]:
+def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
     """Yield live bytes by the phase of their allocation, at up to `_MAX_COUNTERS` evenly chosen events."""
     every = len(trace.events) // encoding.EVENT_BYTES // _MAX_COUNTERS + 1
     live = dict.fromkeys(encoding.PHASES, 0)

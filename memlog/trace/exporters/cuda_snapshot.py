@@ -9,14 +9,14 @@ from typing import Any
 
 from memlog.trace import encoding
 from memlog.trace.exporters.stacks import path_stack
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 _FIRST_ADDRESS = 0x7F0000000000
 _ALIGNMENT = 512
 _NS_PER_US = 1000
 
 
-def snapshot(trace: Trace) -> dict[str, Any]:
+def snapshot(trace: RecordedTrace) -> dict[str, Any]:
     """Build the snapshot: one device with the trace's history. Each storage gets an invented address."""
     started = trace.result.started_us
     history: list[dict[str, Any]] = []
@@ -53,7 +53,7 @@ def snapshot(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _frames(trace: Trace, event: encoding.StreamEvent) -> list[dict[str, Any]]:
+def _frames(trace: RecordedTrace, event: encoding.StreamEvent) -> list[dict[str, Any]]:
     """Return the layer's frame and those of its parents, innermost first, as the page shows stacks."""
     path = path_stack(trace.paths[event.layer], trace.paths)
     names = (*reversed(path), encoding.PHASES[event.phase])

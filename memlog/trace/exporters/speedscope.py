@@ -8,14 +8,14 @@ from typing import Any
 from memlog.trace import encoding
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
 from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length, path_stack
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4
 _NS_PER_MS = 1e6
 
 
-def flame_graph(trace: Trace) -> dict[str, Any]:
+def flame_graph(trace: RecordedTrace) -> dict[str, Any]:
     """Build the document: profiles of live bytes at the peak, bytes allocated in order, and milliseconds."""
     frames = Frames()
     profiles = [
@@ -27,14 +27,14 @@ def flame_graph(trace: Trace) -> dict[str, Any]:
     return speedscope_file(f"memlog, {model}", frames, profiles)
 
 
-def _at_peak(trace: Trace) -> Iterator[tuple[Stack, int]]:
+def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
     numbers = {path: number for number, path in enumerate(trace.paths)}
     for share in sorted(trace.result.shares, key=lambda one: (numbers[one.path], one.category)):
         line = (share.line,) if share.line else ()
         yield (*path_stack(share.path, trace.paths), *line, f"[{share.category}]"), share.size
 
 
-def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
+def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
     """Yield every stored allocation below its phase, then the sum of those that are not stored."""
     stored = 0
     lines = {
@@ -52,7 +52,7 @@ def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
         yield ("(not kept one by one)",), rest
 
 
-def _evented(trace: Trace, frames: Frames) -> Iterator[dict[str, Any]]:
+def _evented(trace: RecordedTrace, frames: Frames) -> Iterator[dict[str, Any]]:
     threads: dict[int, _Thread] = {0: _Thread(trace, frames)}
     room = _MAX_EVENTS
     for event in encoding.decode(trace.events):
@@ -69,7 +69,7 @@ def _evented(trace: Trace, frames: Frames) -> Iterator[dict[str, Any]]:
 class _Thread:
     """Profile of one thread, in which every opened frame is closed."""
 
-    def __init__(self, trace: Trace, frames: Frames) -> None:
+    def __init__(self, trace: RecordedTrace, frames: Frames) -> None:
         self._stacks = ThreadStacks(trace.paths)
         self._frames = frames
         self._duration = trace.result.duration_ms

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.trace.timeline import layer_stats, replay
 
 
-def timeline(trace: Trace) -> dict[str, Any]:
+def timeline(trace: RecordedTrace) -> dict[str, Any]:
     """Build the document. ``summary`` holds every field of the result except ``layers``, a key of its own."""
     summary = msgspec.to_builtins(trace.result)
     layers = summary.pop("layers")

@@ -13,7 +13,7 @@ from memlog.trace.predict import optimizers, scaling
 from memlog.trace.predict.checkpointing import best_plan, running_statistics
 from memlog.trace.predict.lifetimes import TracedStep
 from memlog.trace.predict.precision import why_not, with_autocast
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
@@ -81,7 +81,7 @@ class Advice(msgspec.Struct, frozen=True):
     """Whole sentences about the limits of these figures."""
 
 
-def advise(trace: Trace, held: int | None = None) -> Advice:
+def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
     """Find changes that would lower a traced step's peak.
 
     Every figure comes from a replay of the trace's events: no model runs.
@@ -105,13 +105,13 @@ def advise(trace: Trace, held: int | None = None) -> Advice:
     )
 
 
-def steady_peak_of(trace: Trace) -> int | None:
+def steady_peak_of(trace: RecordedTrace) -> int | None:
     """Return a traced step's peak, were it a later one, in bytes; ``None`` if the trace is not complete."""
     return None if _incomplete(trace) else scaling.steady_peak(TracedStep(trace))
 
 
 def _predictions(
-    trace: Trace, held: int | None
+    trace: RecordedTrace, held: int | None
 ) -> tuple[int | None, tuple[Hint, ...], tuple[str, ...]]:
     """Return the step's steady peak, hints, and notes; no peak and no hint if the trace is not complete."""
     incomplete = _incomplete(trace)
@@ -124,7 +124,7 @@ def _predictions(
     return peak, hints, tuple(_notes(traced, hints, peak, min_saved))
 
 
-def _incomplete(trace: Trace) -> str | None:
+def _incomplete(trace: RecordedTrace) -> str | None:
     """Return the reason why a trace is not complete, as a note; ``None`` if it is."""
     result = trace.result
     if result.exactness != "exact":
@@ -170,7 +170,7 @@ def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: floa
         yield "Each figure is for one change alone: two changes together save less than their sum."
 
 
-def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
+def _layers(trace: RecordedTrace) -> tuple[HeldByLayer, ...]:
     held: dict[str, Counter[str]] = {}
     for share in trace.result.shares:
         held.setdefault(share.holder, Counter())[share.category] += share.size

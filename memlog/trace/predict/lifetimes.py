@@ -22,7 +22,7 @@ from memlog.trace.encoding import (
     UNDECIDED,
     StreamEvent,
 )
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.trace.storage_uses import NOTHING_KNOWN, uses_of
 
 START = -1
@@ -112,7 +112,7 @@ class SizedInterval(NamedTuple):
 class Layers:
     """Names of a trace's layers, by the layer's number."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: RecordedTrace) -> None:
         self._paths = trace.paths
         self._kinds = trace.kinds
 
@@ -246,7 +246,7 @@ class TracedStep:
         records_inputs: True if the trace holds the inputs of modules; traces of an older memlog do not.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: RecordedTrace) -> None:
         self.trace = trace
         self.layers = Layers(trace)
         self.length = len(trace.events) // encoding.EVENT_BYTES

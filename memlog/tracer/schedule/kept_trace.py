@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memlog._internal.safe_files import replacing
-from memlog.events import Event
-from memlog.events import Trace as TraceEvent
+from memlog.events import Event, Trace
 from memlog.reports.traced_steps import WORSE
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.tracer.schedule.iteration import Members
 
 _PART = (
@@ -30,8 +29,8 @@ FORERUNNER_MISSED = (
 class Found(NamedTuple):
     """A trace."""
 
-    trace: Trace
-    event: TraceEvent
+    trace: RecordedTrace
+    event: Trace
     """What is published of it."""
     members: Members
     """The optimizers that stepped in it."""
@@ -122,7 +121,7 @@ class Findings:
         if self._undecided is not None:
             self._decide(whole=self._undecided[1])
         if lacking and self._rank > 0:
-            kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[TraceEvent, Trace])
+            kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[Trace, RecordedTrace])
             event, trace = kept
             self._keep(Found(trace, event, self.members, whole=True, warm=False).of_a_part())
 

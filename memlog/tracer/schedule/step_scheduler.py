@@ -29,7 +29,7 @@ from memlog.tracer.schedule.top_modules import Tops
 from memlog.tracer.schedule.trace_event import trace_event
 
 if TYPE_CHECKING:
-    from memlog.trace.records import Trace
+    from memlog.trace.records import RecordedTrace
     from memlog.tracer.hooks.first_call import Calls
     from memlog.tracer.hooks.module_hooks import OptimizersHeard
     from memlog.tracer.window import TraceWindow
@@ -375,7 +375,7 @@ class PeriodicTracer:
 
     # What it came to.
 
-    def _tell(self, trace: Trace, window: TraceWindow, *, failed: bool | None) -> None:
+    def _tell(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
         rhythm, findings, over = self._rhythm, self._findings, failed is None
         missed = self._forerunner.missed
         found = Found(

@@ -18,7 +18,7 @@ from memlog import MemoryTracer
 from memlog.trace import encoding
 from memlog.trace.predict import Advice, Hint, advise
 from memlog.trace.predict.lifetimes import SizedInterval, TracedStep, highest
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
 
@@ -26,7 +26,7 @@ TOLERANCE = 0.1
 
 
 @cache
-def trace_of(case: str) -> Trace:
+def trace_of(case: str) -> RecordedTrace:
     trace = traced(CASES[case])
     # The first trace measures a convolution's workspace for each shape; the second one knows it.
     return trace if not trace.result.dropped else traced(CASES[case])
