@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 
 from memlog.trace.encoding import StreamEvent
 
-UNKNOWN: Final = 0
+UNKNOWN_TYPE: Final = 0
 WIDE: Final = 1
 """float32, and float32 under autocast too."""
 HALF: Final = 2
 """float32, but bfloat16 under autocast."""
-OTHER: Final = 3
+OTHER_TYPE: Final = 3
 """Not float32: integers, booleans, float64."""
 HALF_NOW: Final = 4
 """bfloat16 or float16."""
@@ -41,7 +41,7 @@ class Uses(NamedTuple):
     """Layer whose backward pass read it first; 0: unknown."""
 
 
-NOTHING_KNOWN: Final = Uses(UNKNOWN, 0, 0, 0, 0, 0)
+NOTHING_KNOWN: Final = Uses(UNKNOWN_TYPE, 0, 0, 0, 0, 0)
 
 
 def packed(cast_first: int, cast_last: int, used: int) -> int:

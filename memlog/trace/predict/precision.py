@@ -25,7 +25,7 @@ from memlog.trace.predict.lifetimes import (
     highest,
     steady_begin,
 )
-from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN, WIDE
+from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE, WIDE
 
 _HALF = 0.5
 _NAMED = 6
@@ -78,7 +78,7 @@ def why_not(traced: TracedStep) -> str | None:
     if unknown and traced.trace.kinds:
         named = ", ".join(unknown[:_NAMED])
         return f"{named} may use parameters or buffers in float32, which makes what follows float32 again"
-    if all(storage.uses.type == UNKNOWN for storage in traced.storages):
+    if all(storage.uses.type == UNKNOWN_TYPE for storage in traced.storages):
         return (
             "this trace has no types of storages (traces of a GPU or of an older memlog have none)"
         )

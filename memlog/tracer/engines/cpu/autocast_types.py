@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
-from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
+from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER_TYPE, UNKNOWN_TYPE, WIDE
 from memlog.tracer.tensor_storages import tensors_in
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def type_of(tensor: Tensor) -> int:
     """What a storage is now, as far as nobody has looked at what made it."""
     if tensor.dtype == torch.float32:
         return WIDE
-    return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER
+    return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER_TYPE
 
 
 class Precision:
@@ -87,7 +87,7 @@ class Precision:
             The type of its results, which is that of what it takes inside itself.
         """
         if phase == OPTIMIZER:
-            return UNKNOWN
+            return UNKNOWN_TYPE
         role = _roles.get(func)
         if role is None:
             role = _roles[func] = _role_of(func)

@@ -27,7 +27,7 @@ from memlog.trace.encoding import (
     PARAMETER,
     pack,
 )
-from memlog.trace.storage_uses import UNKNOWN
+from memlog.trace.storage_uses import UNKNOWN_TYPE
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import Callers
 from memlog.tracer.attribution.module_names import ModuleNames
@@ -232,7 +232,7 @@ class DispatchEngine:
             self._look_at_detached(out)
             return
         layer, phase = self._owner(thread_state)
-        made = UNKNOWN
+        made = UNKNOWN_TYPE
         if result == dispatch_mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
                 made = self._look_at_new(func, args, out, layer, phase, thread_state)
@@ -270,7 +270,7 @@ class DispatchEngine:
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._live_storages.see(tensor, layer, phase, thread_state.number, instead)
         if self._precision is None:
-            return UNKNOWN
+            return UNKNOWN_TYPE
         return self._precision.operation(func, args, out, layer, phase, before)
 
     def _count_unmeasured(self, func: Any) -> None:

@@ -27,7 +27,7 @@ from memlog.trace.encoding import (
     USES,
     pack,
 )
-from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
+from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN_TYPE, packed
 from memlog.tracer.engines.cpu.autocast_types import type_of
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import held_by, is_wrapper, plain_tensors
@@ -86,7 +86,7 @@ class TrackedStorage(weakref.ref[Any]):
 
     def last_word(self, kind: int, now: int) -> bytes:
         """An event that tells what it was used for, as far as anybody has looked."""
-        if self.type == UNKNOWN:
+        if self.type == UNKNOWN_TYPE:
             return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
             self.serial,
@@ -210,7 +210,9 @@ class LiveStorages:
             return None
         return self._known.get(tensor.untyped_storage()._cdata)
 
-    def passing(self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN) -> None:
+    def passing(
+        self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN_TYPE
+    ) -> None:
         """An operation took ``size`` bytes, if any, beside its results before it returned."""
         if size > 0 and not self._closed:
             self._serial = serial = self._serial + 1
@@ -235,7 +237,7 @@ class LiveStorages:
             self._log.append(known.last_word(FREE, self._log.now()))
             known.serial = -1
         self._hold(
-            storage, layer, phase, category, thread, UNKNOWN if known is None else known.type
+            storage, layer, phase, category, thread, UNKNOWN_TYPE if known is None else known.type
         )
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
@@ -297,7 +299,7 @@ class LiveStorages:
         return first, second
 
     def _type_of(self, tensor: Tensor) -> int:
-        return type_of(tensor) if self._types else UNKNOWN
+        return type_of(tensor) if self._types else UNKNOWN_TYPE
 
     def _is_omitted(self, tensor: Tensor) -> bool:
         """Asks the tensor: a storage that Python has once looked at is an object for as long as it lives."""
