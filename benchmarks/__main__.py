@@ -1,4 +1,4 @@
-"""Measures the cost of memlog: ``python -m benchmarks [--rounds N] [--steps N] [--write FILE]``."""
+"""Measure the cost of memlog: ``python -m benchmarks [--rounds N] [--steps N] [--write FILE]``."""
 
 from __future__ import annotations
 

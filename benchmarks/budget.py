@@ -1,4 +1,4 @@
-"""Measures the cost of occasional tracing over many steps, for one model, in a separate process.
+"""Measure the cost of occasional tracing over many steps, for one model, in a separate process.
 
 Two processes with the same work can differ by a few per cent, which is more than the cost to measure. So one
 process trains alternating blocks with and without memlog. During a bare block, memlog's hooks are removed
@@ -115,7 +115,7 @@ def measure(model: str, device: str, steps: int) -> Outcome:
 
 
 class Pause:
-    """Removes a session from the training loop for a while. It uses private attributes of the session."""
+    """Temporary removal of a session from the training loop. It uses private attributes of the session."""
 
     def __init__(self, session: memlog.Session) -> None:
         recording: Any = session._live

@@ -1,4 +1,4 @@
-"""Measures the cost of tracing steps: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
+"""Measure the cost of tracing steps: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
 
 # Some of torch's functions used here have no types.
 # mypy: allow-untyped-calls
@@ -27,7 +27,7 @@ from benchmarks.layer_models import MODELS, SMALL, Training
 from benchmarks.statistics import Estimate, estimate
 
 Tracing = Callable[[Training], AbstractContextManager[Any]]
-"""Returns the context manager in which one step runs."""
+"""Function that returns the context manager around one step."""
 
 
 def bare(_training: Training) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Measures long runs: ``python -m benchmarks.limits [--events N] [--seconds S] [--write FILE]``."""
+"""Measure long runs: ``python -m benchmarks.limits [--events N] [--seconds S] [--write FILE]``."""
 
 from __future__ import annotations
 

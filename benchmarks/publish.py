@@ -1,4 +1,4 @@
-"""Measures the microseconds of one publish, with and without its probes."""
+"""Measure the microseconds of one publish, with and without its probes."""
 
 from __future__ import annotations
 

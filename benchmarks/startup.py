@@ -1,4 +1,4 @@
-"""Measures what happens once per run: importing memlog, ``init`` and ``finish``, in fresh processes."""
+"""Measure the work of each run: importing memlog, ``init`` and ``finish``, in fresh processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joins a device allocator's own history with the layers, without a clock.
+"""Join of a device allocator's own history with the layers, without a clock.
 
 Hooks number each change of layer (a mark) and pass the number to the allocator as a note. The allocator
 attaches the note to every later event of that thread, so each allocation names the last mark before it
@@ -93,7 +93,7 @@ def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
 
 
 class Join:
-    """Builds the stream of events from a device's history and the marks.
+    """Builder of the stream of events from a device's history and the marks.
 
     Args:
         marks: Marks by number.

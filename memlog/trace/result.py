@@ -1,4 +1,4 @@
-"""Builds a trace's result from its accounting."""
+"""Result of a trace, built from its accounting."""
 
 from __future__ import annotations
 

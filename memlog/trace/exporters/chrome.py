@@ -1,4 +1,4 @@
-"""Exports a trace in Chrome's format, with layers as slices and memory as counters.
+"""Export of a trace in Chrome's format, with layers as slices and memory as counters.
 
 Perfetto and ``chrome://tracing`` open it. Format: "Trace Event Format" (Google, 2016). Times are microseconds
 after ``baseTimeNanoseconds``, a Unix time in a field that ``torch.profiler`` adds.

@@ -1,4 +1,4 @@
-"""Exports a trace of any device as a CUDA allocator snapshot, which https://pytorch.org/memory_viz draws.
+"""Export of a trace of any device as a CUDA allocator snapshot, which https://pytorch.org/memory_viz draws.
 
 The snapshot holds plain types only, because some programs unpickle it without importing anything.
 """

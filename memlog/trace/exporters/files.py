@@ -1,4 +1,4 @@
-"""Writes files atomically: a reader sees a whole file or none."""
+"""Atomic writing of files: a reader sees a whole file or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports an allocator's snapshot as flame graphs: the stacks that hold memory now, and at the peak.
+"""Export of an allocator's snapshot as flame graphs: the stacks that hold memory now, and at the peak.
 
 A downloaded snapshot is untrusted input: it may hold plain types in any shape. A snapshot of another form
 than torch writes is refused, and work and text lengths are bounded.
@@ -207,7 +207,7 @@ def _requested_size(block: _Block) -> int:
 
 
 class _Stacks:
-    """Finds the stack of an allocation: its frames, outermost first, or the allocator's note, or the size.
+    """Lookup of an allocation's stack: its frames, outermost first, or the allocator's note, or the size.
 
     Attributes:
         has_frames: True if any entry had frames.

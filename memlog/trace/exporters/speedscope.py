@@ -1,4 +1,4 @@
-"""Exports a trace as a flame graph for https://www.speedscope.app, several profiles in one file."""
+"""Export of a trace as a flame graph for https://www.speedscope.app, several profiles in one file."""
 
 from __future__ import annotations
 

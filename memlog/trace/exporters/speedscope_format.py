@@ -1,4 +1,4 @@
-"""Builds the parts of flame graph files for https://www.speedscope.app.
+"""Parts of flame graph files for https://www.speedscope.app.
 
 The page checks little. A negative weight, samples and weights of different length, or events that cross or go
 back in time break it. An ``endValue`` other than the sum of the weights, or one name for two frames, gives

@@ -1,4 +1,4 @@
-"""Turns the stream of events into stacks of frames over time, for flame graphs and Chrome traces."""
+"""Stacks of frames over time, from the stream of events, for flame graphs and Chrome traces."""
 
 from __future__ import annotations
 

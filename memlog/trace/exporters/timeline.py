@@ -1,4 +1,4 @@
-"""Exports a trace as the tracer that memlog replaces did: ``events``, ``layer_stats`` and ``summary``."""
+"""Export of a trace as the tracer that memlog replaces did: ``events``, ``layer_stats`` and ``summary``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws an allocator's snapshot: each storage is a band from its allocation to its free.
+"""Drawing of an allocator's snapshot: each storage is a band from its allocation to its free.
 
 PyTorch's own page for this loads a library from the network. This page is HTML with an SVG drawing: it has no
 script and fetches nothing.

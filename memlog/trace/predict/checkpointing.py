@@ -1,4 +1,4 @@
-"""Predicts which modules to checkpoint, and the peak with that.
+"""Prediction of the modules to checkpoint, and of the peak with that.
 
 A checkpointed module keeps its inputs and nothing else. It keeps them even if its first operation would not
 (ReLU, dropout and pooling free theirs at once). All else that its forward keeps for the backward pass is

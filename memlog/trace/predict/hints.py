@@ -106,7 +106,10 @@ def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
 
 
 def steady_peak_of(trace: RecordedTrace) -> int | None:
-    """Return a traced step's peak, were it a later one, in bytes; ``None`` if the trace is not complete."""
+    """Return the steady peak of a traced step, in bytes; ``None`` if the trace is not complete.
+
+    The steady peak is that of a later step, which has the optimizer's state from its start.
+    """
     return None if _incomplete(trace) else scaling.steady_peak(TracedStep(trace))
 
 
@@ -230,7 +233,7 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
         )
         yield _hint("optimizer", what, current, optimizers.without_idle(traced))
     kept = optimizers.kept_states(traced)
-    heavy = [state for state in kept if state.numbers >= _TWO_MOMENTS]
+    heavy = [state for state in kept if state.values >= _TWO_MOMENTS]
     if heavy:
         momentum = optimizers.with_states(traced, {one.step: one.parameters for one in heavy})
         yield _hint(
@@ -239,11 +242,12 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
     if kept:
         bare = optimizers.with_states(traced, {one.step: 0 for one in kept})
         yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", current, bare)
-        numbers = {
-            one.step: min(one.numbers, _TWO_MOMENTS) * one.parameters / one.number for one in kept
+        counts = {
+            one.step: min(one.values, _TWO_MOMENTS) * one.parameters / one.value_bytes
+            for one in kept
         }
-        sizes = {step: many * _8_BIT for step, many in numbers.items()}
-        more = any(one.numbers > _TWO_MOMENTS for one in kept)
+        sizes = {step: many * _8_BIT for step, many in counts.items()}
+        more = any(one.values > _TWO_MOMENTS for one in kept)
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"
         what += ", two numbers for each parameter" if more else ""
@@ -251,8 +255,11 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
 
 
 def _named(kept: Sequence[optimizers.State]) -> str:
-    """Name optimizers and how many values each keeps: two may keep state for the same parameters."""
-    keeps = [f"{one.numbers} numbers" if one.numbers > 1 else "one number" for one in kept]
+    """Name optimizers and the number of values that each keeps.
+
+    They are named together because two of them may keep state for the same parameters.
+    """
+    keeps = [f"{one.values} numbers" if one.values > 1 else "one number" for one in kept]
     if len(kept) == 1:
         name = f"{kept[0].name}, which" if kept[0].name else "an optimizer that"
         return f"{name} keeps {keeps[0]} for each parameter"

@@ -135,7 +135,7 @@ class Layers:
 
 
 class _StreamReader:
-    """Collects storages, calls, and phases from a trace's events.
+    """Collector of storages, calls, and phases from a trace's events.
 
     Args:
         length: Number of events.

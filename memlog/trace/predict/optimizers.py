@@ -1,4 +1,4 @@
-"""Predicts the peak with other optimizers, from the state that those of the traced step keep."""
+"""Prediction of the peak with other optimizers, from the state that those of the traced step keep."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class State(NamedTuple):
     """Number of the first optimizer step in which the trace shows this state."""
     name: str
     """Class of the optimizer; empty if unknown."""
-    numbers: int
-    """Values kept per parameter: two in Adam, one in SGD with momentum."""
+    values: int
+    """Values per parameter: two in Adam, one in SGD with momentum."""
     parameters: int
     """Bytes of the parameters that have this state: those with gradients."""
-    number: int
+    value_bytes: int
     """Bytes of one value of the state."""
 
 
@@ -80,12 +80,12 @@ def kept_states(traced: TracedStep) -> list[State]:
     groups, stepped = _by_step(traced), _stepped(traced)
     found, covered = list[State](), set[ParameterKey]()
     for step, kept in groups.items():
-        whole = _whole_number(kept, _candidates(step, groups, stepped))
+        whole = _whole_values(kept, _candidates(step, groups, stepped))
         if whole is None:
             return []
         name = names[step] if named and step < len(names) else ""
-        size = whole.size // whole.numbers
-        found.append(State(step, name, whole.numbers, size, _bytes_of_a_number(traced, step)))
+        size = whole.size // whole.values
+        found.append(State(step, name, whole.values, size, _value_bytes(traced, step)))
         covered |= whole.keys
     # By chance, a sum over a weight's rows may have the size of the bias, but it never has the weight's size.
     layers = {key.layer for kept in groups.values() for key in kept}
@@ -130,7 +130,7 @@ def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[in
 class _Whole(NamedTuple):
     """State with the same whole number of values for each of some parameters."""
 
-    numbers: int
+    values: int
     size: int
     """Bytes of the whole state."""
     keys: frozenset[ParameterKey]
@@ -147,7 +147,7 @@ def _by_step(traced: TracedStep) -> dict[int, Counter[ParameterKey]]:
     return dict(sorted(found.items()))
 
 
-def _bytes_of_a_number(traced: TracedStep, step: int) -> int:
+def _value_bytes(traced: TracedStep, step: int) -> int:
     """Return 2 if most of a state has two bytes a value, as the state of bfloat16 parameters does; else 4."""
     half = Counter[bool]()
     for storage in traced.storages:
@@ -172,7 +172,7 @@ def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
     return Counter(key for key in keys if key in gradients)
 
 
-def _whole_number(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
+def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
     """Find the number of values kept per parameter; ``None`` if that is not a whole number."""
     sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):

@@ -1,4 +1,4 @@
-"""Predicts the peak under bfloat16 autocast.
+"""Prediction of the peak under bfloat16 autocast.
 
 Under autocast, matrix products and convolutions compute and return two bytes a value instead of four.
 Operations after them keep the type of their input. Parameters keep their type; autocast copies each one that
@@ -168,7 +168,7 @@ def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
 
 
 def _varies(storage: StorageLifetime) -> bool:
-    """Return True if each pass allocates the storage anew: one model's result may be another's input."""
+    """Return True if each pass allocates the storage anew, also if it is an input that another model made."""
     return storage.transient or (storage.category == INPUT and storage.begin > START)
 
 

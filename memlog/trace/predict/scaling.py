@@ -1,4 +1,4 @@
-"""Predicts the peak with a smaller batch, and with gradients that are accumulated over several batches."""
+"""Prediction of the peak with a smaller batch, and with gradients accumulated over several batches."""
 
 from __future__ import annotations
 
