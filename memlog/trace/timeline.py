@@ -1,9 +1,12 @@
-"""A trace in the form of the tracer that memlog replaces: events with running totals, layer statistics."""
+"""Export of a trace as the tracer that memlog replaces did: events with running totals, layer statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
 
 from memlog.trace import encoding
 from memlog.trace.records import LayerFigures, RecordedTrace, TraceResult
@@ -113,3 +116,15 @@ def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
                 reserved_bytes=reserved,
                 fragmentation_ratio=ratio,
             )
+
+
+def timeline(trace: RecordedTrace) -> dict[str, Any]:
+    """Build the document. ``summary`` holds every field of the result except ``layers``, a key of its own."""
+    summary = msgspec.to_builtins(trace.result)
+    layers = summary.pop("layers")
+    return {
+        "events": [asdict(event) for event in replay(trace)],
+        "layer_stats": {name: asdict(stats) for name, stats in layer_stats(trace.result).items()},
+        "layers": layers,
+        "summary": summary,
+    }

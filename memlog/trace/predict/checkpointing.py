@@ -62,11 +62,6 @@ class Plan(NamedTuple):
     peak: int
 
 
-def is_norm(kind: str) -> bool:
-    """Return True for a kind of layer that normalises, which keeps too little to be checkpointed alone."""
-    return "Norm" in kind
-
-
 def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
     """Return the layers inside modules that update running statistics again when their forward runs again."""
     inside = tuple(f"{module}." for module in modules)
@@ -142,7 +137,8 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
     # From the last call to the first: the order in which the backward pass reaches them.
     for call in reversed(traced.calls):
         wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in excluded
-        wanted = wanted and not is_norm(traced.layers.kind(call.layer))
+        # A norm keeps too little to be checkpointed alone.
+        wanted = wanted and "Norm" not in traced.layers.kind(call.layer)
         if wanted and not traced.layers.path(call.layer).startswith("("):
             later = found.get(call.layer)
             recomputed = _recomputed_call(traced, forward_ends, call, later[-1] if later else None)

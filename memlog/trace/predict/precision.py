@@ -64,7 +64,7 @@ def with_autocast(traced: TracedStep) -> int | None:
     """
     if (
         why_not(traced) is not None
-        or is_on(traced)
+        or _is_on(traced)
         or not any(storage.uses.cast_first for storage in traced.storages)
     ):
         return None
@@ -74,7 +74,7 @@ def with_autocast(traced: TracedStep) -> int | None:
 
 def why_not(traced: TracedStep) -> str | None:
     """Return the reason why no prediction is possible, as the end of a sentence; ``None`` if one is."""
-    unknown = unknown_to_autocast(traced)
+    unknown = _unknown_kinds(traced)
     if unknown and traced.trace.kinds:
         named = ", ".join(unknown[:_NAMED])
         return f"{named} may use parameters or buffers in float32, which makes what follows float32 again"
@@ -85,14 +85,14 @@ def why_not(traced: TracedStep) -> str | None:
     return None
 
 
-def is_on(traced: TracedStep) -> bool:
+def _is_on(traced: TracedStep) -> bool:
     """Return True if the forward pass already allocates storages with two bytes a value."""
     return any(
         storage.uses.type == HALF_NOW and storage.phase == FORWARD for storage in traced.storages
     )
 
 
-def unknown_to_autocast(traced: TracedStep) -> list[str]:
+def _unknown_kinds(traced: TracedStep) -> list[str]:
     """Return the kinds of layers whose parameters or buffers may be used by operations that are not known."""
     holding = {
         storage.layer for storage in traced.storages if storage.category in (PARAMETER, BUFFER)
