@@ -1,1 +1,1 @@
-"""What memlog costs, measured side by side: ``python -m benchmarks``."""
+"""Benchmarks of the cost of memlog in loops with and without it: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""One command, one table: ``python -m benchmarks [--rounds N] [--steps N] [--write FILE]``."""
+"""Measure the cost of memlog: ``python -m benchmarks [--rounds N] [--steps N] [--write FILE]``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TARGET_MS = 1.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21, help="blocks of each loop (default 21)")
-    parser.add_argument("--steps", type=int, default=200, help="steps a block (default 200)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, too")
+    parser.add_argument("--steps", type=int, default=200, help="steps per block (default 200)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables to FILE")
     options = parser.parse_args()
     tables = "\n\n".join(
         [
@@ -41,15 +41,15 @@ def main() -> None:
 
 _PREFACE = """# Benchmarks
 
-Written by `make bench`. Blocks of the loops are interleaved, and each is compared with the bare block of
-its own round, so a machine that changes its speed changes both. Figures are medians with the
-distribution-free interval that holds the true median with at least 95 % confidence.
+Written by `make bench`. Blocks of the loops are interleaved. Each block is compared with the bare block of
+the same round, so a change of the machine's speed affects both. Figures are medians with the
+distribution-free interval that contains the true median with at least 95 % confidence.
 
 """
 
 
 def machine() -> str:
-    """The machine and the versions, in a sentence."""
+    """Return a sentence with the machine and the versions of packages."""
     from importlib.metadata import version
 
     packages = ", ".join(
@@ -69,13 +69,13 @@ def _processor() -> str:
 
 
 def loops_table(rounds: int, steps: int) -> str:
-    """Runs every loop in interleaved blocks and compares each with the bare one."""
+    """Run every loop in interleaved blocks, compare each with the bare loop, and return the table."""
     batch = calibrated_batch()
     workers = [Worker(name, batch) for name in LOOPS]
     medians: dict[str, list[float]] = {name: [] for name in LOOPS}
     try:
         for worker in workers:
-            worker.block(steps)  # not counted: imports, first steps, the tracker's first run
+            worker.block(steps)  # not measured: imports, first steps, the tracker's first run
         for number in track(range(rounds), description="loops"):
             shift = number % len(workers)
             for worker in workers[shift:] + workers[:shift]:
@@ -95,7 +95,7 @@ def loops_table(rounds: int, steps: int) -> str:
 
 
 def calibrated_batch() -> int:
-    """The batch size with which a bare step takes about `TARGET_MS` on this machine."""
+    """Return the batch size with which a bare step takes about `TARGET_MS` on this machine."""
     batch = 16
     while batch < 4096:
         worker = Worker("bare", batch)
@@ -109,16 +109,16 @@ def calibrated_batch() -> int:
 
 
 def publish_table() -> str:
-    """Times one publish."""
+    """Measure the time of one publish, and return the table."""
     lines = ["One batch event, with nothing else in the loop:\n", "| | µs |", "|---|---|"]
     lines += [f"| {name} | {value.format(2)} |" for name, value in measure().items()]
     return "\n".join(lines)
 
 
 def startup_table(rounds: int) -> str:
-    """Times what happens once a run."""
+    """Measure the time of import, init and finish, and return the table."""
     lines = [
-        f"Once a run, in {rounds} fresh processes, of which each imports what it needs anew:\n",
+        f"Once per run, in {rounds} fresh processes, each of which imports all that it needs:\n",
         "| | ms | of which processor time, ms |",
         "|---|---|---|",
     ]

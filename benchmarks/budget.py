@@ -1,8 +1,8 @@
-"""What tracing now and then costs over many steps, for one model, in a process of its own.
+"""Measure the cost of occasional tracing over many steps, for one model, in a separate process.
 
-Two processes that do the same may be some percent apart, more than what is to be measured. So one process
-trains with memlog and bare by turns, block by block; for the bare blocks memlog's hooks are taken out of
-torch, and its clocks stand still.
+Two processes with the same work can differ by a few per cent, which is more than the cost to measure. So one
+process trains alternating blocks with and without memlog. During a bare block, memlog's hooks are removed
+from torch, and its clocks stop.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from benchmarks.statistics import Estimate, estimate, ratio_of_sums
 from memlog.autolog.optimizer_steps import listen
 
 BLOCK = 5
-"""Steps."""
+"""Steps in a block."""
 
 
 class Block(msgspec.Struct, frozen=True):
-    """What some steps took.
+    """Time that the steps of one block took.
 
     Attributes:
-        wall: Seconds by the clock.
-        processor: Seconds of this process's own work: another's on the same machine is not in it.
+        wall: Wall-clock seconds.
+        processor: Seconds of processor time of this process.
     """
 
     wall: float
@@ -40,66 +40,66 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What all steps took.
+    """Time that all steps took.
 
     Attributes:
-        bare: The blocks without memlog.
-        memlog: The block beside each, with it.
-        setting_up: The first block with memlog, which is none of those: tracing is set up in it.
-        traced: The traced steps' numbers.
-        said: Seconds that tracing has cost by its own account, without setting up.
+        bare: Blocks without memlog.
+        memlog: Blocks with memlog; each one is next to the bare block of the same index.
+        setting_up: The first block with memlog, in which tracing is set up. It is not in `memlog`.
+        traced: Numbers of the traced steps.
+        tracing_cost: Seconds that tracing cost by memlog's own measurement, without setting up.
     """
 
     bare: list[Block]
     memlog: list[Block]
     setting_up: Block
     traced: list[int]
-    said: float
+    tracing_cost: float
 
     @property
     def steps(self) -> int:
-        """Those with memlog."""
+        """Number of steps with memlog."""
         return BLOCK * len(self.memlog)
 
     @property
     def step_ms(self) -> float:
-        """A step's mean with memlog."""
+        """Mean milliseconds of a step with memlog."""
         return sum(block.wall for block in self.memlog) / self.steps * 1e3
 
     @property
     def added_ms(self) -> float:
-        """By so much that is more than a bare one's."""
+        """Milliseconds by which a step with memlog is slower than a bare one, on average."""
         return self.step_ms - sum(block.wall for block in self.bare) / self.steps * 1e3
 
     @property
     def ratio(self) -> Estimate:
-        """Of all steps but those of setting up: the traced ones are among them."""
+        """Time with memlog divided by time without it, over all steps except those of setting up."""
         return ratio_of_sums([b.wall for b in self.memlog], [b.wall for b in self.bare])
 
-    def told(self) -> str:
-        """What does not fit into the table."""
+    def details(self) -> str:
+        """Return a paragraph with the figures that are not in the table."""
         pairs = list(zip(self.memlog, self.bare, strict=True))
         work = ratio_of_sums([a.processor for a, _ in pairs], [b.processor for _, b in pairs])
+        neighbours = estimate([mine.wall / other.wall for mine, other in pairs])
         bare = [block.wall for block in self.bare]
         set_up = self.setting_up.wall - sum(bare) / len(bare)
         later = [step for step in self.traced if step >= BLOCK]
         return (
-            f"Within its budget: setting up took {set_up:.2f} s more than {BLOCK} bare steps; of the "
-            f"{self.steps} steps after that {len(later)} were traced ({', '.join(map(str, later))}), which "
-            f"by memlog's own account cost {self.said / sum(bare):.1%} of the time. The process's processor "
-            f"time was {work.format(3)} times the bare steps'; the median block of {BLOCK} steps took "
-            f"{estimate([mine.wall / other.wall for mine, other in pairs]).format(3)} times its bare "
-            "neighbour."
+            f"Within its budget: setting up took {set_up:.2f} s more than {BLOCK} bare steps. Of the "
+            f"{self.steps} steps after that, {len(later)} were traced ({', '.join(map(str, later))}), which "
+            f"cost {self.tracing_cost / sum(bare):.1%} of the time by memlog's own measurement. The "
+            f"processor time was {work.format(3)} times that of the bare steps. The median block of {BLOCK} "
+            f"steps took {neighbours.format(3)} times its bare neighbour's time."
         )
 
 
 def measure(model: str, device: str, steps: int) -> Outcome:
-    """Trains a model in a new process.
+    """Train a model in a new process.
 
     Args:
-        model: By its name in `benchmarks.layer_models`.
+        model: Name of the model in `benchmarks.layer_models`.
         device: ``cpu`` or ``cuda``.
-        steps: With memlog, and as many bare.
+        steps: Number of steps with memlog; the same number runs without it.
     """
     root = str(Path(__file__).resolve().parents[1])
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MEMLOG_")}
@@ -115,7 +115,7 @@ def measure(model: str, device: str, steps: int) -> Outcome:
 
 
 class Pause:
-    """A session whose part in a loop is taken out for a while. It knows its parts by their private names."""
+    """Temporary removal of a session from the training loop. It uses private attributes of the session."""
 
     def __init__(self, session: memlog.Session) -> None:
         recording: Any = session._live
@@ -125,22 +125,22 @@ class Pause:
         self._since = 0.0
 
     def tracing_cost(self) -> float:
-        """Seconds, as `memlog show` tells them."""
+        """Return the seconds that tracing cost, as `memlog show` prints them."""
         spent, _ = self._tracer.cost()
         return float(spent)
 
     def begin(self) -> None:
-        """From here on torch has no hook of memlog's."""
+        """Remove all hooks of memlog from torch."""
         self._since = time.perf_counter()
         self._recording._autolog.remove()
         self._waited = self._tracer._calls is not None
         self._tracer._stop_listening()
         if self._tracer._held is not None:
             self._tracer._held.remove()
-            self._tracer._held = None  # taken again as the next window opens
+            self._tracer._held = None  # the next window sets it again
 
     def end(self) -> None:
-        """From here on all is as before, and no time has passed."""
+        """Restore the hooks, and set memlog's clocks as if no time had passed."""
         self._recording._autolog = listen(self._recording.batches.optimizer_stepped)
         if self._waited:
             self._tracer._wait_for_a_call()
@@ -151,10 +151,10 @@ class Pause:
 
 
 def train(model: str, device: str, steps: int) -> Outcome:
-    """Both loops, by turns."""
+    """Run alternating blocks with and without memlog."""
     torch.set_num_threads(1)
     training = Training(model, device)
-    block(training, 2)  # not counted: the optimizer's state, torch's own caches
+    block(training, 2)  # not measured: the optimizer's state, torch's own caches
     session = memlog.init("local", model=training.model, layers=True)
     assert session.directory is not None
     pause = Pause(session)
@@ -173,6 +173,7 @@ def train(model: str, device: str, steps: int) -> Outcome:
 
 
 def block(training: Training, steps: int) -> Block:
+    """Train some steps and measure their time."""
     begun, worked = time.perf_counter(), time.process_time()
     for _ in range(steps):
         training.step()
@@ -180,7 +181,7 @@ def block(training: Training, steps: int) -> Block:
 
 
 def traced(directory: Path) -> list[int]:
-    """The numbers of the steps that were."""
+    """Return the numbers of the traced steps."""
     from memlog.events import Trace
     from memlog.journal import RunDirectory
 

@@ -1,6 +1,6 @@
-"""A GPT-2 and a ResNet-50, by their sizes: what a device is given to trace."""
+"""A model of the size of ResNet-50, for tracing on a GPU."""
 
-# PyTorch leaves some of what is used here without types.
+# Some of torch's functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _WIDENING = 4
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a shortcut.
+    """Three convolutions and a shortcut.
 
     Args:
-        before: Channels that come in.
-        width: Of the middle one; four times as many go out.
-        stride: Of the middle one.
+        before: Number of input channels.
+        width: Channels of the middle convolution. The block's output has four times as many.
+        stride: Stride of the middle convolution.
     """
 
     def __init__(self, before: int, width: int, stride: int) -> None:
@@ -40,13 +40,13 @@ class Bottleneck(nn.Module):
 
 
 def normed(before: int, after: int, size: int, stride: int) -> list[nn.Module]:
-    """A convolution with its batch norm."""
+    """Return a convolution and its batch norm."""
     convolution = nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)
     return [convolution, nn.BatchNorm2d(after)]
 
 
 def resnet() -> nn.Module:
-    """25.6 million parameters."""
+    """Build a ResNet-50, with 25.6 million parameters."""
     layers: list[nn.Module] = [*normed(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     before = 64
     for stage, (width, blocks) in enumerate(_STAGES):

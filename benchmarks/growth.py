@@ -1,6 +1,6 @@
-"""Rules of growth in real processes: which of some healthy and leaking scripts set off which rule.
+"""Test growth rules in real processes: which healthy and leaking scripts set off which rule.
 
-``python benchmarks/growth.py`` takes some minutes; it needs torch and NumPy.
+``python benchmarks/growth.py`` takes a few minutes. It needs torch and NumPy.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ LEAKING = {
 
 
 def alarms(name: str, body: str, mapped: str) -> list[str]:
-    """What a script's rules say, as ``STEP RULE``."""
+    """Run a script and return the alerts of its rules, each as ``STEP RULE``."""
     program = textwrap.dedent(TRAINING).format(
         rules=list(RULES), steps=STEPS, body=body, varies="var" in name
     )
@@ -85,7 +85,7 @@ def alarms(name: str, body: str, mapped: str) -> list[str]:
 
 
 def main() -> None:
-    """Prints a line for each script."""
+    """Run every script and print a line for each."""
     with tempfile.NamedTemporaryFile() as mapped:
         mapped.write(bytes(STEPS * 1024**2))
         mapped.flush()

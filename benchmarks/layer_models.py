@@ -1,6 +1,6 @@
-"""The models whose steps are traced in the benchmark."""
+"""Models whose steps the benchmark traces."""
 
-# PyTorch leaves some of what is used here without types.
+# Some of torch's functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.gpu_models import resnet
 
 
 def mlp() -> nn.Module:
-    """Twelve layers of 256 units."""
+    """Build an MLP with twelve layers of 256 units."""
     layers: list[nn.Module] = []
     for _ in range(12):
         layers += [nn.Linear(256, 256), nn.ReLU(inplace=True)]
@@ -24,7 +24,7 @@ def mlp() -> nn.Module:
 
 
 class Block(nn.Module):
-    """A transformer's layer."""
+    """One layer of a transformer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A transformer without places, whose words come in and go out by the same weights.
+    """A transformer without positions, whose embedding and output layer share their weights.
 
     Args:
-        words: In its vocabulary.
-        width: Of a layer.
-        layers: How many.
-        heads: Of each layer.
+        words: Size of the vocabulary.
+        width: Width of a layer.
+        layers: Number of layers.
+        heads: Number of attention heads in each layer.
     """
 
     def __init__(self, words: int, width: int, layers: int, heads: int) -> None:
@@ -120,15 +120,15 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "resnet": ("A ResNet-50 (32 x 224²)", resnet, lambda: torch.randn(32, 3, 224, 224)),
 }
 SMALL = ("mlp", "gpt", "unet")
-"""Those that a processor trains in less than a second a step."""
+"""Models that a CPU trains in less than a second per step."""
 
 
 class Training:
     """A model with its optimizer and one batch.
 
     Args:
-        name: Of the model.
-        device: Where it is trained.
+        name: Name of the model in `MODELS`.
+        device: Device on which the model trains.
     """
 
     def __init__(self, name: str, device: str) -> None:
@@ -140,6 +140,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def step(self) -> None:
+        """Train one step."""
         self.model(self.batch).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -1,6 +1,6 @@
-"""What it costs to trace steps: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
+"""Measure the cost of tracing steps: ``python -m benchmarks.layers [--rounds N] [--write FILE]``."""
 
-# PyTorch leaves some of what is used here without types.
+# Some of torch's functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.layer_models import MODELS, SMALL, Training
 from benchmarks.statistics import Estimate, estimate
 
 Tracing = Callable[[Training], AbstractContextManager[Any]]
-"""What surrounds one step."""
+"""Function that returns the context manager around one step."""
 
 
 def bare(_training: Training) -> AbstractContextManager[Any]:
@@ -46,7 +46,7 @@ def torch_profiler(_training: Training) -> AbstractContextManager[Any]:
 
 @contextmanager
 def mem_tracker(training: Training) -> Iterator[None]:
-    """The tracker that comes with torch, used as its documentation says."""
+    """Trace with torch's own tracker, used as its documentation says."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
@@ -57,7 +57,7 @@ def mem_tracker(training: Training) -> Iterator[None]:
 
 @contextmanager
 def psutil_in_hooks(_training: Training) -> Iterator[None]:
-    """A reading of the resident set as every module begins and ends."""
+    """Read the resident set when a module begins and when it ends."""
     process = psutil.Process()
     modules = nn.modules.module
 
@@ -81,16 +81,19 @@ WAYS: dict[str, Tracing] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="blocks of each way (default 9)")
-    parser.add_argument("--steps", type=int, default=5, help="steps a block (default 5)")
+    parser.add_argument("--rounds", type=int, default=9, help="blocks of each tracer (default 9)")
+    parser.add_argument("--steps", type=int, default=5, help="steps per block (default 5)")
     parser.add_argument(
         "--long", type=int, default=500, help="steps within memlog's budget (default 500)"
     )
     parser.add_argument(
-        "--models", nargs="+", choices=MODELS, help="(default: those of a size for the device)"
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        help="(default: small ones on the CPU, all on a GPU)",
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, too")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables to FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = [
@@ -106,26 +109,26 @@ def main() -> None:
 
 _PREFACE = """# What tracing a step costs
 
-Written by `make bench-layers`. Every way of tracing runs in blocks that are interleaved, and each is compared
-with the bare block of its own round: medians, with an interval that holds the true one with at least 95 %
-confidence (from six rounds on). The second row is of another kind: what it traces is rare and dear, so all
-its steps are summed against as many bare steps of the same process, block by block by turns; the interval is
-a bootstrap's. The block in which tracing is set up (imports, the first two traces) stands apart, below the
-table. "Added" is what a step takes beyond a bare one's, and the last column how many times more MemTracker
-adds.
+Written by `make bench-layers`. All ways of tracing run in interleaved blocks. Each block is compared with the
+bare block of the same round. Figures are medians, with an interval that contains the true median with at
+least 95 % confidence (from six rounds on). The second row differs: a traced step is rare and expensive there,
+so the row compares the sum of all its steps with the sum of as many bare steps in the same process, in
+alternating blocks; its interval is a bootstrap interval. The block in which tracing is set up (imports, the
+first two traces) is reported below the table. "Added" is the time of a step minus that of a bare step. The
+last column is the time that MemTracker adds divided by the time that the row's way adds.
 
 """
 
 
 class Result:
-    """One model under every way of tracing.
+    """Measurements of one model under every way of tracing.
 
     Args:
-        name: Of the model.
-        device: Where it is trained.
-        rounds: Blocks of each way.
-        steps: In a block.
-        long: Steps within memlog's budget.
+        name: Name of the model.
+        device: Device on which the model trains.
+        rounds: Number of blocks of each way.
+        steps: Number of steps in a block.
+        long: Number of steps with tracing within memlog's budget.
     """
 
     def __init__(self, name: str, device: str, rounds: int, steps: int, long: int) -> None:
@@ -136,16 +139,16 @@ class Result:
         self.within = budget.measure(name, device, long)
 
     def added(self, way: str) -> float:
-        """Milliseconds beyond a bare step: the median over the rounds."""
+        """Return the milliseconds that a way adds to a bare step, as the median over the rounds."""
         pairs = zip(self.medians[way], self.medians["bare"], strict=True)
         return statistics.median(value - base for value, base in pairs)
 
     def times_cheaper(self, added: float) -> float:
-        """How many times more MemTracker adds."""
+        """Return the time that MemTracker adds to a step divided by ``added`` milliseconds."""
         return self.added("torch's MemTracker") / added if added > 0 else math.inf
 
     def table(self) -> str:
-        """In Markdown."""
+        """Return the table in Markdown."""
         rows = [self._row(way) for way in self.medians]
         rows.insert(1, self._row_within())
         lines = [
@@ -153,7 +156,7 @@ class Result:
             "|---|---|---|---|---|",
             *rows,
         ]
-        return "\n".join([self.title, "", *lines, "", self.within.told()])
+        return "\n".join([self.title, "", *lines, "", self.within.details()])
 
     def _row(self, way: str) -> str:
         values = self.medians[way]
@@ -172,10 +175,10 @@ class Result:
 
 
 def medians(training: Training, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Each way's blocks, in milliseconds a step."""
+    """Measure the blocks of each way, in milliseconds per step."""
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for tracing in WAYS.values():
-        block(training, tracing, 2)  # not counted: imports, scratch space, the optimizer's state
+        block(training, tracing, 2)  # not measured: imports, scratch space, the optimizer's state
     for number in track(range(rounds), description=training.description, transient=True):
         order = list(WAYS)
         shift = number % len(order)
@@ -185,7 +188,7 @@ def medians(training: Training, rounds: int, steps: int) -> dict[str, list[float
 
 
 def aims(results: list[Result]) -> str:
-    """What memlog wants to keep to, and whether it did."""
+    """Return a table of memlog's aims, with the result of each model."""
     within = [result.within.ratio for result in results]
     times = [result.times_cheaper(result.added("memlog, every step")) for result in results]
     rows = [
@@ -201,19 +204,19 @@ def aims(results: list[Result]) -> str:
 
 
 def _below_the_aim(ratio: Estimate) -> str:
-    told = "met" if ratio.median <= 1.01 else "missed"
+    verdict = "met" if ratio.median <= 1.01 else "missed"
     if ratio.low <= 1.01 < ratio.high:
-        told += ", but for the noise"
-    return f"{ratio.format(3)}, {told}"
+        verdict += ", but for the noise"
+    return f"{ratio.format(3)}, {verdict}"
 
 
 def _times(times: float) -> str:
-    """Less than nothing is noise."""
-    return f"{times:.1f}" if math.isfinite(times) else "(nothing to see)"
+    """Format a factor; an infinite one means that the added time is below the noise."""
+    return f"{times:.1f}" if math.isfinite(times) else "(below the noise)"
 
 
 def block(training: Training, way: Tracing, steps: int) -> float:
-    """The median of some steps, in milliseconds, opening and closing included."""
+    """Return the median time of some steps in milliseconds, with the time to start and stop tracing."""
     times = []
     for _ in range(steps):
         begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What long runs take: ``python -m benchmarks.limits [--events N] [--seconds S] [--write FILE]``."""
+"""Measure long runs: ``python -m benchmarks.limits [--events N] [--seconds S] [--write FILE]``."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from memlog.journal import find_run
 
 _PREFACE = """# Limits
 
-Written by `make limits`. What bounds a run, and what a long one takes.
+Written by `make limits`. Limits of a run, and the memory and disk space that a long run takes.
 
 """
 
 _BOUNDS = {
     "the journal of a run": (
-        "`journal_limit`, 2 GiB where nothing is said. Beyond it the helper thins closed segments: what "
-        "every tracker has had first, then the oldest steps; peaks, alerts, epochs and what is rare stay. "
-        "`memlog show` tells how many events went. Without a tracker nothing counts as delivered, and "
-        "steps are thinned alike. The newest segment of each process (16 MiB, or an eighth of the "
-        "limit) is never touched. While it is half as large again as its limit, because the helper is gone "
-        "or too slow, only steps with a peak are written: each new one, and the peaks of every 1,000 steps."
+        "`journal_limit`, 2 GiB by default. Beyond it the helper thins closed segments: first those that "
+        "every tracker has received, then the oldest steps. Peaks, alerts, epochs and rare events stay. "
+        "`memlog show` prints the number of removed events. Without a tracker, no event counts as "
+        "delivered, and all steps are thinned equally. The newest segment of each process (16 MiB, or an "
+        "eighth of the limit) is never thinned. If the journal reaches 1.5 times its limit, because the "
+        "helper has ended or is too slow, only steps with a peak are written: each new peak, and the peaks "
+        "of every 1,000 steps."
     ),
     "events that wait for a slow disk": "100,000, about 15 MB; more are dropped and counted",
-    "a write that the file system does not finish": "none: the step waits for as long (reliability.md)",
-    "a line of the journal": "1 MiB; a longer one is not ours",
+    "a write that the file system does not finish": "none: the step waits until it ends (reliability.md)",
+    "a line of the journal": "1 MiB; a longer line is ignored",
     "points that a tracker gets": (
-        "every step below 10,000; then ten, then a hundred steps share one, in which peaks are kept: "
-        "28,000 a metric for a million steps"
+        "one per step below 10,000; then one per ten, then one per hundred steps, with their peaks: "
+        "28,000 per metric for a million steps"
     ),
     "alerts that a tracker shows": "the newest 1,000 of a run",
     "the name of an artifact": "128 characters",
     "`finish`": (
         "10 s (`finish_timeout`), 2 s if no tracker can be reached; "
-        "the helper goes on for 120 s more (`linger`), for 20 s after SIGTERM"
+        "the helper continues for 120 s (`linger`), for 20 s after SIGTERM"
     ),
 }
 
@@ -65,7 +66,7 @@ _STEADY = """
     deadline = time.monotonic() + 60
     while not any(b'"sample"' in path.read_bytes() for path in session.directory.glob("helper-*")):
         assert time.monotonic() < deadline
-        time.sleep(0.1)   # until it has come up
+        time.sleep(0.1)   # until the helper has started
 
     def look():
         sizes.append((trainer.memory_info().rss, helper.memory_info().rss))
@@ -75,7 +76,7 @@ _STEADY = """
         session.publish(Batch(now_us(), step, 3 * 2**30, 3 * 2**30, "watermark", (reading,)))
         if step % (events // 20) == 0 and step >= events // 10:
             look()
-    time.sleep(3)   # the helper has read all of it meanwhile
+    time.sleep(3)   # until the helper has read all events
     look()
     session.finish()
     journal = sum(path.stat().st_size for path in session.directory.glob("trainer-*"))
@@ -111,12 +112,12 @@ _PACED = """
         while step < rate * passed:
             session.step()
             step += 1
-        if passed >= look:   # in the second half, the client has long been imported
+        if passed >= look:   # in the second half, when the client is imported
             look += 0.1
             lowest = min(behind(), step if lowest is None else lowest)
         time.sleep(0.002)
     before, ended = remembered().delivered, time.monotonic()
-    # Without the end of the run what is open of the last bucket stays open: ten steps at the most.
+    # The last bucket of up to ten steps is sent when the run ends.
     while (settled := behind()) > 20 and time.monotonic() < ended + 60:
         time.sleep(0.1)
     session.finish()
@@ -143,40 +144,38 @@ _PEAK = """
         main()
     except SystemExit as end:
         assert not end.code, end
-    # Not getrusage: what it tells is at least the size of the process that started this one.
+    # Not getrusage: its peak is at least the size of the process that started this one.
     [peak] = [line for line in Path("/proc/self/status").open() if line.startswith("VmHWM")]
     print(int(peak.split()[1]) * 1024, file=sys.stderr)
 """
 
 
 def steady(directory: Path, events: int) -> dict[str, float]:
-    """Publishes batch events of one device; MiB that two processes grew by, and bytes an event took."""
-    told = json.loads(_run(_STEADY, directory, str(events)).stdout)
-    grown = [[size - told["sizes"][0][who] for size in column] for who, column in _columns(told)]
+    """Publish batch events of one device; return MiB by which two processes grew, and bytes per event."""
+    result = json.loads(_run(_STEADY, directory, str(events)).stdout)
+    trainer, helper = (
+        max(abs(size - sizes[0]) for size in sizes) for sizes in zip(*result["sizes"], strict=True)
+    )
     return {
-        "trainer_mib": max(map(abs, grown[0])) / 2**20,
-        "helper_mib": max(map(abs, grown[1])) / 2**20,
-        "bytes_an_event": told["journal"] / events,
+        "trainer_mib": trainer / 2**20,
+        "helper_mib": helper / 2**20,
+        "bytes_an_event": result["journal"] / events,
     }
 
 
-def _columns(told: dict[str, Any]) -> list[tuple[int, list[int]]]:
-    return list(enumerate(map(list, zip(*told["sizes"], strict=True))))
-
-
 def keeping_up(directory: Path, rate: int, seconds: float) -> dict[str, Any]:
-    """Publishes steps at a rate to MLflow on SQLite: how far behind delivery was, and how long the rest took.
+    """Publish steps at a rate to MLflow on SQLite, and measure how far delivery was behind.
 
-    ``behind_lowest`` is the fewest steps that were not delivered at any look in the second half: what
-    piled up while the client was imported has been caught up with, while steps went on coming.
-    ``behind_settled`` is what was left after the last step, without the end of the run.
+    ``behind_lowest`` is the smallest number of undelivered steps at any check in the second half, when
+    delivery has caught up with the steps that were published while the client was imported.
+    ``behind_settled`` is the number of undelivered steps some time after the last step, before the run ends.
     """
-    told: dict[str, Any] = json.loads(_run(_PACED, directory, str(rate), str(seconds)).stdout)
-    return told
+    result: dict[str, Any] = json.loads(_run(_PACED, directory, str(rate), str(seconds)).stdout)
+    return result
 
 
 def peak_mib(directory: Path, *command: str) -> float:
-    """The peak resident set of a command of memlog's, in MiB."""
+    """Run a memlog command and return its peak resident set in MiB."""
     done = _run(_PEAK, directory, *command)
     return int(done.stderr.splitlines()[-1]) / 2**20
 
@@ -199,7 +198,7 @@ def _run(script: str, directory: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def commands(directory: Path) -> dict[str, float]:
-    """Peak MiB of reading and of delivering the newest run there."""
+    """Return the peak MiB of printing and of delivering the newest run in a directory."""
     run = find_run(directory / "runs", "latest").id
     where = ("--dir", str(directory / "runs"))
     return {
@@ -210,9 +209,11 @@ def commands(directory: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=1_000_000, help="of a long run")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of delivery at 1,000 events/s")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables there, too")
+    parser.add_argument("--events", type=int, default=1_000_000, help="events of the long run")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="seconds of delivery at 1,000 events/s"
+    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables to FILE")
     options = parser.parse_args()
     tables = "\n\n".join([_bounds(), machine(), _long(options.events), _delivery(options.seconds)])
     Console().print(tables, markup=False, highlight=False)
@@ -242,9 +243,9 @@ def _long(events: int) -> str:
 
 def _named(figures: dict[str, float]) -> dict[str, str]:
     return {
-        "the trainer's resident set moved by, MiB": f"{figures['trainer_mib']:.1f}",
-        "the helper's, MiB": f"{figures['helper_mib']:.1f}",
-        "journal, bytes an event": f"{figures['bytes_an_event']:.0f}",
+        "change of the trainer's resident set, MiB": f"{figures['trainer_mib']:.1f}",
+        "change of the helper's resident set, MiB": f"{figures['helper_mib']:.1f}",
+        "journal, bytes per event": f"{figures['bytes_an_event']:.0f}",
     }
 
 
@@ -254,11 +255,11 @@ def _rounded(peaks: dict[str, float]) -> dict[str, str]:
 
 def _delivery(seconds: float) -> str:
     with tempfile.TemporaryDirectory(prefix="memlog-limits-") as folder:
-        told = keeping_up(Path(folder), 1_000, seconds)
-    share = told["points_before"] / told["points"]
+        result = keeping_up(Path(folder), 1_000, seconds)
+    share = result["points_before"] / result["points"]
     return (
-        f"1,000 events/s for {seconds:g} s to MLflow on SQLite: of {told['points']:,} points {share:.1%} "
-        f"were there when the last step was over, and the rest {told['finish_s']:.1f} s later."
+        f"1,000 events/s for {seconds:g} s to MLflow on SQLite: of {result['points']:,} points {share:.1%} "
+        f"were delivered when the last step ended, and the rest {result['finish_s']:.1f} s later."
     )
 
 

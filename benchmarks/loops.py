@@ -1,7 +1,7 @@
-"""The training loops that are compared, each in a process of its own that runs a block when told to.
+"""Training loops to compare, each in a process that runs a block of steps for each number on its stdin.
 
-A process of its own keeps what one loop leaves behind (threads, a helper process at work, a heap) out of
-the others' figures; interleaved blocks keep a machine that changes its speed from favouring one.
+With its own process, a loop's remains (threads, a running helper process, a heap) do not change the figures
+of the others. With interleaved blocks, a change of the machine's speed affects all loops.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 SETTLE_TIMEOUT = 300.0
 QUIET = 1.5
-"""Seconds without a further point after which a run of W&B's counts as up to date."""
+"""Seconds without a new point after which a W&B run counts as up to date."""
 
 
 class Step:
-    """About a millisecond of real training on one thread."""
+    """A training step that takes about a millisecond on one thread."""
 
     def __init__(self, batch: int) -> None:
         import torch
@@ -42,17 +42,17 @@ class Step:
 
 
 class Bare:
-    """Nothing beside the step."""
+    """A loop that does nothing but train."""
 
     def after_step(self, step: int) -> None:
-        """What a loop does at the end of a step."""
+        """Do the loop's own work at the end of a step."""
 
     def settle(self) -> None:
-        """Waits until nothing that the block began is still at work."""
+        """Wait until all background work of the block has ended."""
 
 
 class Memlog(Bare):
-    """memlog, with the loop unchanged."""
+    """A loop with memlog, otherwise unchanged."""
 
     def __init__(self, *backends: str) -> None:
         import memlog
@@ -73,23 +73,23 @@ class Memlog(Bare):
         run = RunDirectory(self.session.directory)
         trainer = f"trainer-{os.getpid()}"
         deadline = time.monotonic() + SETTLE_TIMEOUT
-        handed_over, since = 0, time.monotonic()
+        sent, since = 0, time.monotonic()
         while time.monotonic() < deadline:
             state = UploadState.load(run, backend)
-            if state.provisional != handed_over:  # W&B's: no position is certain before the end
-                handed_over, since = state.provisional, time.monotonic()
-            if handed_over and time.monotonic() - since >= QUIET:
+            if state.provisional != sent:  # W&B confirms no position before the run ends
+                sent, since = state.provisional, time.monotonic()
+            if sent and time.monotonic() - since >= QUIET:
                 return
             progress = state.files.get(trainer)
             size = sum(path.stat().st_size for path in run.path.glob("trainer-*"))
             if progress is not None and progress.sent.offset >= size:
                 return
             time.sleep(0.05)
-        raise TimeoutError(f"{backend} did not get everything in {SETTLE_TIMEOUT:.0f} s")
+        raise TimeoutError(f"{backend} did not receive all points in {SETTLE_TIMEOUT:.0f} s")
 
 
 class MlflowInTheLoop(Bare):
-    """``mlflow.log_metrics`` of the figures that memlog logs on a CPU."""
+    """A loop that calls ``mlflow.log_metrics`` with the figures that memlog logs on a CPU."""
 
     def __init__(self, *, synchronous: bool) -> None:
         import mlflow
@@ -111,7 +111,7 @@ class MlflowInTheLoop(Bare):
 
 
 class WandbInTheLoop(Bare):
-    """``run.log`` of the user's, offline, of the figures that memlog logs on a CPU."""
+    """A loop that calls W&B's ``run.log``, offline, with the figures that memlog logs on a CPU."""
 
     def __init__(self) -> None:
         import wandb
@@ -127,7 +127,7 @@ class WandbInTheLoop(Bare):
 
 
 class WandbInProcess(WandbInTheLoop):
-    """The same, and memlog writes beside it, in process."""
+    """A loop that calls ``run.log``, while memlog writes to the same run from the same process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ LOOPS: dict[str, Callable[[], Bare]] = {
 
 
 class Worker:
-    """A loop in a process of its own."""
+    """A loop in its own process."""
 
     def __init__(self, name: str, batch: int) -> None:
         self.name = name
@@ -171,19 +171,21 @@ class Worker:
         )
 
     def block(self, steps: int) -> list[float]:
-        """Runs a block; returns each step's seconds, once the loop has settled."""
+        """Run a block, wait until the loop has settled, and return each step's seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the loop {self.name!r} has ended: see its message above")
+            raise RuntimeError(
+                f"the process of loop {self.name!r} has ended: see its message above"
+            )
         times: list[float] = json.loads(line)
         return times
 
     def close(self) -> None:
-        """Ends the process and removes what it wrote."""
+        """End the process and remove the files that it wrote."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=SETTLE_TIMEOUT)
@@ -191,7 +193,7 @@ class Worker:
 
 
 def serve(name: str, batch: int) -> None:
-    """The worker's own side: a block for each number that comes in."""
+    """Run a block of steps for each number on stdin, and print the steps' seconds (the worker process)."""
     loop = LOOPS[name]()
     train: Any = Step(batch)
     done = 0

@@ -1,4 +1,4 @@
-"""Microseconds of one publish, with its probes apart."""
+"""Measure the microseconds of one publish, with and without its probes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REPEATS = 41
 
 
 def measure() -> dict[str, Estimate]:
-    """Times publishing a batch event in this process, in interleaved repeats.
+    """Measure publishing a batch event in this process, in interleaved repeats.
 
     Returns:
-        Microseconds a call: the whole, its probes alone, the difference, and with monitoring disabled.
+        Microseconds per call: in total, of the probes alone, the difference, and with monitoring disabled.
     """
     import memlog
     from memlog._internal.diagnostics import Diagnostics
@@ -48,7 +48,7 @@ def measure() -> dict[str, Estimate]:
 
 
 def _nothing() -> None:
-    """What calling a function costs by itself."""
+    """Do nothing: the cost of a function call is subtracted from the others."""
 
 
 def _microseconds(call: Callable[[], object]) -> float:

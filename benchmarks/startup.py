@@ -1,4 +1,4 @@
-"""Times of what happens once a run: importing memlog, ``init`` and ``finish``, in fresh processes."""
+"""Measure the work of each run: importing memlog, ``init`` and ``finish``, in fresh processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ms(since):
 begun = now()
 import memlog
 figures = {"import memlog": ms(begun)}
-os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"  # nobody listens there
+os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"  # no server listens there
 for name, backend in (('memlog.init("local")', "local"), ('memlog.init("mlflow"), server down', "mlflow")):
     begun = now()
     session = memlog.init(backend, dir="runs", config={"memlog": {"linger": 5}})
@@ -37,13 +37,13 @@ print(json.dumps(figures))
 
 
 def measure(rounds: int) -> dict[str, tuple[Estimate, Estimate]]:
-    """Runs a program that measures itself.
+    """Run a program that measures itself.
 
     Args:
-        rounds: Processes, one after the other; one more comes first and is not counted.
+        rounds: Number of processes, one after the other. One more runs first and is not measured.
 
     Returns:
-        By what was done: ms on the clock, and ms of the process's own processor time.
+        Wall-clock milliseconds and milliseconds of processor time, by action.
     """
     clock: dict[str, list[float]] = defaultdict(list)
     processor: dict[str, list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Medians with an interval that assumes nothing of the noise."""
+"""Medians and ratios with intervals that assume no distribution of the noise."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
-    """A median and the interval that holds the true one with at least 95 % confidence."""
+    """A median and the interval that contains the true median with at least 95 % confidence."""
 
     median: float
     low: float
     high: float
 
     def format(self, digits: int) -> str:
-        """``1.003 [0.998, 1.012]``."""
+        """Return the estimate as text, such as ``1.003 [0.998, 1.012]``."""
         return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The median of ``values`` with the distribution-free interval between two order statistics.
+    """Return the median of ``values`` with the distribution-free interval between two order statistics.
 
     The number of values below the true median is binomial with p = 1/2, whatever the distribution
     (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2). Needs six values for 95 %.
@@ -35,13 +35,13 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The sum of ``above`` over that of ``below``, whose values belong together in pairs.
+    """Return the sum of ``above`` divided by the sum of ``below``, whose values are paired by index.
 
-    The interval is the percentile bootstrap's over the pairs (Efron and Tibshirani, An Introduction to the
-    Bootstrap, section 13.3): unlike a median's, it counts what is rare and dear.
+    The interval is the percentile bootstrap interval over the pairs (Efron and Tibshirani, An Introduction to
+    the Bootstrap, section 13.3). Unlike that of a median, it includes rare and expensive steps.
     """
     pairs = list(zip(above, below, strict=True))
-    random = Random(0)  # noqa: S311 - resampling keeps no secret
+    random = Random(0)  # noqa: S311 - resampling is no cryptography
     ratios = []
     for _ in range(_RESAMPLES):
         drawn = random.choices(pairs, k=len(pairs))
@@ -52,7 +52,7 @@ def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Estimate:
 
 
 def _rank(count: int) -> int:
-    """The largest k with P(Binomial(count, 1/2) <= k - 1) <= 2.5 %, as an index from 0."""
+    """Return the largest k with P(Binomial(count, 1/2) <= k - 1) <= 2.5 %, as an index from 0."""
     below, rank = 0.0, 0
     while rank < count // 2:
         below += math.comb(count, rank) / 2**count

@@ -10,7 +10,7 @@ from memlog.journal import RunDirectory
 from memlog.reports.final_state import LastMoments
 from memlog.reports.levels import failing_peak
 from memlog.trace.predict import Advice, advise
-from memlog.trace.records import Trace as Recorded
+from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
 """Share of the traced step's peak that the process must have grown by for another step to be larger."""
@@ -58,7 +58,7 @@ class _Levels(msgspec.Struct):
     last: Batch | None = None
 
 
-def advise_on(run: RunDirectory, event: Trace, trace: Recorded) -> tuple[Advice, Standing]:
+def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
     """Works out what would make a run's worst traced step smaller, and how it stands among the run's steps.
 
     Args:

@@ -8,11 +8,11 @@ import msgspec
 
 from memlog._internal.safe_files import read_plain
 from memlog.errors import TraceNotFoundError
-from memlog.events import Trace as TraceEvent
+from memlog.events import Trace
 from memlog.journal import RunDirectory
 from memlog.journal.format import UNDECODABLE
 from memlog.trace import encoding
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
@@ -22,9 +22,9 @@ _LARGEST = 2**62
 class WorstStep(NamedTuple):
     """A traced step."""
 
-    event: TraceEvent
+    event: Trace
     """What was published of it."""
-    trace: Trace
+    trace: RecordedTrace
 
 
 def read_worst_step(run: RunDirectory) -> WorstStep:
@@ -35,7 +35,7 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
     """
     try:
         kept = read_plain(run.path, run.worst_step.name, MAX_BYTES)
-        event, trace = msgspec.msgpack.decode(kept, type=tuple[TraceEvent, Trace])
+        event, trace = msgspec.msgpack.decode(kept, type=tuple[Trace, RecordedTrace])
     except FileNotFoundError:
         raise TraceNotFoundError(
             f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True), or by "
@@ -54,7 +54,7 @@ def _unreadable(run: RunDirectory, why: str) -> TraceNotFoundError:
     )
 
 
-def _is_sound(trace: Trace) -> bool:
+def _is_sound(trace: RecordedTrace) -> bool:
     """Whether whoever replays the events may trust their numbers: the file is anybody's."""
     if len(trace.events) % encoding.EVENT_BYTES or not trace.paths:
         return False

@@ -1,4 +1,4 @@
-"""What a trace says: one stream of events, one analysis of it, whichever engine recorded it.
+"""Analysis of a trace: one stream of events, whichever engine recorded it, and one analysis of that stream.
 
-Nothing here imports torch.
+This package does not import torch.
 """

@@ -1,16 +1,17 @@
-"""Keeps the books of a trace: takes the stream piece by piece and forgets each piece.
+"""Accounting of a trace: totals per layer, and the storages that are live at the peak.
 
-Two passes over each piece: the first finds where live bytes are highest, and only where that is higher than
-ever before a second replays the piece to that point for who held what. So the books are exact however long
-the trace is, while what is kept in memory grows with the live storages alone.
+The accountant processes the stream in pieces and keeps no piece. It takes two passes over a piece: the first
+finds the piece's highest number of live bytes. If that is a new peak, the second replays the piece up to it,
+to find the storages that were live then. So the figures are exact for a trace of any length, and the memory
+used grows with the live storages only.
 
-Live bytes are counted from the start of the trace, at which they are 0. What was there before is added at
-the end, since it may become known late (an optimizer's state is seen when it first steps).
+Live bytes count from 0 at the start of the trace. Bytes from before the trace are added at the end, because
+some become known late (an optimizer's state when it first steps).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from memlog.trace import encoding
 from memlog.trace.encoding import (
@@ -25,15 +26,15 @@ from memlog.trace.encoding import (
     RECOMPUTED,
     TEMPORARY,
     UNDECIDED,
-    TraceEvent,
+    StreamEvent,
 )
 
 PIECE = 8192
-"""Events that are worked on at a time."""
+"""Events in a piece."""
 
 
 class LiveStorage:
-    """A storage that is, or was, live."""
+    """A storage, live or freed."""
 
     __slots__ = ("alive", "category", "layer", "line", "phase", "size")
 
@@ -47,7 +48,7 @@ class LiveStorage:
 
     @property
     def final_category(self) -> int:
-        """The category, with what nobody decided told by the phase."""
+        """The category; if undecided, the one that follows from the phase."""
         if self.category != UNDECIDED:
             return self.category
         if self.phase == BEFORE:
@@ -56,7 +57,7 @@ class LiveStorage:
 
 
 class Row:
-    """The figures of one layer in one phase."""
+    """Figures of one layer in one phase."""
 
     __slots__ = (
         "allocated",
@@ -82,51 +83,132 @@ class Row:
         self.readings = 0
         self.reserved_peak = 0
         self.unused_share = 0.0
-        """Sum over the readings of ``(reserved - allocated) / reserved``."""
+        """Sum of ``(reserved - allocated) / reserved`` over the readings."""
 
-    def reach(self, level: int) -> None:
-        """Live bytes were at ``level`` while this was active."""
+    def raise_peak(self, level: int) -> None:
+        """Set the peak to ``level`` live bytes if that is higher."""
         if self.peak is None or level > self.peak:
             self.peak = level
 
 
 class _Frame:
-    """A module that is at work, or a stretch of work outside all modules."""
+    """A module that is running, or a sequence of operations outside all modules."""
 
-    __slots__ = ("began_ns", "held", "layer", "opening", "peak", "phase")
+    __slots__ = ("began_ns", "layer", "live_at_entry", "peak", "phase", "storages")
 
     def __init__(self, layer: int, phase: int, began_ns: int, live: int) -> None:
         self.layer = layer
         self.phase = phase
         self.began_ns = began_ns
-        self.opening = live
+        self.live_at_entry = live
         self.peak = live
-        self.held: list[LiveStorage] = []
+        self.storages: list[LiveStorage] = []
 
-    def hold(self, held: LiveStorage) -> None:
-        """Remembers what was allocated here, without what is gone again."""
-        self.held.append(held)
-        if len(self.held) >= PIECE:
-            self.held = [held for held in self.held if held.alive]
+    def add(self, storage: LiveStorage) -> None:
+        """Add a storage allocated here, and sometimes drop those that are freed."""
+        self.storages.append(storage)
+        if len(self.storages) >= PIECE:
+            self.storages = [storage for storage in self.storages if storage.alive]
+
+    def mark_activations(self) -> None:
+        """Classify what a forward pass allocated and still holds when it ends as activations."""
+        for storage in self.storages:
+            if storage.alive and storage.category == UNDECIDED:
+                storage.category = ACTIVATION
+        self.storages = []
+
+
+class _Frames:
+    """The running modules of each thread.
+
+    Args:
+        rows: Figures by layer and phase, updated when a frame closes.
+    """
+
+    def __init__(self, rows: defaultdict[tuple[int, int], Row]) -> None:
+        self._rows = rows
+        self._stacks: dict[int, list[_Frame]] = {}
+
+    def add(self, storage: LiveStorage, thread: int, live: int) -> None:
+        """Add a storage to its thread's innermost frame, after which ``live`` bytes are live."""
+        stack = self._stacks.get(thread) or self._stack(thread, live)
+        stack[-1].add(storage)
+        self.raise_peaks(live)
+
+    def raise_peaks(self, live: int) -> None:
+        """Set the peak of each thread's innermost frame to ``live`` bytes if that is higher."""
+        for stack in self._stacks.values():
+            stack[-1].peak = max(stack[-1].peak, live)
+
+    def _stack(self, thread: int, live: int) -> list[_Frame]:
+        """Return a thread's frames; the first is its work outside all modules, and never closes."""
+        stack = self._stacks.get(thread)
+        if stack is None:
+            stack = self._stacks[thread] = [_Frame(OUTSIDE, FORWARD, 0, live)]
+        return stack
+
+    def enter(self, event: StreamEvent, live: int) -> None:
+        """Open a module's frame at ``live`` bytes."""
+        frame = _Frame(event.layer, event.phase, event.time_ns, live)
+        self._stack(event.thread, live).append(frame)
+
+    def exit(self, event: StreamEvent, live: int) -> None:
+        """Close a module's frame and those inside it, unless it began before the trace did."""
+        stack = self._stack(event.thread, live)
+        if not any(frame.layer == event.layer for frame in stack[1:]):
+            return
+        closed = OUTSIDE
+        while closed != event.layer:
+            closed = stack[-1].layer
+            self._close_innermost(stack, event.time_ns, live)
+
+    def change_phase(self, event: StreamEvent, live: int) -> None:
+        """Close the thread's frame of its last phase, and open one for a backward pass or optimizer step."""
+        stack = self._stack(event.thread, live)
+        if stack[-1].phase in (BACKWARD, OPTIMIZER):
+            self._close_innermost(stack, event.time_ns, live)
+        elif event.phase == BACKWARD:
+            # The backward pass that begins needs what the loss still holds.
+            stack[-1].mark_activations()
+        if event.phase != FORWARD:
+            stack.append(_Frame(event.layer, event.phase, event.time_ns, live))
+
+    def close_all(self, time_ns: int, live: int) -> None:
+        """Close every frame at the end of the trace."""
+        for stack in self._stacks.values():
+            while len(stack) > 1:
+                self._close_innermost(stack, time_ns, live)
+            stack[0].mark_activations()
+
+    def _close_innermost(self, stack: list[_Frame], time_ns: int, live: int) -> None:
+        frame = stack.pop()
+        row = self._rows[frame.layer, frame.phase]
+        row.calls += 1
+        row.time_ns += time_ns - frame.began_ns
+        row.kept += live - frame.live_at_entry
+        row.raise_peak(frame.peak)
+        if frame.phase == FORWARD:
+            frame.mark_activations()
+        stack[-1].peak = max(stack[-1].peak, frame.peak)
 
 
 class Accountant:
-    """The books of one trace.
+    """The accounting of one trace.
 
     Args:
-        by_readings: Whether live bytes are those that READING events tell (a sampler records no
-            allocations) rather than the sum of what was allocated and not freed.
+        by_readings: True: READING events give the live bytes (a sampler records no allocations). False: live
+            bytes are those allocated minus those freed.
 
     Attributes:
-        live_bytes: Bytes live now, over those at the start.
-        before_bytes: Bytes that were there before the trace.
+        live_bytes: Bytes live now, minus those at the start.
+        before_bytes: Bytes that were live before the trace.
         peak_bytes: The highest `live_bytes` so far.
-        peak_ns: When that was.
-        at_peak: What was live then.
+        peak_ns: Time of the peak, in nanoseconds since the trace began.
+        at_peak: Storages live at the peak.
         rows: Figures by layer and phase.
         lines: Bytes allocated outside all modules, by the number of the line.
-        last_ns: The time of the last event.
-        unmatched_frees: Frees of what nobody saw allocated.
+        last_ns: Time of the last event.
+        unmatched_frees: Number of frees without a recorded allocation.
     """
 
     def __init__(self, *, by_readings: bool = False) -> None:
@@ -135,63 +217,60 @@ class Accountant:
         self.peak_bytes = 0
         self.peak_ns = 0
         self.at_peak: list[LiveStorage] = []
-        self.rows: dict[tuple[int, int], Row] = {}
+        self.rows = defaultdict[tuple[int, int], Row](Row)
         self.lines: Counter[int] = Counter()
         self.last_ns = 0
         self.unmatched_frees = 0
         self._by_readings = by_readings
-        self._opening_reading: int | None = None
+        self._first_reading: int | None = None
         self._live: dict[int, LiveStorage] = {}
-        self._frames: dict[int, list[_Frame]] = {}
+        self._frames = _Frames(self.rows)
         self._created: list[LiveStorage] = []
         self._index = 0
         self._peak_index = -1
-        self._handlers = (
-            self._alloc,
-            self._free,
-            self._enter,
-            self._exit,
-            self._turn,
-            self._classify,
-            self._reading,
-            self._uses,
-            self._line,
-        )
+        self._handlers = {
+            encoding.ALLOC: self._alloc,
+            encoding.FREE: self._free,
+            encoding.ENTER: self._enter,
+            encoding.EXIT: self._exit,
+            encoding.PHASE_CHANGE: self._change_phase,
+            encoding.CLASSIFY: self._classify,
+            encoding.READING: self._reading,
+            encoding.USES: _ignore,  # predictions alone read it
+            encoding.LINE: self._line,
+        }
 
     def fold(self, events: bytes) -> None:
-        """Takes the next part of the stream."""
+        """Process the next part of the stream."""
         step = PIECE * encoding.EVENT_BYTES
         for start in range(0, len(events), step):
             self._fold_piece(events[start : start + step])
 
     def finish(self) -> None:
-        """Ends what is still at work; nothing may be folded afterwards."""
-        for thread, frames in self._frames.items():
-            while len(frames) > 1:
-                self._close(thread, frames.pop(), self.last_ns)
-            _settle(frames[0])
+        """Close all modules that are still running. `fold` must not be called afterwards."""
+        self._frames.close_all(self.last_ns, self.live_bytes)
 
     def remaining(self) -> list[LiveStorage]:
-        """What is live now."""
+        """Return the storages that are live now."""
         return list(self._live.values())
 
     def _fold_piece(self, piece: bytes) -> None:
-        opening = dict(self._live)
+        live_before = dict(self._live)
         self._created = []
         self._peak_index = -1
         handlers = self._handlers
         for self._index, event in enumerate(encoding.decode(piece)):
             handlers[event.kind](event)
-            self.last_ns = event.time_ns
-        seen = 0
+        self.last_ns = event.time_ns
+        replayed = 0
         if self._peak_index >= 0:
             until_peak = piece[: (self._peak_index + 1) * encoding.EVENT_BYTES]
-            self.at_peak, seen = self._replay(opening, until_peak)
-        # These were there at the peak, too: they are only heard of later.
-        self.at_peak += [held for held in self._created[seen:] if held.phase == BEFORE]
+            self.at_peak, replayed = self._replay(live_before, until_peak)
+        # Storages from before the trace were live at the peak too, even if their ALLOC comes later.
+        self.at_peak += [storage for storage in self._created[replayed:] if storage.phase == BEFORE]
 
     def _replay(self, live: dict[int, LiveStorage], piece: bytes) -> tuple[list[LiveStorage], int]:
-        """What is live after ``piece``, and how many allocations it has."""
+        """Return the storages that are live after ``piece``, and its number of allocations."""
         count = 0
         for event in encoding.decode(piece):
             if event.kind == encoding.ALLOC:
@@ -201,123 +280,74 @@ class Accountant:
                 live.pop(event.key, None)
         return list(live.values()), count
 
-    def _row(self, layer: int, phase: int) -> Row:
-        row = self.rows.get((layer, phase))
-        if row is None:
-            row = self.rows[layer, phase] = Row()
-        return row
-
-    def _alloc(self, event: TraceEvent) -> None:
-        held = LiveStorage(event.size, event.layer, event.phase, event.category)
-        self._live[event.key] = held
-        self._created.append(held)
+    def _alloc(self, event: StreamEvent) -> None:
+        storage = LiveStorage(event.size, event.layer, event.phase, event.category)
+        self._live[event.key] = storage
+        self._created.append(storage)
         if event.phase == BEFORE:
             self.before_bytes += event.size
             return
-        row = self._row(event.layer, event.phase)
+        row = self.rows[event.layer, event.phase]
         row.allocations += 1
         row.allocated += event.size
         self.live_bytes += event.size
-        self._risen(event.time_ns)
-        row.reach(self.live_bytes)
-        frames = self._frames.get(event.thread)
-        if frames is None:
-            frames = self._stack(event.thread)
-        frames[-1].hold(held)
+        row.raise_peak(self.live_bytes)
+        self._raise_peak(event.time_ns)
+        self._frames.add(storage, event.thread, self.live_bytes)
 
-    def _stack(self, thread: int) -> list[_Frame]:
-        """A thread's frames; the first stands for its work outside all modules, and is never closed."""
-        frames = self._frames.get(thread)
-        if frames is None:
-            frames = self._frames[thread] = [_Frame(OUTSIDE, FORWARD, 0, self.live_bytes)]
-        return frames
-
-    def _risen(self, time_ns: int) -> None:
+    def _raise_peak(self, time_ns: int) -> None:
         live = self.live_bytes
         if live > self.peak_bytes:
             self.peak_bytes, self.peak_ns, self._peak_index = live, time_ns, self._index
-        for frames in self._frames.values():
-            frames[-1].peak = max(frames[-1].peak, live)
 
-    def _free(self, event: TraceEvent) -> None:
-        held = self._live.pop(event.key, None)
-        if held is None:
+    def _free(self, event: StreamEvent) -> None:
+        storage = self._live.pop(event.key, None)
+        if storage is None:
             self.unmatched_frees += 1
             return
-        held.alive = False
-        self.live_bytes -= held.size
-        if held.phase != BEFORE:
-            self._row(held.layer, held.phase).frees += 1
+        storage.alive = False
+        self.live_bytes -= storage.size
+        if storage.phase != BEFORE:
+            self.rows[storage.layer, storage.phase].frees += 1
 
-    def _enter(self, event: TraceEvent) -> None:
-        frame = _Frame(event.layer, event.phase, event.time_ns, self.live_bytes)
-        self._stack(event.thread).append(frame)
+    def _enter(self, event: StreamEvent) -> None:
+        self._frames.enter(event, self.live_bytes)
 
-    def _exit(self, event: TraceEvent) -> None:
-        frames = self._stack(event.thread)
-        if not any(frame.layer == event.layer for frame in frames[1:]):
-            return  # it began before the trace did
-        closed = OUTSIDE
-        while closed != event.layer:
-            closed = frames[-1].layer
-            self._close(event.thread, frames.pop(), event.time_ns)
+    def _exit(self, event: StreamEvent) -> None:
+        self._frames.exit(event, self.live_bytes)
 
-    def _turn(self, event: TraceEvent) -> None:
-        frames = self._stack(event.thread)
-        if frames[-1].phase in (BACKWARD, OPTIMIZER):
-            self._close(event.thread, frames.pop(), event.time_ns)
-        elif event.phase == BACKWARD:
-            # What the loss left behind is needed by the backward pass that begins.
-            _settle(frames[-1])
-        if event.phase != FORWARD:
-            frames.append(_Frame(event.layer, event.phase, event.time_ns, self.live_bytes))
+    def _change_phase(self, event: StreamEvent) -> None:
+        self._frames.change_phase(event, self.live_bytes)
 
-    def _close(self, thread: int, frame: _Frame, time_ns: int) -> None:
-        row = self._row(frame.layer, frame.phase)
-        row.calls += 1
-        row.time_ns += time_ns - frame.began_ns
-        row.kept += self.live_bytes - frame.opening
-        row.reach(frame.peak)
-        if frame.phase == FORWARD:
-            _settle(frame)
-        outer = self._frames[thread][-1]
-        outer.peak = max(outer.peak, frame.peak)
-
-    def _classify(self, event: TraceEvent) -> None:
-        held = self._live.get(event.key)
-        if held is None:
+    def _classify(self, event: StreamEvent) -> None:
+        storage = self._live.get(event.key)
+        if storage is None:
             return
-        held.category = event.category
+        storage.category = event.category
         if event.layer != OUTSIDE:
-            held.layer = event.layer
+            storage.layer = event.layer
 
-    def _uses(self, event: TraceEvent) -> None:
-        """Nothing that the books hold."""
+    def _line(self, event: StreamEvent) -> None:
+        storage = self._live.get(event.key)
+        if storage is not None:
+            storage.line = event.size
+            self.lines[event.size] += storage.size
 
-    def _line(self, event: TraceEvent) -> None:
-        held = self._live.get(event.key)
-        if held is not None:
-            held.line = event.size
-            self.lines[event.size] += held.size
-
-    def _reading(self, event: TraceEvent) -> None:
+    def _reading(self, event: StreamEvent) -> None:
         allocated, reserved = event.key, event.size
-        row = self._row(event.layer, event.phase)
+        row = self.rows[event.layer, event.phase]
         if reserved > 0:
             row.readings += 1
             row.reserved_peak = max(row.reserved_peak, reserved)
             row.unused_share += (reserved - allocated) / reserved
         if not self._by_readings:
             return
-        if self._opening_reading is None:
-            self._opening_reading = self.before_bytes = allocated
-        self.live_bytes = allocated - self._opening_reading
-        self._risen(event.time_ns)
+        if self._first_reading is None:
+            self._first_reading = self.before_bytes = allocated
+        self.live_bytes = allocated - self._first_reading
+        self._raise_peak(event.time_ns)
+        self._frames.raise_peaks(self.live_bytes)
 
 
-def _settle(frame: _Frame) -> None:
-    """What a forward pass allocated and still holds at its exit are activations."""
-    for held in frame.held:
-        if held.alive and held.category == UNDECIDED:
-            held.category = ACTIVATION
-    frame.held = []
+def _ignore(event: StreamEvent) -> None:
+    """Process an event that changes no figure."""

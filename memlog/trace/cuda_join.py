@@ -1,8 +1,9 @@
-"""Joining a device allocator's own history with the layers, without a clock.
+"""Join of a device allocator's own history with the layers, without a clock.
 
-Hooks give each change of layer a number and leave it with the allocator, which attaches it to every later
-event of that thread. So each allocation names the last change before it, exactly. Where an allocator takes
-no such note (XPU), the change is looked up by time, and ties within a microsecond may go wrong.
+Hooks number each change of layer (a mark) and pass the number to the allocator as a note. The allocator
+attaches the note to every later event of that thread, so each allocation names the last mark before it
+exactly. If an allocator takes no notes (XPU), the mark is found by time, and marks within one microsecond may
+be confused.
 """
 
 from __future__ import annotations
@@ -27,33 +28,34 @@ from memlog.trace.encoding import (
 )
 
 _BLOCK = 512
-"""CUDA's and XPU's allocators round sizes up to this (``kMinBlockSize``)."""
+"""Bytes to a multiple of which CUDA's and XPU's allocators round sizes up (``kMinBlockSize``)."""
 
 _PREFIX = "ml"
 
 
 class Mark(NamedTuple):
-    """A change that a hook noticed."""
+    """A change of layer, phase or category that a hook recorded."""
 
     time_ns: int
     kind: int
-    """ENTER, EXIT, TURN, or CLASSIFY."""
+    """ENTER, EXIT, PHASE_CHANGE, or CLASSIFY."""
     layer: int
     phase: int
     thread: int
     owner: tuple[int, int] = (OUTSIDE, FORWARD)
-    """Layer and phase that the thread's work belongs to from here on."""
+    """Layer and phase of the thread's work from this mark on."""
     address: int = 0
-    """Of the storage that a CLASSIFY speaks of."""
+    """Address of the storage that a CLASSIFY is about."""
     inputs: tuple[int, int] = (0, 0)
-    """Addresses of what a module is called with; as the stream has it, of which the serials are told."""
+    """Addresses of a module's inputs; the stream holds their serials instead (see ENTER in
+    `memlog.trace.encoding`)."""
     category: int = UNDECIDED
     reading: tuple[int, int] | None = None
     """Bytes allocated and reserved."""
 
 
 class Seed(NamedTuple):
-    """A storage that was there before the window, unless the history tells of its allocation."""
+    """A storage from before the trace window, unless the history holds its allocation."""
 
     address: int
     size: int
@@ -62,12 +64,12 @@ class Seed(NamedTuple):
 
 
 def label(number: int) -> str:
-    """The note that stands for mark ``number``: at most 15 characters, which need no memory of their own."""
+    """Return the note for mark ``number``: at most 15 characters, which C++ stores without an allocation."""
     return f"{_PREFIX}{number:x}"
 
 
 def number_of(note: Any) -> int | None:
-    """The mark that a note stands for; ``None`` for one that is not ours."""
+    """Return the number of a note's mark; ``None`` if memlog did not write the note."""
     if not isinstance(note, str) or not note.startswith(_PREFIX):
         return None
     try:
@@ -77,31 +79,31 @@ def number_of(note: Any) -> int | None:
 
 
 def rounded(size: int) -> int:
-    """What the allocator makes of a requested size."""
+    """Return a size in bytes as the allocator rounds it up."""
     return -(-size // _BLOCK) * _BLOCK
 
 
-def _made_in(history: Sequence[Any]) -> set[int]:
-    """The addresses of which a history tells first that they are allocated: nothing was there before."""
-    first: dict[int, bool] = {}
+def _first_entries(history: Sequence[Any]) -> dict[int, Any]:
+    """Return the first entry of each address: if it is a free, the storage is from before the history."""
+    first: dict[int, Any] = {}
     for entry in history:
         if entry.get("action") in ("alloc", "free_requested"):
-            first.setdefault(entry["addr"], entry["action"] == "alloc")
-    return {address for address, made in first.items() if made}
+            first.setdefault(entry["addr"], entry)
+    return first
 
 
 class Join:
-    """Makes the one stream of events from a device's history and the marks.
+    """Builder of the stream of events from a device's history and the marks.
 
     Args:
-        marks: By number.
-        seeds: What is known to have been there before.
+        marks: Marks by number.
+        seeds: Storages known to be live when the window began.
         opening: Bytes allocated when the window began; ``None``: unknown.
-        started_us: Unix time at which it did.
-        by_time: The history carries no notes.
+        started_us: Unix time in microseconds at which the window began.
+        by_time: True if the history holds no notes, so that marks are found by time.
 
     Attributes:
-        unattributed: Allocations in the backward pass without a valid note.
+        unattributed: Number of allocations in the backward pass without a valid note.
     """
 
     def __init__(
@@ -121,68 +123,65 @@ class Join:
         self._live: dict[int, int] = {}
         self._serial = 0
         self._now = 0
-        self._said = 0
+        self._next_mark = 0
         self._last_forward = -1
         self.unattributed = 0
 
     def events(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """The stream, packed, an event or some at a time.
+        """Yield the stream, packed, one or several events at a time.
 
         Args:
-            history: One device's part of a snapshot's ``device_traces``. Actions that are not known are
-                passed over.
+            history: One device's part of a snapshot's ``device_traces``. Entries with an unknown action are
+                ignored.
         """
         yield from self._before(history)
         for entry in history:
             action = entry.get("action")
             if action == "alloc":
-                number = self._number(entry)
-                yield from self._changes(-1 if number is None else number)
+                number = self._mark_number(entry)
+                yield from self._marks_until(-1 if number is None else number)
                 yield self._alloc(entry, number)
             elif action == "free_requested":
-                yield from self._changes(self._number(entry) or -1)
+                yield from self._marks_until(self._mark_number(entry) or -1)
                 yield from self._free(entry)
-        yield from self._changes(len(self._marks) - 1)
+        yield from self._marks_until(len(self._marks) - 1)
 
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """What was there when the window began: what is known, what was freed later, and the rest."""
+        """Yield storages from before the window: seeds, those that the history frees, one for the rest."""
         known = 0
-        made = _made_in(history)
+        first = _first_entries(history)
+        allocated = {address for address, entry in first.items() if entry["action"] == "alloc"}
         for seed in self._seeds:
-            if seed.address not in self._live and seed.address not in made:
-                yield self._hold(seed.address, seed.size, seed.layer, BEFORE, seed.category)
+            if seed.address not in self._live and seed.address not in allocated:
+                yield self._add(seed.address, seed.size, seed.layer, BEFORE, seed.category)
                 known += rounded(seed.size)
-        born: set[int] = set()
-        for entry in history:
-            address = entry.get("addr")
-            if entry.get("action") == "alloc":
-                born.add(address)
-            elif entry.get("action") == "free_requested" and address not in born:
-                if address not in self._live:
-                    yield self._hold(address, entry["size"], OUTSIDE, BEFORE, OTHER)
-                    known += rounded(entry["size"])
-                born.add(address)
+        for address, entry in first.items():
+            if address not in allocated and address not in self._live:
+                yield self._add(address, entry["size"], OUTSIDE, BEFORE, OTHER)
+                known += rounded(entry["size"])
         if self._opening is not None and self._opening > known:
-            yield self._hold(-1, self._opening - known, OUTSIDE, BEFORE, OTHER, exact=True)
+            yield self._add(-1, self._opening - known, OUTSIDE, BEFORE, OTHER, exact=True)
 
-    def _number(self, entry: Any) -> int | None:
+    def _mark_number(self, entry: Any) -> int | None:
+        """Return the number of the last mark before a history entry; ``None`` if unknown."""
         if self._times is not None:
             time_ns = (entry.get("time_us", 0) - self._started_us) * 1000
-            place = bisect_right(self._times, time_ns) - 1
-            return place if place >= 0 else None
-        number = number_of(entry.get("user_metadata"))
-        return number if number is not None and number < len(self._marks) else None
+            number = bisect_right(self._times, time_ns) - 1
+            return number if number >= 0 else None
+        noted = number_of(entry.get("user_metadata"))
+        return noted if noted is not None and noted < len(self._marks) else None
 
-    def _changes(self, until: int) -> Iterator[bytes]:
-        while self._said <= until:
-            mark = self._marks[self._said]
+    def _marks_until(self, last: int) -> Iterator[bytes]:
+        """Yield the events of the marks up to number ``last`` that are not yet in the stream."""
+        while self._next_mark <= last:
+            mark = self._marks[self._next_mark]
             if mark.kind == ENTER and mark.phase == FORWARD and mark.thread == 0:
-                self._last_forward = self._said
-            self._said += 1
+                self._last_forward = self._next_mark
+            self._next_mark += 1
             self._now = max(self._now, mark.time_ns)
-            yield from self._change(mark)
+            yield from self._mark(mark)
 
-    def _change(self, mark: Mark) -> Iterator[bytes]:
+    def _mark(self, mark: Mark) -> Iterator[bytes]:
         if mark.kind == CLASSIFY:
             serial = self._live.get(mark.address)
             if serial is not None:
@@ -199,24 +198,24 @@ class Join:
         yield pack(key, size, self._now, mark.layer, mark.kind, mark.phase, 0, mark.thread)
 
     def _alloc(self, entry: Any, number: int | None) -> bytes:
-        self._pass_time(entry)
+        self._advance_time(entry)
         thread, (layer, phase) = 0, (OUTSIDE, FORWARD)
         if number is not None:
             mark = self._marks[number]
             thread, (layer, phase) = mark.thread, mark.owner
             if phase == BACKWARD and thread != 0 and number < self._last_forward:
-                # A thread of autograd's still carries the note of the backward pass before.
+                # An autograd thread still has the note of the previous backward pass.
                 layer = OUTSIDE
                 self.unattributed += 1
-        return self._hold(entry["addr"], entry["size"], layer, phase, UNDECIDED, thread=thread)
+        return self._add(entry["addr"], entry["size"], layer, phase, UNDECIDED, thread=thread)
 
     def _free(self, entry: Any) -> Iterator[bytes]:
-        self._pass_time(entry)
+        self._advance_time(entry)
         serial = self._live.pop(entry["addr"], None)
         if serial is not None:
             yield pack(serial, 0, self._now, 0, FREE, 0, 0, 0)
 
-    def _hold(
+    def _add(
         self,
         address: int,
         size: int,
@@ -232,6 +231,6 @@ class Join:
         size = size if exact else rounded(size)
         return pack(self._serial, size, self._now, layer, ALLOC, phase, category, thread)
 
-    def _pass_time(self, entry: Any) -> None:
+    def _advance_time(self, entry: Any) -> None:
         time_ns = (entry.get("time_us", 0) - self._started_us) * 1000
         self._now = max(self._now, time_ns)

@@ -1,31 +1,31 @@
-"""The one stream of events that every engine records, 32 bytes an event.
+"""Encoding of the event stream that every engine records, 32 bytes an event.
 
-An event is one `bytes` of fixed size, so that a finalizer, which may run in the middle of anything, can
-append one to a ``bytearray`` in a single atomic call, without a lock.
+An event is one `bytes` of fixed size. A finalizer can run at any point of the program; it appends an event to
+a ``bytearray`` in a single atomic call, without a lock.
 
-========  =================  ===================  ==================================================
-kind      key                size                 meaning
-========  =================  ===================  ==================================================
-ALLOC     serial             bytes                a storage was allocated by ``layer`` in ``phase``
-FREE      serial             uses                 it was freed; its other fields tell its type
-                                                  and what used it (`memlog.trace.storage_uses`), or
-                                                  are 0
-ENTER     serial             serial               a module's ``forward`` begins, on these storages: the
-                                                  largest two of its positional arguments. 0: nothing is
-                                                  known; a key of -1: no tensor was among them
-EXIT      (unused)           (unused)             it ends, by return or by exception
-TURN      (unused)           (unused)             from now on what happens outside ``forward`` belongs to
-                                                  ``layer`` and ``phase`` (stretches of the backward pass,
-                                                  the optimizer's step)
-CLASSIFY  serial             (unused)             the storage is of ``category`` and belongs to ``layer``
-READING   allocated bytes    reserved bytes       the allocator's own statistics
-USES      serial             uses                 as FREE, of a storage that is there as the trace ends
-LINE      serial             number               the storage was made in no module, by a line of the program:
-                                                  the trace's ``lines`` have it, from 1 on. It follows ALLOC
-========  =================  ===================  ==================================================
+============  =================  ===================  ==============================================
+kind          key                size                 meaning
+============  =================  ===================  ==============================================
+ALLOC         serial             bytes                ``layer`` allocated a storage in ``phase``.
+FREE          serial             uses                 The storage was freed. The other fields hold its
+                                                      type and uses (`memlog.trace.storage_uses`), or 0.
+ENTER         serial             serial               A module's ``forward`` begins. The serials are those
+                                                      of its two largest positional tensor arguments.
+                                                      0: unknown. A key of -1: it got no tensor so.
+EXIT          (unused)           (unused)             The ``forward`` ends, by return or by exception.
+PHASE_CHANGE  (unused)           (unused)             From now on, events outside ``forward`` belong to
+                                                      ``layer`` and ``phase`` (operations of the backward
+                                                      pass, the optimizer's step).
+CLASSIFY      serial             (unused)             The storage is of ``category`` and belongs to ``layer``.
+READING       allocated bytes    reserved bytes       A reading of the allocator's own statistics.
+USES          serial             uses                 Like FREE, for a storage still live when the trace ends.
+LINE          serial             number               A line of the program made the storage outside all
+                                                      modules; ``number`` counts the trace's ``lines`` from 1.
+                                                      It follows the storage's ALLOC.
+============  =================  ===================  ==============================================
 
 Serials are never used twice in a trace. Times are nanoseconds since the trace began. An ALLOC in the phase
-``BEFORE`` tells of a storage that was there when the trace began, whenever it is said.
+``BEFORE`` stands for a storage that was live when the trace began; it may come at any place in the stream.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ CATEGORIES: Final = (
 )
 
 OUTSIDE: Final = 0
-"""The number of the layer that stands for "in no module"."""
+"""Layer number of events that happen in no module."""
 OUTSIDE_PATH: Final = "(outside modules)"
 
 _LAYOUT: Final = struct.Struct("<qqqIBBBB")
 EVENT_BYTES: Final = _LAYOUT.size
-assert EVENT_BYTES == 32  # noqa: S101, PLR2004 - the figure that the documentation gives
+assert EVENT_BYTES == 32  # noqa: S101, PLR2004 - the size that the documentation states
 
 
-class TraceEvent(NamedTuple):
+class StreamEvent(NamedTuple):
     """One decoded event."""
 
     key: int
@@ -97,9 +97,27 @@ class TraceEvent(NamedTuple):
 
 
 pack = _LAYOUT.pack
-"""Encodes the fields of a `TraceEvent`, in its order."""
+"""Encodes the fields of a `StreamEvent`, in its order."""
 
 
-def decode(events: bytes | memoryview) -> Iterator[TraceEvent]:
-    """The events again."""
-    return map(TraceEvent._make, _LAYOUT.iter_unpack(events))
+def decode(events: bytes | memoryview) -> Iterator[StreamEvent]:
+    """Decode events, in order."""
+    return map(StreamEvent._make, _LAYOUT.iter_unpack(events))
+
+
+def decode_with_allocations(
+    events: bytes | memoryview,
+) -> Iterator[tuple[StreamEvent, StreamEvent | None]]:
+    """Decode events in order, each ALLOC and FREE together with the ALLOC of its storage.
+
+    The second item is ``None`` for every other event, and for a FREE whose ALLOC is not in ``events``.
+    """
+    live: dict[int, StreamEvent] = {}
+    for event in decode(events):
+        if event.kind == ALLOC:
+            live[event.key] = event
+            yield event, event
+        elif event.kind == FREE:
+            yield event, live.pop(event.key, None)
+        else:
+            yield event, None

@@ -1,4 +1,4 @@
-"""How much of what a caching allocator holds is free and yet of no use to others.
+"""Fragmentation of a caching allocator: bytes that it reserves and no tensor uses.
 
 The ratio is the seed document's ``(reserved - allocated) / reserved``.
 """
@@ -12,7 +12,7 @@ from memlog.trace.records import Fragmentation
 
 
 def of_statistics(allocated: int, reserved: int | None) -> Fragmentation | None:
-    """From an allocator's totals; ``None`` where nothing is reserved."""
+    """Compute fragmentation from an allocator's totals, in bytes; ``None`` if nothing is reserved."""
     if not reserved:
         return None
     ratio = max(0.0, (reserved - allocated) / reserved)
@@ -20,15 +20,15 @@ def of_statistics(allocated: int, reserved: int | None) -> Fragmentation | None:
 
 
 def of_segments(segments: Iterable[Any], device: int) -> Fragmentation | None:
-    """From a snapshot's segments and their blocks.
+    """Compute fragmentation from a snapshot's segments and their blocks.
 
     Args:
-        segments: As ``torch.cuda.memory_snapshot()`` gives them.
-        device: The index of the device whose segments count.
+        segments: The list that ``torch.cuda.memory_snapshot()`` returns.
+        device: Index of the device whose segments count.
 
     Returns:
-        ``None`` where the device has no segments. ``inactive_split`` counts the free blocks of segments that
-        are partly in use: no other pool and no other process can have them.
+        ``None`` if the device has no segments. ``inactive_split`` counts the free blocks of segments that are
+        partly in use: no other pool and no other process can use these blocks.
     """
     reserved = allocated = inactive = 0
     for segment in segments:

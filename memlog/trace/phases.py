@@ -1,4 +1,4 @@
-"""A traced training step phase by phase: what was live as each ended, and at most."""
+"""Live bytes of a traced training step at the end of each phase, and the highest level in each."""
 
 from __future__ import annotations
 
@@ -7,82 +7,84 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from memlog.trace import encoding
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 PhaseName: TypeAlias = Literal["data", "forward", "backward", "optimizer", "end"]
 _EVERY_EVENT = ("exact", "lower bound", "approximate")
 
 
 class PhaseLevel(msgspec.Struct):
-    """Bytes that were live."""
+    """Live bytes of one phase."""
 
     after: int
-    """As it ended for the last time; of several forward passes (accumulated gradients) the first."""
+    """Live bytes when the phase ended for the last time. Of several forward passes (accumulated gradients):
+    when the first one ended."""
     highest: int
-    """At most."""
+    """Highest number of live bytes in the phase."""
 
 
-def phase_levels(trace: Trace) -> dict[PhaseName, PhaseLevel] | None:
-    """The phases that a traced step came to.
+def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
+    """Return the levels of each phase that a traced step reached.
 
-    ``data`` is what comes before the first module is called, ``end`` what belongs to no other phase and comes
-    after the backward pass.
+    ``data`` is the time before the first call of a module. ``end`` is the time after the backward pass that
+    belongs to no other phase.
 
     Args:
-        trace: Of one step.
+        trace: Trace of one step.
 
     Returns:
-        ``None`` where the trace does not hold every event, or does not know what was live.
+        ``None`` if the trace does not hold every event, or the live bytes are unknown.
     """
     before = trace.result.before
     if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:
         return None
-    fold = _Fold(before)
-    for event in encoding.decode(trace.events):
-        fold.take(event)
-    fold.turn("end")
-    fold.turn("data")  # which ends the end
-    # What comes between the backward pass and the optimizer is heard of first, and counts as the end.
-    return {name: fold.levels[name] for name in get_args(PhaseName) if name in fold.levels}
+    tracker = _PhaseTracker(before)
+    for event, allocation in encoding.decode_with_allocations(trace.events):
+        tracker.apply(event, allocation)
+    tracker.begin("end")
+    tracker.begin("data")  # ends the phase "end"
+    # "end" may begin before "optimizer", so the levels are put into the order of PhaseName.
+    return {name: tracker.levels[name] for name in get_args(PhaseName) if name in tracker.levels}
 
 
-class _Fold:
+class _PhaseTracker:
+    """Levels of the phases, computed event by event."""
+
     def __init__(self, before: int) -> None:
         self.levels: dict[PhaseName, PhaseLevel] = {}
         self._live = self._highest = before
-        self._sizes: dict[int, int] = {}
-        self._now: PhaseName = "data"
+        self._current: PhaseName = "data"
 
-    def take(self, event: encoding.TraceEvent) -> None:
+    def apply(self, event: encoding.StreamEvent, allocation: encoding.StreamEvent | None) -> None:
+        """Process one event; ``allocation`` is the ALLOC of its storage."""
         if event.kind == encoding.ALLOC:
-            self._sizes[event.key] = event.size
             if event.phase != encoding.BEFORE:
                 self._live += event.size
                 self._highest = max(self._highest, self._live)
-        elif event.kind == encoding.FREE:
-            self._live -= self._sizes.pop(event.key, 0)
+        elif event.kind == encoding.FREE and allocation is not None:
+            self._live -= allocation.size
         elif event.kind == encoding.ENTER and event.phase == encoding.FORWARD:
-            self.turn("forward")
+            self.begin("forward")
         elif event.kind == encoding.PHASE_CHANGE:
-            self._turned(event.phase)
+            self._change_phase(event.phase)
 
-    def _turned(self, phase: int) -> None:
+    def _change_phase(self, phase: int) -> None:
         if phase == encoding.BACKWARD:
-            self.turn("backward")
+            self.begin("backward")
         elif phase == encoding.OPTIMIZER:
-            self.turn("optimizer")
-        elif self._now in ("backward", "optimizer"):
-            self.turn("end")
+            self.begin("optimizer")
+        elif self._current in ("backward", "optimizer"):
+            self.begin("end")
 
-    def turn(self, to: PhaseName) -> None:
-        """A phase ends, and another begins."""
-        if to == self._now:
+    def begin(self, phase: PhaseName) -> None:
+        """End the current phase and begin another, unless it is the same."""
+        if phase == self._current:
             return
-        known = self.levels.get(self._now)
+        known = self.levels.get(self._current)
         if known is None:
-            self.levels[self._now] = PhaseLevel(self._live, self._highest)
+            self.levels[self._current] = PhaseLevel(self._live, self._highest)
         else:
             known.highest = max(known.highest, self._highest)
-            if self._now != "forward":
+            if self._current != "forward":
                 known.after = self._live
-        self._now, self._highest = to, self._live
+        self._current, self._highest = phase, self._live

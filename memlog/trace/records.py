@@ -1,6 +1,6 @@
-"""What a trace came to: immutable records, which everything after the analysis works with.
+"""Immutable records of an analysed trace, which reports and exporters read.
 
-Sizes are bytes, times milliseconds, and ``None`` is unknown.
+Sizes are bytes, times are milliseconds, and ``None`` means unknown.
 """
 
 from __future__ import annotations
@@ -10,164 +10,169 @@ from typing import Literal, TypeAlias
 import msgspec
 
 EngineName: TypeAlias = Literal["native", "dispatch", "sampler"]
-"""``native``: the device allocator's own history. ``dispatch``: every operation's results on the CPU.
-``sampler``: the allocator's statistics, read as modules begin and end."""
+"""``native``: reads the device allocator's own history. ``dispatch``: records the results of every operation
+on the CPU. ``sampler``: reads the allocator's statistics when modules begin and end."""
 
 EngineChoice: TypeAlias = Literal["auto", "native", "dispatch", "sampler"]
-"""What may be asked for; ``auto``: the best for the device."""
+"""The engine that a user selects; ``auto``: the best one for the device."""
 
 Exactness: TypeAlias = Literal["exact", "lower bound", "approximate", "sampled", "none"]
-"""``exact``: every allocation is known. ``lower bound``: every one but those inside of some operations or of
-compiled code, as ``unseen`` says. ``approximate``: tracing changed what operations allocate, as ``unseen``
-says, so that the peak of an untraced step may be lower or higher. ``sampled``: a peak between two readings is
-missed, so each is a lower bound. ``none``: nobody can tell bytes here, only calls and times."""
+"""``exact``: every allocation is known. ``lower bound``: every allocation is known except those inside some
+operations or compiled code, which ``unseen`` lists. ``approximate``: tracing changed what operations allocate
+(``unseen`` lists how), so the peak of an untraced step may be lower or higher. ``sampled``: a peak between
+two readings is missed, so each peak is a lower bound. ``none``: bytes are unknown; only calls and times are
+known."""
 
 
 class PhaseFigures(msgspec.Struct, frozen=True):
-    """One layer in one phase, over the whole trace."""
+    """Figures of one layer in one phase, over the whole trace."""
 
     phase: str
     """``forward``, ``backward``, ``recompute`` or ``optimizer``."""
     calls: int
-    """Calls of its ``forward``; in the backward pass: stretches of operations that belong to it."""
+    """Calls of its ``forward``; in the backward pass: uninterrupted sequences of its operations."""
     allocations: int | None
-    """How many it made itself; this and what follows of them is ``None`` where the sampler ran."""
+    """Number of allocations by the layer itself. ``None`` if the sampler ran, as are ``allocated`` and
+    ``frees``."""
     allocated: int | None
-    """Bytes that it allocated itself, its children not counted."""
+    """Bytes that the layer itself allocated, without its children."""
     frees: int | None
-    """How many of these were freed before the trace ended."""
+    """Number of these allocations that were freed before the trace ended."""
     peak: int | None
-    """Most bytes live, the whole process's, while it or a child was active."""
+    """Highest number of live bytes in the whole process while the layer or a child was active."""
     kept: int | None
-    """Bytes live at its exits over those at its entries, summed over its calls; children included. ``None``
-    where nobody can tell bytes."""
+    """Live bytes at its exits minus live bytes at its entries, summed over its calls; children included.
+    ``None`` if bytes are unknown."""
     time_ms: float
-    """From entry to exit, children included, and the cost of tracing too."""
+    """Time from entry to exit, with children and the cost of tracing."""
 
 
 class LayerFigures(msgspec.Struct, frozen=True):
-    """One module, by its path; the path of the model itself is the name of its class."""
+    """Figures of one module."""
 
     path: str
+    """Path of the module; for the model itself, the name of its class."""
     phases: tuple[PhaseFigures, ...]
     allocated: int | None
-    """Bytes that it allocated itself in all phases; ``None`` where the sampler ran, which sees none."""
+    """Bytes that the layer itself allocated in all phases; ``None`` if the sampler ran, which sees no
+    allocations."""
     peak: int | None
-    """Most bytes live while it or a child was active, in any phase."""
+    """Highest number of live bytes while the layer or a child was active, in any phase."""
     at_peak: int | None
-    """Its own part of the bytes live at the global peak; ``None`` where the sampler ran."""
+    """Bytes of the layer itself that were live at the global peak; ``None`` if the sampler ran."""
     at_peak_total: int | None
-    """The same with its children's."""
+    """Bytes of the layer and its children that were live at the global peak; ``None`` if the sampler ran."""
     time_ms: float
-    """Of all phases."""
+    """Time in all phases."""
     reserved_peak: int | None = None
-    """Most bytes that the caching allocator held at its entries and exits."""
+    """Highest number of bytes that the caching allocator reserved at the layer's entries and exits."""
     fragmentation: float | None = None
-    """Mean of ``(reserved - allocated) / reserved`` at its entries and exits."""
+    """Mean of ``(reserved - allocated) / reserved`` at the layer's entries and exits."""
 
     def phase(self, name: str) -> PhaseFigures | None:
-        """Its figures in one phase; ``None`` where it was not active in it."""
+        """Return the figures of one phase; ``None`` if the layer was not active in it."""
         return next((figures for figures in self.phases if figures.phase == name), None)
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A part of what was live at the peak."""
+    """A part of the bytes that were live at the peak."""
 
     path: str
     phase: str
-    """In which it was allocated; ``before``: before the trace."""
+    """Phase in which the bytes were allocated; ``before``: before the trace."""
     category: str
     size: int
     line: str = ""
-    """The line of the program that made it, if no module did; in the backward pass the line whose derivative
-    it is. Empty if unknown."""
+    """Line of the program that allocated the bytes, if no module did. In the backward pass: the line whose
+    derivative was computed. Empty if unknown."""
 
     @property
     def holder(self) -> str:
-        """The layer, or the line that made it outside all modules."""
+        """The program line that allocated the bytes outside all modules, or else the layer."""
         return self.line or self.path
 
 
 class LineFigures(msgspec.Struct, frozen=True):
-    """A line of the program that allocated something in no module."""
+    """Bytes that one line of the program allocated outside all modules."""
 
     line: str
-    """``train.py:42 in step: cross_entropy``: its file, number and function, and what it calls of torch's."""
+    """``train.py:42 in step: cross_entropy``: file, line number, function, and the torch function it
+    calls."""
     allocated: int
-    """Bytes, its part of the backward pass included."""
+    """Bytes that the line allocated, with its part of the backward pass."""
     at_peak: int
-    """Bytes of them that were live at the peak."""
+    """Bytes of these that were live at the peak."""
 
 
 class Fragmentation(msgspec.Struct, frozen=True):
-    """How much of what an allocator holds is of no use to anybody else."""
+    """Bytes that a caching allocator reserves but that no tensor uses."""
 
     reserved: int
     allocated: int
     inactive_split: int | None
-    """Free bytes in segments that are partly in use; ``None`` without the allocator's blocks."""
+    """Free bytes in segments that are partly in use; ``None`` if the allocator's blocks are unknown."""
     ratio: float
-    """``(reserved - allocated) / reserved``, as the seed document defines it."""
+    """``(reserved - allocated) / reserved``, the seed document's definition."""
     source: Literal["blocks", "statistics"]
 
 
 class TraceResult(msgspec.Struct, frozen=True):
-    """A trace, analysed. Its size grows with the number of modules, never with the length of the trace."""
+    """Result of analysing a trace. Its size grows with the number of modules, not with the trace's length."""
 
     engine: EngineName
     why: str
-    """Why this engine ran."""
+    """Reason why this engine ran."""
     device: str
     exactness: Exactness
     started_us: int
     """Unix time in microseconds."""
     duration_ms: float
     before: int | None
-    """Bytes there when the trace began, as far as they are known; see ``unseen``."""
+    """Known bytes that were live when the trace began; ``unseen`` lists what this omits."""
     peak: int | None
-    """Most bytes live, those from before included."""
+    """Highest number of live bytes, with the bytes from before the trace."""
     peak_ms: float | None
-    """When, since the trace began."""
+    """Time of the peak since the trace began."""
     end: int | None
     """Bytes live when the trace ended."""
     categories: dict[str, int]
-    """What was live at the peak."""
+    """Bytes live at the peak, by category."""
     shares: tuple[Share, ...]
-    """The same by layer and phase, largest first; sums to ``peak``."""
+    """Bytes live at the peak, by layer, phase and category, largest first; they sum to ``peak``."""
     layers: tuple[LayerFigures, ...]
-    """In the order in which they first appear in the model."""
+    """Layers in the order in which they first appear in the model."""
     attributed: float | None
-    """Part of the bytes of the forward and backward passes whose module is known, 0 to 1."""
+    """Fraction of the bytes of the forward and backward passes whose module is known, 0 to 1."""
     unattributed: dict[str, int]
-    """Bytes allocated in no module, by phase; empty where the sampler ran."""
+    """Bytes allocated outside all modules, by phase; empty if the sampler ran."""
     fragmentation: Fragmentation | None
     fragmentation_reason: str | None
-    """Why there is none."""
+    """Reason why ``fragmentation`` is ``None``."""
     events: int
-    """Events recorded."""
+    """Number of events that were recorded."""
     kept_events: int
-    """Events that are there one by one; the others are in the totals alone."""
+    """Number of events that are stored one by one; the others count in the totals only."""
     truncated: bool
-    """Whether ``max_events`` was reached. Totals and peaks hold all the same."""
+    """True if ``max_events`` was reached. Totals and peaks are complete nevertheless."""
     dropped: dict[str, int]
-    """What is missing from the totals, counted by reason."""
+    """Number of things missing from the totals, by reason."""
     unseen: tuple[str, ...]
-    """What this engine can't see, in whole sentences."""
+    """Whole sentences, each naming something that this engine can't see."""
     lines: tuple[LineFigures, ...] = ()
-    """What no module allocated, by the line that did, the largest at the peak first; empty: unknown."""
+    """Lines that allocated outside all modules, the largest at the peak first; empty if unknown."""
 
 
-class Trace(msgspec.Struct, frozen=True):
-    """A result together with the events that it was made from: what exporters take."""
+class RecordedTrace(msgspec.Struct, frozen=True):
+    """A trace's result and the events behind it, which exporters read."""
 
     result: TraceResult
     paths: tuple[str, ...]
-    """Layers by their numbers in the events."""
+    """Paths of the layers; the index is the layer's number in the events."""
     events: bytes
-    """Encoded as `memlog.trace.encoding` says; the first ``result.kept_events``."""
+    """The first ``result.kept_events`` events, encoded as `memlog.trace.encoding` describes."""
     kinds: tuple[str, ...] = ()
-    """The names of the layers' classes, by the same numbers; empty in a trace of an older memlog."""
+    """Class names of the layers, with the same index; empty in a trace of an older memlog."""
     optimizers: tuple[str, ...] = ()
-    """The names of the optimizers' classes, one for each step that was made, in order; empty likewise."""
+    """Class names of the optimizers, one for each step, in order; empty in a trace of an older memlog."""
     lines: tuple[str, ...] = ()
-    """Lines of the program by their numbers in the events, which begin with 1."""
+    """Lines of the program; the line with number 1 in the events comes first."""

@@ -1,4 +1,4 @@
-"""From the books of a trace to its result."""
+"""Result of a trace, built from its accounting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NS_PER_MS = 1e6
 
 
 class TraceFacts(msgspec.Struct, frozen=True):
-    """What the analysis can't know from the events."""
+    """Facts about a trace that the events do not hold."""
 
     engine: EngineName
     why: str
@@ -41,20 +41,19 @@ class TraceFacts(msgspec.Struct, frozen=True):
     lines: tuple[str, ...] = ()
 
 
-def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceResult:
-    """The result of a trace whose events have all been folded.
+def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceResult:
+    """Build the result of a trace.
 
     Args:
-        books: Finished.
-        paths: Layers by number.
-        facts: The rest.
+        accountant: Has processed all events, and is finished.
+        paths: Paths of the layers by number.
+        facts: Facts that the events do not hold.
     """
     known = facts.exactness != "none"
     counted = facts.engine != "sampler"
-    before = books.before_bytes
-    held = _shares(books.at_peak, paths, facts.lines)
-    in_modules, nowhere = _attribution(books)
-    made = in_modules + sum(nowhere.values())
+    before = accountant.before_bytes
+    in_modules, outside = _attribution(accountant)
+    total = in_modules + sum(outside.values())
     return TraceResult(
         engine=facts.engine,
         why=facts.why,
@@ -63,14 +62,14 @@ def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceRe
         started_us=facts.started_us,
         duration_ms=facts.duration_ns / _NS_PER_MS,
         before=before if known else None,
-        peak=before + books.peak_bytes if known else None,
-        peak_ms=books.peak_ns / _NS_PER_MS if known else None,
-        end=before + books.live_bytes if known else None,
-        categories=_categories(books.at_peak),
-        shares=held,
-        layers=tuple(_layers(books, paths, before if known else None, counted=counted)),
-        attributed=in_modules / made if made else None,
-        unattributed=nowhere if counted else {},
+        peak=before + accountant.peak_bytes if known else None,
+        peak_ms=accountant.peak_ns / _NS_PER_MS if known else None,
+        end=before + accountant.live_bytes if known else None,
+        categories=_categories(accountant.at_peak),
+        shares=_shares(accountant.at_peak, paths, facts.lines),
+        layers=tuple(_layers(accountant, paths, before if known else None, counted=counted)),
+        attributed=in_modules / total if total else None,
+        unattributed=outside if counted else {},
         fragmentation=facts.fragmentation,
         fragmentation_reason=facts.fragmentation_reason,
         events=facts.events,
@@ -78,39 +77,40 @@ def build(books: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceRe
         truncated=facts.kept_events < facts.events,
         dropped=facts.dropped,
         unseen=facts.unseen,
-        lines=_lines(books, facts.lines),
+        lines=_lines(accountant, facts.lines),
     )
 
 
 def with_parents(path: str, root: str) -> list[str]:
-    """A path and what it lies in, outermost first: ``root, "blocks", "blocks.0"``.
+    """Return a module's path after those of its parents, outermost first: ``root, "blocks", "blocks.0"``.
 
     Args:
-        path: Of a module.
-        root: The model's own path, which is a prefix of none of the others.
+        path: Path of the module.
+        root: Path of the model itself, which is no prefix of the other paths.
     """
     if path in (root, OUTSIDE_PATH):
         return [path]
     parts = path.split(".")
     chain = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    # A module that the model doesn't own (a loss) is a root of its own.
+    # A module outside the model (a loss) has no parents.
     return chain if not root or parts[0].startswith("(") else [root, *chain]
 
 
-def _categories(held: Iterable[LiveStorage]) -> dict[str, int]:
+def _categories(storages: Iterable[LiveStorage]) -> dict[str, int]:
     sizes: Counter[int] = Counter()
-    for one in held:
-        sizes[one.final_category] += one.size
+    for storage in storages:
+        sizes[storage.final_category] += storage.size
     return {CATEGORIES[number]: size for number, size in sizes.most_common() if size}
 
 
 def _shares(
-    held: Iterable[LiveStorage], paths: Sequence[str], lines: Sequence[str]
+    storages: Iterable[LiveStorage], paths: Sequence[str], lines: Sequence[str]
 ) -> tuple[Share, ...]:
     sizes: Counter[tuple[int, int, int, int]] = Counter()
-    for one in held:
-        line = one.line if one.layer == OUTSIDE else 0  # a gradient turns out to be a layer's
-        sizes[one.layer, one.phase, one.final_category, line] += one.size
+    for storage in storages:
+        # A gradient that a line made may later be classified as a layer's.
+        line = storage.line if storage.layer == OUTSIDE else 0
+        sizes[storage.layer, storage.phase, storage.final_category, line] += storage.size
     return tuple(
         Share(paths[layer], PHASES[phase], CATEGORIES[category], size, _text(line, lines))
         for (layer, phase, category, line), size in sizes.most_common()
@@ -122,58 +122,58 @@ def _text(line: int, lines: Sequence[str]) -> str:
     return lines[line - 1] if line else ""
 
 
-def _lines(books: Accountant, lines: Sequence[str]) -> tuple[LineFigures, ...]:
-    held: Counter[int] = Counter()
-    for one in books.at_peak:
-        if one.layer == OUTSIDE:
-            held[one.line] += one.size
+def _lines(accountant: Accountant, lines: Sequence[str]) -> tuple[LineFigures, ...]:
+    at_peak: Counter[int] = Counter()
+    for storage in accountant.at_peak:
+        if storage.layer == OUTSIDE:
+            at_peak[storage.line] += storage.size
     figures = (
-        LineFigures(lines[line - 1], allocated, held[line])
-        for line, allocated in books.lines.items()
+        LineFigures(lines[line - 1], allocated, at_peak[line])
+        for line, allocated in accountant.lines.items()
     )
-    return tuple(sorted(figures, key=lambda one: (-one.at_peak, -one.allocated, one.line)))
+    return tuple(sorted(figures, key=lambda line: (-line.at_peak, -line.allocated, line.line)))
 
 
-def _attribution(books: Accountant) -> tuple[int, dict[str, int]]:
-    """Bytes of the forward and backward passes in modules, and those in none by phase."""
-    in_modules, nowhere = 0, dict.fromkeys((PHASES[FORWARD], PHASES[BACKWARD]), 0)
-    for (layer, phase), row in books.rows.items():
+def _attribution(accountant: Accountant) -> tuple[int, dict[str, int]]:
+    """Return bytes that modules allocated, and bytes allocated outside all modules by phase."""
+    in_modules, outside = 0, dict.fromkeys((PHASES[FORWARD], PHASES[BACKWARD]), 0)
+    for (layer, phase), row in accountant.rows.items():
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
-            nowhere[PHASES[phase]] += row.allocated
+            outside[PHASES[phase]] += row.allocated
         elif layer != OUTSIDE:
             in_modules += row.allocated
-    return in_modules, nowhere
+    return in_modules, outside
 
 
 def _layers(
-    books: Accountant, paths: Sequence[str], before: int | None, *, counted: bool
+    accountant: Accountant, paths: Sequence[str], before: int | None, *, counted: bool
 ) -> Iterator[LayerFigures]:
     rows: defaultdict[int, dict[int, Row]] = defaultdict(dict)
-    for (layer, phase), row in books.rows.items():
+    for (layer, phase), row in accountant.rows.items():
         rows[layer][phase] = row
     own: Counter[int] = Counter()
-    for one in books.at_peak:
-        own[one.layer] += one.size
+    for storage in accountant.at_peak:
+        own[storage.layer] += storage.size
     totals, peaks = _with_children(rows, own, paths)
     for layer in sorted({*rows, *own}):
-        held = own[layer] if counted else None
-        yield _layer(paths[layer], rows[layer], held, before, totals, peaks)
+        at_peak = own[layer] if counted else None
+        yield _layer(paths[layer], rows[layer], at_peak, before, totals, peaks)
 
 
 def _with_children(
     rows: dict[int, dict[int, Row]], own: Counter[int], paths: Sequence[str]
 ) -> tuple[Counter[str], dict[str, dict[int, int]]]:
-    """By path, the children's included: bytes at the peak, and peaks by phase."""
+    """Return, by path and with children, bytes live at the peak and the highest level of each phase."""
     root = paths[1] if len(paths) > 1 else ""
     totals: Counter[str] = Counter()
     peaks: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for layer in {*rows, *own}:
         for path in with_parents(paths[layer], root):
             totals[path] += own[layer]
-            reached = peaks[path]
+            by_phase = peaks[path]
             for phase, row in rows[layer].items():
                 if row.peak is not None:
-                    reached[phase] = max(row.peak, reached.get(phase, row.peak))
+                    by_phase[phase] = max(row.peak, by_phase.get(phase, row.peak))
     return totals, peaks
 
 
@@ -185,22 +185,23 @@ def _layer(
     totals: Counter[str],
     peaks: dict[str, dict[int, int]],
 ) -> LayerFigures:
-    """One layer's figures.
+    """Build one layer's figures.
 
-    ``at_peak`` is ``None`` where allocations were not seen, ``before`` where nobody can tell bytes at all.
+    ``at_peak`` is ``None`` if the engine saw no allocations. ``before`` is ``None`` if it knows no bytes at
+    all.
     """
     counted = at_peak is not None
-    reached = peaks.get(path, {})
-    highest = max(reached.values(), default=None)
+    by_phase = peaks.get(path, {})
+    highest = max(by_phase.values(), default=None)
     readings = sum(row.readings for row in rows.values())
     return LayerFigures(
         path=path,
         phases=tuple(
-            _phase(phase, rows[phase], before, reached.get(phase), counted=counted)
+            _phase(phase, rows[phase], before, by_phase.get(phase), counted=counted)
             for phase in sorted(rows)
         ),
         allocated=sum(row.allocated for row in rows.values()) if counted else None,
-        peak=_over(before, highest),
+        peak=_above(before, highest),
         at_peak=at_peak,
         at_peak_total=totals[path] if counted else None,
         time_ms=sum(row.time_ns for row in rows.values()) / _NS_PER_MS,
@@ -220,11 +221,11 @@ def _phase(
         allocations=row.allocations if counted else None,
         allocated=row.allocated if counted else None,
         frees=row.frees if counted else None,
-        peak=_over(before, peak),
+        peak=_above(before, peak),
         kept=None if before is None else row.kept,
         time_ms=row.time_ns / _NS_PER_MS,
     )
 
 
-def _over(before: int | None, level: int | None) -> int | None:
+def _above(before: int | None, level: int | None) -> int | None:
     return None if before is None or level is None else before + level

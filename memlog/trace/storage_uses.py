@@ -1,56 +1,56 @@
-"""What a trace says of a storage beside its life: its type, and what used it.
+"""Type and uses of a storage, as the stream of events encodes them.
 
-It stands in the FREE of the storage, or in a USES at the end of the trace, in fields that these events have
-no other need for. Moments are serials: of the storage that was allocated last.
+The storage's FREE event holds them, or a USES event at the end of the trace, in fields that these events do
+not need otherwise. A moment is a serial: that of the storage that was allocated last before it.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from memlog.trace.encoding import TraceEvent
+from memlog.trace.encoding import StreamEvent
 
-UNKNOWN: Final = 0
+UNKNOWN_TYPE: Final = 0
 WIDE: Final = 1
-"""float32, and would stay so under autocast."""
+"""float32, and float32 under autocast too."""
 HALF: Final = 2
-"""float32, and would be bfloat16 under autocast."""
-OTHER: Final = 3
-"""Something else than float32: integers, truth values, float64."""
+"""float32, but bfloat16 under autocast."""
+OTHER_TYPE: Final = 3
+"""Not float32: integers, booleans, float64."""
 HALF_NOW: Final = 4
 """bfloat16 or float16."""
 
 _BITS: Final = 21
-_MOST: Final = (1 << _BITS) - 1
+_MAX_MOMENT: Final = (1 << _BITS) - 1
 MOST_CASTS: Final = 255
 
 
 class Uses(NamedTuple):
-    """Of one storage."""
+    """Type and uses of one storage."""
 
     type: int
     casts: int
-    """How many products of the forward pass got it."""
+    """Number of matrix products and convolutions in the forward pass that read the storage."""
     cast_first: int
-    """When the first product got it; 0: none did."""
+    """When the first of them read it; 0: none did."""
     cast_last: int
-    """When the last did, the backward pass's included."""
+    """When the last one read it, with those of the backward pass."""
     used: int
-    """When something else got it last; 0: nothing did."""
+    """When any other operation read it last; 0: none did."""
     asked: int
-    """The layer whose backward pass got it first; 0: none is known."""
+    """Layer whose backward pass read it first; 0: unknown."""
 
 
-NOTHING_KNOWN: Final = Uses(UNKNOWN, 0, 0, 0, 0, 0)
+NOTHING_KNOWN: Final = Uses(UNKNOWN_TYPE, 0, 0, 0, 0, 0)
 
 
 def packed(cast_first: int, cast_last: int, used: int) -> int:
-    """Three moments in a number of eight bytes."""
-    first, last, other = (min(moment, _MOST) for moment in (cast_first, cast_last, used))
+    """Pack three moments into a number of eight bytes."""
+    first, last, other = (min(moment, _MAX_MOMENT) for moment in (cast_first, cast_last, used))
     return first << 2 * _BITS | last << _BITS | other
 
 
-def uses_of(event: TraceEvent) -> Uses:
-    """What a FREE or a USES says."""
-    first, last, other = (event.size >> shift & _MOST for shift in (2 * _BITS, _BITS, 0))
+def uses_of(event: StreamEvent) -> Uses:
+    """Return the uses that a FREE or USES event holds."""
+    first, last, other = (event.size >> shift & _MAX_MOMENT for shift in (2 * _BITS, _BITS, 0))
     return Uses(event.phase, event.thread, first, last, other, event.layer)

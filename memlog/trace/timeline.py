@@ -1,53 +1,56 @@
-"""A trace as the tracer that memlog takes over from told it: events with running totals, layer statistics."""
+"""Export of a trace as the tracer that memlog replaces did: events with running totals, layer statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
 
 from memlog.trace import encoding
-from memlog.trace.records import LayerFigures, Trace, TraceResult
+from memlog.trace.records import LayerFigures, RecordedTrace, TraceResult
 
 _NS_PER_S = 1e9
 
 
 @dataclass
 class LayerMemoryStats:
-    """Computed statistics of one layer; ``None`` is unknown."""
+    """Computed statistics of one layer; ``None`` means unknown."""
 
     layer_name: str
     peak_allocated: int | None
-    """Most bytes live while it or a child was active."""
+    """Highest number of live bytes while the layer or a child was active."""
     peak_reserved: int | None
-    """Most bytes that the caching allocator held meanwhile; ``None`` on the CPU."""
+    """Highest number of bytes that the caching allocator reserved during that time; ``None`` on the CPU."""
     total_allocations: int | None
-    """Number of allocations that it made itself; ``None`` where the sampler ran."""
+    """Number of allocations by the layer itself; ``None`` if the sampler ran."""
     total_deallocations: int | None
-    """How many of them were freed; ``None`` where the sampler ran."""
+    """Number of these allocations that were freed; ``None`` if the sampler ran."""
     avg_fragmentation: float | None
     """Mean of ``(reserved - allocated) / reserved``, 0 to 1; ``None`` on the CPU."""
     duration_ms: float
-    """Time in forward and recompute, children included, and its own part of backward."""
+    """Time in forward and recompute, with children, and the layer's own part of backward."""
 
 
 @dataclass
 class MemoryEvent:
-    """One thing that happened; ``None`` is unknown."""
+    """One event of a trace; ``None`` means unknown."""
 
     timestamp: float
     """Seconds since the trace began."""
     event_type: str
     """``alloc``, ``free``, ``snapshot``, ``layer_enter`` or ``layer_exit``."""
     size_bytes: int
-    """Of the allocation; 0 for other events."""
+    """Bytes that were allocated or freed; 0 for other events."""
     layer_name: str | None
-    """Who allocated what is allocated or freed; ``None`` outside all modules."""
+    """Layer of the event; of a free, the layer that had allocated. ``None`` outside all modules."""
     allocated_bytes: int | None
-    """Bytes live afterwards, as far as they are known."""
+    """Known bytes that are live after the event."""
     reserved_bytes: int | None
-    """As last read; ``None`` where nothing is reserved."""
+    """Reserved bytes at the last reading; ``None`` if nothing is reserved."""
     fragmentation_ratio: float | None
-    """``(reserved - allocated) / reserved`` as last read."""
+    """``(reserved - allocated) / reserved`` at the last reading."""
 
 
 _TYPES = {
@@ -60,7 +63,7 @@ _TYPES = {
 
 
 def layer_stats(result: TraceResult) -> dict[str, LayerMemoryStats]:
-    """By path, in the model's order; what happened in no module is left out."""
+    """Return each layer's statistics by path, in the model's order, without events outside all modules."""
     return {
         layer.path: _stats(layer) for layer in result.layers if layer.path != encoding.OUTSIDE_PATH
     }
@@ -83,23 +86,21 @@ def _sum(counts: Iterable[int | None]) -> int:
     return sum(count or 0 for count in counts)
 
 
-def replay(trace: Trace) -> Iterator[MemoryEvent]:
-    """The kept events with running totals, what was there before the trace included from the start."""
+def replay(trace: RecordedTrace) -> Iterator[MemoryEvent]:
+    """Yield the stored events with running totals, which include the bytes from before the trace."""
     live: int | None = trace.result.before
     reserved: int | None = None
     ratio: float | None = None
-    storages: dict[int, tuple[int, int]] = {}
-    for event in encoding.decode(trace.events):
-        size, layer = 0, event.layer
+    for event, allocation in encoding.decode_with_allocations(trace.events):
+        size, layer = allocation.size if allocation else 0, event.layer
         if event.kind == encoding.ALLOC:
-            storages[event.key] = event.size, layer
             if event.phase == encoding.BEFORE:
                 continue
-            size = event.size
             live = None if live is None else live + size
         elif event.kind == encoding.FREE:
-            size, layer = storages.pop(event.key, (0, encoding.OUTSIDE))
             live = None if live is None else live - size
+            # The FREE's own layer says which backward pass used the storage.
+            layer = allocation.layer if allocation else encoding.OUTSIDE
         elif event.kind == encoding.READING:
             live = event.key
             reserved = event.size or None
@@ -115,3 +116,15 @@ def replay(trace: Trace) -> Iterator[MemoryEvent]:
                 reserved_bytes=reserved,
                 fragmentation_ratio=ratio,
             )
+
+
+def timeline(trace: RecordedTrace) -> dict[str, Any]:
+    """Build the document. ``summary`` holds every field of the result except ``layers``, a key of its own."""
+    summary = msgspec.to_builtins(trace.result)
+    layers = summary.pop("layers")
+    return {
+        "events": [asdict(event) for event in replay(trace)],
+        "layer_stats": {name: asdict(stats) for name, stats in layer_stats(trace.result).items()},
+        "layers": layers,
+        "summary": summary,
+    }

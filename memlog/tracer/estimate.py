@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 
 from memlog.errors import ConfigurationError
 from memlog.trace.phases import PhaseName, phase_levels
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.tracer.tensor_storages import tensors_in
 from memlog.tracer.window import TraceWindow
 
@@ -143,7 +143,7 @@ def _size(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _estimate(trace: Trace, model: nn.Module, state: int, gradients: int) -> MemoryEstimate:
+def _estimate(trace: RecordedTrace, model: nn.Module, state: int, gradients: int) -> MemoryEstimate:
     levels = phase_levels(trace)
     if levels is None or trace.result.peak is None:
         raise ConfigurationError(

@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
-from memlog.trace.records import EngineChoice, LayerFigures, Trace, TraceResult
+from memlog.trace.records import EngineChoice, LayerFigures, RecordedTrace, TraceResult
 from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.tracer.attribution.user_scopes import scope
 from memlog.tracer.summary import summary_text
@@ -75,7 +75,7 @@ class MemoryTracer:
         self._device = str(device) if device is not None else None
         self._readings = enable_fragmentation_tracking
         self._engine = engine
-        self._trace: Trace | None = None
+        self._trace: RecordedTrace | None = None
         self._why_none = "nothing has been traced yet; use: with tracer.trace(model): ..."
         if device is not None and "torch" in sys.modules:
             from memlog.tracer.engines.selection import device_of  # noqa: PLC0415 - torch is loaded already
@@ -119,7 +119,7 @@ class MemoryTracer:
     scope = staticmethod(scope)
 
     @property
-    def recording(self) -> Trace:
+    def recording(self) -> RecordedTrace:
         """The trace that ended last: its result and its kept events.
 
         Raises:

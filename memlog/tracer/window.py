@@ -9,7 +9,7 @@ import torch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
-from memlog.trace.records import EngineChoice, Trace
+from memlog.trace.records import EngineChoice, RecordedTrace
 from memlog.trace.result import TraceFacts, build
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
@@ -96,7 +96,7 @@ class TraceWindow:
         self._most_events = most_events
         if most_events is not None:
             self._log.on_overflow(most_events, self._engine.stop_recording)
-        self._trace: Trace | None = None
+        self._trace: RecordedTrace | None = None
 
     def roots(self) -> list[Any]:
         """Return the root modules, which no module calls, in the order in which the window found them."""
@@ -127,7 +127,7 @@ class TraceWindow:
         with self.health.contained("noticing that a module begins"):
             self._engine.module_begins(module, args)
 
-    def stop(self) -> Trace:
+    def stop(self) -> RecordedTrace:
         """Close the window and analyse it. A second call returns the same trace.
 
         Afterwards all hooks are removed. The dispatch mode may still be there; `leave` removes it.
@@ -153,7 +153,7 @@ class TraceWindow:
             )
             paths = tuple(self._names.paths)
             result = build(self._accountant, paths, facts)
-            self._trace = Trace(
+            self._trace = RecordedTrace(
                 result,
                 paths,
                 events,

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.tracer.window import TraceWindow
 from support.allocator import AllocatorTruth
 from support.training import MakeOptimizer, checkpoint_module
@@ -86,13 +86,13 @@ class Training:
                 optimizer.zero_grad()
 
 
-def traced(scheme: Scheme, change: Change = AS_IT_IS) -> Trace:
+def traced(scheme: Scheme, change: Change = AS_IT_IS) -> RecordedTrace:
     """A trace of the second step; what operations take inside is known by then."""
     _trace(scheme, change)
     return _trace(scheme, change)
 
 
-def _trace(scheme: Scheme, change: Change) -> Trace:
+def _trace(scheme: Scheme, change: Change) -> RecordedTrace:
     training = Training(scheme, change)
     training.step()
     first, *others = training.models.values()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.tracer.window import TraceWindow
 from support.allocator import AllocatorTruth
 from support.models import GPT, UNet, mlp, text
@@ -118,7 +118,7 @@ CASES = {
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
-def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam) -> Trace:
+def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam) -> RecordedTrace:
     """A trace of one of the training's steps, counted from 0."""
     torch.manual_seed(0)
     model, inputs = case.model(), case.inputs(case.batch)

@@ -1,12 +1,12 @@
-"""Traces in the forms that other programs read; one module a form."""
+"""Exports of traces in forms that other programs read, one module per form."""
 
 from memlog.trace.exporters.chrome import chrome_trace, merged, read_profiler_trace
 from memlog.trace.exporters.cuda_snapshot import snapshot
 from memlog.trace.exporters.files import write_json, write_pickle, write_text
 from memlog.trace.exporters.snapshot_graph import snapshot_graph
 from memlog.trace.exporters.speedscope import flame_graph
-from memlog.trace.exporters.timeline import timeline
 from memlog.trace.exporters.trace_plot import trace_plot
+from memlog.trace.timeline import timeline
 
 __all__ = [
     "chrome_trace",

@@ -1,7 +1,7 @@
-"""A trace in Chrome's format, which Perfetto and ``chrome://tracing`` open: layers, and memory as counters.
+"""Export of a trace in Chrome's format, with layers as slices and memory as counters.
 
-Format: "Trace Event Format" (Google, 2016). Times are microseconds after ``baseTimeNanoseconds``, a field of
-``torch.profiler``'s, Unix time.
+Perfetto and ``chrome://tracing`` open it. Format: "Trace Event Format" (Google, 2016). Times are microseconds
+after ``baseTimeNanoseconds``, a Unix time in a field that ``torch.profiler`` adds.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import msgspec
 
 from memlog.errors import ConfigurationError
 from memlog.trace import encoding
-from memlog.trace.exporters.stacks import Stack, ThreadStacks
-from memlog.trace.records import Trace
+from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length
+from memlog.trace.records import RecordedTrace
 
 MAX_PROFILER_TRACE = 1 << 30
-"""Bytes of a profiler's trace, unpacked, that are read."""
+"""Largest size of a profiler's trace that is read, in bytes after decompression."""
 
 PROCESS = "memlog"
-"""The process whose tracks ours are: no number, so that no process of the profiler's has it."""
+"""Process name of memlog's tracks. Not a number, so it can't equal a process id of the profiler's."""
 
 _MAX_COUNTERS = 100_000
 _NS_PER_US = 1e3
 
 
-def chrome_trace(trace: Trace) -> dict[str, Any]:
-    """The document."""
+def chrome_trace(trace: RecordedTrace) -> dict[str, Any]:
+    """Build the document."""
     events = [_metadata("process_name", 0, f"memlog: layers and memory ({trace.result.device})")]
     events += _slices(trace)
     events += _counters(trace)
@@ -42,10 +42,10 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
 
 
 def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
-    """What ``torch.profiler``'s ``export_chrome_trace`` wrote, compressed or not.
+    """Read a file that ``torch.profiler``'s ``export_chrome_trace`` wrote, compressed or not.
 
     Raises:
-        ConfigurationError: It is no such file, or larger than `MAX_PROFILER_TRACE`.
+        ConfigurationError: The file is not such a trace, or is larger than `MAX_PROFILER_TRACE`.
     """
     found = Path(path)
     try:
@@ -56,21 +56,21 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
         document = msgspec.json.decode(content)
     except (OSError, EOFError, msgspec.DecodeError) as error:
         raise ConfigurationError(
-            f"{found} can't be read ({error}); give what export_chrome_trace() wrote"
+            f"{found} can't be read ({error}); pass a file that export_chrome_trace() wrote"
         ) from None
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ConfigurationError(
-            f"{found} holds no traceEvents; give what export_chrome_trace() wrote"
+            f"{found} holds no traceEvents; pass a file that export_chrome_trace() wrote"
         )
     return document
 
 
 def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
-    """The profiler's document with our events beside its own, on its clock.
+    """Return the profiler's document with memlog's events added, shifted to the profiler's clock.
 
     Args:
-        ours: From `chrome_trace`.
-        profilers: From `read_profiler_trace`.
+        ours: Document from `chrome_trace`.
+        profilers: Document from `read_profiler_trace`.
     """
     base = profilers.get("baseTimeNanoseconds", 0)
     if not isinstance(base, (int, float)):
@@ -87,7 +87,7 @@ def _metadata(name: str, thread: int, value: str) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": PROCESS, "tid": thread, "args": {"name": value}}
 
 
-def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
+def _slices(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
     threads: dict[int, tuple[ThreadStacks, list[str]]] = {}
     last = 0.0
     for event in encoding.decode(trace.events):
@@ -107,34 +107,27 @@ def _slices(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _switch(opened: list[str], stack: Stack, at: float, thread: int) -> Iterator[dict[str, Any]]:
-    common = 0
-    for left, right in zip(opened, stack, strict=False):
-        if left != right:
-            break
-        common += 1
-    place = {"pid": PROCESS, "tid": thread, "ts": at}
+    common = common_length(opened, stack)
+    fields = {"pid": PROCESS, "tid": thread, "ts": at}
     while len(opened) > common:
-        yield {"ph": "E", "name": opened.pop(), **place}
+        yield {"ph": "E", "name": opened.pop(), **fields}
     for name in stack[common:]:
         opened.append(name)
-        yield {"ph": "B", "name": name, "cat": "layer", **place}
+        yield {"ph": "B", "name": name, "cat": "layer", **fields}
 
 
-def _counters(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Live bytes by the phase in which they were allocated; at most `_MAX_COUNTERS` points, evenly."""
+def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
+    """Yield live bytes by the phase of their allocation, at up to `_MAX_COUNTERS` evenly chosen events."""
     every = len(trace.events) // encoding.EVENT_BYTES // _MAX_COUNTERS + 1
     live = dict.fromkeys(encoding.PHASES, 0)
     live["before"] = trace.result.before or 0
-    known: dict[int, tuple[str, int]] = {}
-    for index, event in enumerate(encoding.decode(trace.events)):
+    pairs = encoding.decode_with_allocations(trace.events)
+    for index, (event, allocation) in enumerate(pairs):
         if event.kind == encoding.ALLOC:
-            phase = encoding.PHASES[event.phase]
-            known[event.key] = phase, event.size
             if event.phase != encoding.BEFORE:
-                live[phase] += event.size
-        elif event.kind == encoding.FREE and event.key in known:
-            phase, size = known.pop(event.key)
-            live[phase] -= size
+                live[encoding.PHASES[event.phase]] += event.size
+        elif event.kind == encoding.FREE and allocation is not None:
+            live[encoding.PHASES[allocation.phase]] -= allocation.size
         elif event.kind == encoding.READING:
             live["before"] = event.key
         else:

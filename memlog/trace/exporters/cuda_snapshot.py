@@ -1,6 +1,6 @@
-"""A trace as a snapshot of CUDA's allocator, which https://pytorch.org/memory_viz draws, whatever the device.
+"""Export of a trace of any device as a CUDA allocator snapshot, which https://pytorch.org/memory_viz draws.
 
-Plain types alone: it is read by unpicklers that import nothing.
+The snapshot holds plain types only, because some programs unpickle it without importing anything.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from typing import Any
 
 from memlog.trace import encoding
 from memlog.trace.exporters.stacks import path_stack
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 _FIRST_ADDRESS = 0x7F0000000000
 _ALIGNMENT = 512
 _NS_PER_US = 1000
 
 
-def snapshot(trace: Trace) -> dict[str, Any]:
-    """The document: one device, whose history is the trace's. Addresses are made up, and used once each."""
+def snapshot(trace: RecordedTrace) -> dict[str, Any]:
+    """Build the snapshot: one device with the trace's history. Each storage gets an invented address."""
     started = trace.result.started_us
     history: list[dict[str, Any]] = []
-    live: dict[int, dict[str, Any]] = {}
+    entries: dict[int, dict[str, Any]] = {}
     address = _FIRST_ADDRESS
     for event in encoding.decode(trace.events):
         if event.kind == encoding.ALLOC:
@@ -34,16 +34,16 @@ def snapshot(trace: Trace) -> dict[str, Any]:
                 "frames": _frames(trace, event),
             }
             address += -(-event.size // _ALIGNMENT) * _ALIGNMENT
-            live[event.key] = entry
+            entries[event.key] = entry
             history.append(entry)
-        elif event.kind == encoding.FREE and event.key in live:
-            freed = live.pop(event.key)
+        elif event.kind == encoding.FREE and event.key in entries:
+            freed = entries.pop(event.key)
             at = started + event.time_ns // _NS_PER_US
             history += [
                 {**freed, "action": action, "time_us": at}
                 for action in ("free_requested", "free_completed")
             ]
-    # What was there before belongs at the beginning, whenever it was first heard of.
+    # Storages from before the trace belong at the beginning, even if their ALLOC comes later.
     history.sort(key=lambda entry: entry["time_us"])
     return {
         "segments": [],
@@ -53,8 +53,8 @@ def snapshot(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _frames(trace: Trace, event: encoding.TraceEvent) -> list[dict[str, Any]]:
-    """The layer and those that it lies in, innermost first, as the page shows stacks."""
+def _frames(trace: RecordedTrace, event: encoding.StreamEvent) -> list[dict[str, Any]]:
+    """Return the layer's frame and those of its parents, innermost first, as the page shows stacks."""
     path = path_stack(trace.paths[event.layer], trace.paths)
     names = (*reversed(path), encoding.PHASES[event.phase])
     return [{"name": name, "filename": "memlog", "line": 0} for name in names]

@@ -1,7 +1,7 @@
-"""An allocator's snapshot as a flame graph: who holds the device's memory now, and who did at the peak.
+"""Export of an allocator's snapshot as flame graphs: the stacks that hold memory now, and at the peak.
 
-A snapshot that was downloaded may hold anything of plain types, in any shape: what is not as torch writes
-it is refused, and work and text are bounded.
+A downloaded snapshot is untrusted input: it may hold plain types in any shape. A snapshot of another form
+than torch writes is refused, and work and text lengths are bounded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from memlog.errors import SnapshotError
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
 from memlog.trace.exporters.stacks import Stack
 
-_SAMPLES_AT_MOST = 200_000
-"""In the whole file, which the page loads in some three seconds."""
-_PROFILES_A_DEVICE = 4
-_DEVICES_AT_MOST = 16
-_ENTRIES_AT_MOST = 5_000_000
-_FRAMES_AT_MOST = 200
-_TEXT_AT_MOST = 200
-_LARGEST = 1 << 50
+_MAX_SAMPLES = 200_000
+"""Largest number of samples in the whole file. The page loads such a file in about three seconds."""
+_PROFILES_PER_DEVICE = 4
+_MAX_DEVICES = 16
+_MAX_ENTRIES = 5_000_000
+_MAX_FRAMES = 200
+_MAX_TEXT = 200
+_MAX_SIZE = 1 << 50
 
 _BEFORE = "(allocated before the history begins)"
 _STATES = {
@@ -31,41 +31,43 @@ _STATES = {
     "inactive": "[unused]",
 }
 _NO_FILE = ("", "??", "memlog")
-"""What stands for a file where there is none; memlog's own export has layers for frames."""
+"""File names that mean "no file"; in memlog's own export, layers are the frames."""
 
 
 class SnapshotGraph(NamedTuple):
-    """A speedscope document, and what is odd about the snapshot, for the user."""
+    """A speedscope document, and notes for the user about what the snapshot lacks."""
 
     document: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
-    """The flame graphs of a snapshot: live and reserved bytes now, and what its history tells.
+    """Build a snapshot's flame graphs: live and reserved bytes now, and bytes of its history.
 
-    Live bytes stand below the stack that allocated them; where none was recorded, below the allocator's note
-    (``user_metadata``) or, failing that, the blocks' size.
+    Live bytes are shown below the stack that allocated them. If no stack was recorded, they are shown below
+    the allocator's note (``user_metadata``); without a note, below the blocks' size.
 
     Args:
-        snapshot: What `memlog.artifacts.snapshots.read_snapshot` gives.
-        name: What it is called in errors.
+        snapshot: Return value of `memlog.artifacts.snapshots.read_snapshot`.
+        name: Name of the snapshot in errors and in the document.
 
     Raises:
-        SnapshotError: It is not as torch writes it, or nothing was allocated.
+        SnapshotError: The snapshot has another form than torch writes, or holds no allocation.
     """
     try:
         devices = _devices(snapshot)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise SnapshotError(
-            f"{name} is damaged ({_short(str(error))}): write it again with _dump_snapshot()"
+            f"{name} is damaged ({_printable(str(error))}): write it again with _dump_snapshot()"
         ) from None
     if not devices:
-        raise SnapshotError(f"{name} holds no allocation: there is nothing to show")
+        raise SnapshotError(
+            f"{name} holds no allocation, so there is nothing to show: write it while tensors are live"
+        )
     frames, stacks = Frames(), _Stacks()
-    room = _SAMPLES_AT_MOST // (_PROFILES_A_DEVICE * len(devices))
+    max_samples = _MAX_SAMPLES // (_PROFILES_PER_DEVICE * len(devices))
     profiles = [
-        sampled(title, weighted, frames, room)
+        sampled(title, weighted, frames, max_samples)
         for number, device in devices.items()
         for title, weighted in _profiles(f"device {number}", device, stacks)
     ]
@@ -84,12 +86,12 @@ class _Block(NamedTuple):
 class _Change(NamedTuple):
     address: int
     size: int
-    born: bool
+    is_alloc: bool
     source: dict[str, Any]
 
 
 class _Device:
-    """What a snapshot tells of one device."""
+    """Blocks and history of one device."""
 
     def __init__(self) -> None:
         self.blocks: list[_Block] = []
@@ -97,42 +99,42 @@ class _Device:
         self.failed: list[int] = []
 
     def newest(self) -> dict[int, dict[str, Any]]:
-        """The entry of the newest allocation at each address."""
-        return {change.address: change.source for change in self.history if change.born}
+        """Return the entry of the newest allocation at each address."""
+        return {change.address: change.source for change in self.history if change.is_alloc}
 
     def before(self) -> dict[int, tuple[dict[str, Any] | None, int]]:
-        """What was there when the history begins, by address: what is known of it, and bytes."""
+        """Return entry (if known) and bytes of blocks live when the history began, by address."""
         first: dict[int, _Change] = {}
         for change in self.history:
             first.setdefault(change.address, change)
-        there: dict[int, tuple[dict[str, Any] | None, int]] = {
-            change.address: (None, change.size) for change in first.values() if not change.born
+        live: dict[int, tuple[dict[str, Any] | None, int]] = {
+            change.address: (None, change.size) for change in first.values() if not change.is_alloc
         }
         for block in self.blocks:
             if block.state == "active_allocated" and block.address not in first:
-                there[block.address] = (block.source, _asked_for(block))
-        return there
+                live[block.address] = (block.source, _requested_size(block))
+        return live
 
 
 def _devices(snapshot: dict[str, Any]) -> dict[int, _Device]:
-    """By number; those alone that have blocks or a history."""
+    """Return the devices that have blocks or a history, by number."""
     devices: dict[int, _Device] = {}
-    room = _ENTRIES_AT_MOST
-    _require_own([segment["blocks"] for segment in snapshot["segments"] if segment["blocks"]])
-    _require_own([history for history in snapshot["device_traces"] if history])
+    room = _MAX_ENTRIES
+    _require_distinct([segment["blocks"] for segment in snapshot["segments"] if segment["blocks"]])
+    _require_distinct([history for history in snapshot["device_traces"] if history])
     for segment in snapshot["segments"]:
-        number = _whole(segment.get("device", 0), "a device's number")
+        number = _whole_number(segment.get("device", 0), "a device's number")
         device = devices.setdefault(number, _Device())
         room -= len(segment["blocks"]) + 1
-        _require_room(room, devices)
+        _require_bounded(room, devices)
         device.blocks += [_block(segment, block) for block in segment["blocks"]]
     for number, history in enumerate(snapshot["device_traces"]):
         if history:
             device = devices.setdefault(number, _Device())
             room -= len(history)
-            _require_room(room, devices)
+            _require_bounded(room, devices)
             for entry in history:
-                _read(entry, device)
+                _add_entry(device, entry)
     return {
         number: device
         for number, device in sorted(devices.items())
@@ -140,35 +142,35 @@ def _devices(snapshot: dict[str, Any]) -> dict[int, _Device]:
     }
 
 
-def _require_room(room: int, devices: dict[int, _Device]) -> None:
+def _require_bounded(room: int, devices: dict[int, _Device]) -> None:
     if room < 0:
-        raise ValueError(f"it has more than {_ENTRIES_AT_MOST:,} entries")
-    if len(devices) > _DEVICES_AT_MOST:
-        raise ValueError(f"it has more than {_DEVICES_AT_MOST} devices")
+        raise ValueError(f"it has more than {_MAX_ENTRIES:,} entries")
+    if len(devices) > _MAX_DEVICES:
+        raise ValueError(f"it has more than {_MAX_DEVICES} devices")
 
 
 def _block(segment: dict[str, Any], block: dict[str, Any]) -> _Block:
     state = block["state"]
     if state not in _STATES:
-        # Older versions say so of a block that is freed and awaits other streams.
+        # Older versions of torch name a block so that is freed but waits for other streams.
         state = "active_pending_free" if state == "active_awaiting_free" else "inactive"
     private = segment.get("segment_pool_id", (0, 0))
     kind = segment.get("segment_type")
-    kind = _short(kind) if isinstance(kind, str) else "unknown"
-    address = _whole(segment["address"], "an address", 1 << 64)
-    size = _whole(segment["total_size"], "a size")
+    kind = _printable(kind) if isinstance(kind, str) else "unknown"
+    address = _whole_number(segment["address"], "an address", 1 << 64)
+    size = _whole_number(segment["total_size"], "a size")
     return _Block(
         segment=f"segment {address:#x}, {format_bytes(size)}",
         pool=f"{kind} pool" if private == (0, 0) else f"private {kind} pool {_pool(private)}",
-        address=_whole(block.get("address", 0), "an address", 1 << 64),
-        size=_whole(block["size"], "a size"),
+        address=_whole_number(block.get("address", 0), "an address", 1 << 64),
+        size=_whole_number(block["size"], "a size"),
         state=state,
         source=block,
     )
 
 
-def _require_own(lists: Sequence[Any]) -> None:
-    """A small file in which many share one long list would come to any number of entries."""
+def _require_distinct(lists: Sequence[Any]) -> None:
+    """Refuse lists that are one object: a small file that shares a list can have countless entries."""
     if len({id(entries) for entries in lists}) < len(lists):
         raise ValueError("several of its parts are one list, which torch does not write")
 
@@ -178,55 +180,55 @@ def _pool(identity: Any) -> str:
     return ".".join(str(part % (1 << 64)) for part in identity[:2]) if plain else "unknown"
 
 
-def _read(entry: dict[str, Any], device: _Device) -> None:
-    """Actions that are not known are passed over."""
+def _add_entry(device: _Device, entry: dict[str, Any]) -> None:
+    """Add an entry to the device's history; entries with an unknown action are ignored."""
     action = entry["action"]
     if action in ("alloc", "free_requested"):
-        address = _whole(entry["addr"], "an address", 1 << 64)
-        size = _whole(entry["size"], "a size")
+        address = _whole_number(entry["addr"], "an address", 1 << 64)
+        size = _whole_number(entry["size"], "a size")
         device.history.append(_Change(address, size, action == "alloc", entry))
     elif action == "oom":
-        device.failed.append(_whole(entry["size"], "a size"))
+        device.failed.append(_whole_number(entry["size"], "a size"))
 
 
-def _whole(value: Any, what: str, limit: int = _LARGEST) -> int:
+def _whole_number(value: Any, what: str, limit: int = _MAX_SIZE) -> int:
     if type(value) is not int:
-        # Not its text: that of lists which share lists may be endless.
+        # The message names the type only: the text of lists that share lists can be endless.
         raise ValueError(f"{what} is a {type(value).__name__}")
     if not 0 <= value < limit:
-        raise ValueError(f"{what} is absurd")
+        raise ValueError(f"{what} is out of range")
     return value
 
 
-def _asked_for(block: _Block) -> int:
-    """As the history counts: before the allocator rounds it up."""
-    asked = block.source.get("requested_size")
-    return asked if type(asked) is int and 0 < asked <= block.size else block.size
+def _requested_size(block: _Block) -> int:
+    """Return a block's size before the allocator rounded it up, as the history counts it."""
+    requested = block.source.get("requested_size")
+    return requested if type(requested) is int and 0 < requested <= block.size else block.size
 
 
 class _Stacks:
-    """What allocated: frames, outermost first; else the allocator's note; else the size.
+    """Lookup of an allocation's stack: its frames, outermost first, or the allocator's note, or the size.
 
     Attributes:
-        framed: Whether any entry had frames.
+        has_frames: True if any entry had frames.
     """
 
     def __init__(self) -> None:
-        self.framed = False
-        # A snapshot shares most of its lists of frames; it outlives this.
+        self.has_frames = False
+        # The key is id(): a snapshot shares most of its lists of frames, and lives longer than this object.
         self._known: dict[int, Stack] = {}
 
     def of(self, *sources: dict[str, Any] | None, size: int) -> Stack:
-        """By the first source that tells."""
+        """Return the stack of the first source that has one."""
         for source in sources:
             stack = None if source is None else self._frames(source.get("frames"))
             if stack:
-                self.framed = True
+                self.has_frames = True
                 return stack
         for source in sources:
             note = None if source is None else source.get("user_metadata")
             if isinstance(note, str) and note:
-                return ("(no frames)", f"note {_short(note)}")
+                return ("(no frames)", f"note {_printable(note)}")
         return ("(no frames)", _size_class(size))
 
     def _frames(self, frames: Any) -> Stack:
@@ -234,8 +236,8 @@ class _Stacks:
             return ()
         stack = self._known.get(id(frames))
         if stack is None:
-            inner = [_frame(frame) for frame in frames[:_FRAMES_AT_MOST]]
-            outer = ["(outer frames left out)"] if len(frames) > _FRAMES_AT_MOST else []
+            inner = [_frame(frame) for frame in frames[:_MAX_FRAMES]]
+            outer = ["(outer frames left out)"] if len(frames) > _MAX_FRAMES else []
             stack = self._known[id(frames)] = (*outer, *reversed(inner))
         return stack
 
@@ -244,15 +246,15 @@ def _frame(frame: Any) -> str:
     if not isinstance(frame, dict):
         return "(unknown)"
     name, file, line = frame.get("name"), frame.get("filename"), frame.get("line")
-    text = _short(name) if isinstance(name, str) and name else "(unknown)"
+    text = _printable(name) if isinstance(name, str) and name else "(unknown)"
     if not isinstance(file, str) or file in _NO_FILE:
         return text
-    return f"{text} ({_short(file, end=True)}:{line if type(line) is int else '?'})"
+    return f"{text} ({_printable(file, end=True)}:{line if type(line) is int else '?'})"
 
 
-def _short(text: str, *, end: bool = False) -> str:
-    """A snapshot's own words may be long, and steer a terminal."""
-    cut = text[-_TEXT_AT_MOST:] if end else text[:_TEXT_AT_MOST]
+def _printable(text: str, *, end: bool = False) -> str:
+    """Shorten a snapshot's text, to its end if ``end``, and replace control characters."""
+    cut = text[-_MAX_TEXT:] if end else text[:_MAX_TEXT]
     return "".join(character if character.isprintable() else "?" for character in cut)
 
 
@@ -274,7 +276,7 @@ def _profiles(
         (
             (stacks.of(change.source, size=change.size), change.size)
             for change in device.history
-            if change.born and change.size
+            if change.is_alloc and change.size
         ),
     )
 
@@ -297,13 +299,13 @@ def _reserved(device: _Device) -> Iterator[tuple[Stack, int]]:
 
 
 def _at_peak(device: _Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
-    """Replays the history twice: to find the peak, and up to it."""
+    """Find the history's peak, then replay the history up to it."""
     if not device.history:
         return
     peak = _peak(device)
     live = device.before()
     for change in device.history[:peak]:
-        if change.born:
+        if change.is_alloc:
             live[change.address] = (change.source, change.size)
         else:
             live.pop(change.address, None)
@@ -314,18 +316,18 @@ def _at_peak(device: _Device, stacks: _Stacks) -> Iterator[tuple[Stack, int]]:
 
 
 def _peak(device: _Device) -> int:
-    """So many changes of the history lead to its peak."""
+    """Return the number of changes that lead to the history's peak."""
     live = {address: size for address, (_, size) in device.before().items()}
-    level = best = sum(live.values())
-    found = 0
+    level = highest = sum(live.values())
+    peak = 0
     for number, change in enumerate(device.history, 1):
         level -= live.pop(change.address, 0)
-        if change.born:
+        if change.is_alloc:
             live[change.address] = change.size
             level += change.size
-        if level > best:
-            best, found = level, number
-    return found
+        if level > highest:
+            highest, peak = level, number
+    return peak
 
 
 def _largest(sizes: Counter[Stack]) -> Iterator[tuple[Stack, int]]:
@@ -333,9 +335,9 @@ def _largest(sizes: Counter[Stack]) -> Iterator[tuple[Stack, int]]:
 
 
 def _notes(devices: dict[int, _Device], stacks: _Stacks) -> Iterator[str]:
-    if not stacks.framed:
+    if not stacks.has_frames:
         yield (
-            "no stack was recorded, so bytes stand by the allocator's notes or by size: call "
+            "no stack was recorded, so bytes are grouped by the allocator's notes or by size: call "
             "torch.cuda.memory._record_memory_history() before training"
         )
     for number, device in devices.items():

@@ -1,4 +1,4 @@
-"""A trace as a flame graph for https://www.speedscope.app, several profiles in one file."""
+"""Export of a trace as a flame graph for https://www.speedscope.app, several profiles in one file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from memlog.trace import encoding
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
-from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
-from memlog.trace.records import Trace
+from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length, path_stack
+from memlog.trace.records import RecordedTrace
 
-_EVENTED_AT_MOST = 90_000
-_THREADS_AT_MOST = 4
+_MAX_EVENTS = 90_000
+_MAX_THREADS = 4
 _NS_PER_MS = 1e6
 
 
-def flame_graph(trace: Trace) -> dict[str, Any]:
-    """The document: live bytes at the peak, bytes allocated in order, milliseconds."""
+def flame_graph(trace: RecordedTrace) -> dict[str, Any]:
+    """Build the document: profiles of live bytes at the peak, bytes allocated in order, and milliseconds."""
     frames = Frames()
     profiles = [
         sampled(f"Live bytes at the peak, {trace.result.device}", _at_peak(trace), frames),
@@ -27,16 +27,16 @@ def flame_graph(trace: Trace) -> dict[str, Any]:
     return speedscope_file(f"memlog, {model}", frames, profiles)
 
 
-def _at_peak(trace: Trace) -> Iterator[tuple[Stack, int]]:
-    places = {path: number for number, path in enumerate(trace.paths)}
-    for share in sorted(trace.result.shares, key=lambda one: (places[one.path], one.category)):
+def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
+    numbers = {path: number for number, path in enumerate(trace.paths)}
+    for share in sorted(trace.result.shares, key=lambda one: (numbers[one.path], one.category)):
         line = (share.line,) if share.line else ()
         yield (*path_stack(share.path, trace.paths), *line, f"[{share.category}]"), share.size
 
 
-def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
-    """Every allocation below its phase; those that are not there one by one together, at the end."""
-    said = 0
+def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
+    """Yield every stored allocation below its phase, then the sum of those that are not stored."""
+    stored = 0
     lines = {
         event.key: (trace.lines[event.size - 1],)
         for event in encoding.decode(trace.events)
@@ -45,31 +45,31 @@ def _in_order(trace: Trace) -> Iterator[tuple[Stack, int]]:
     for event in encoding.decode(trace.events):
         if event.kind == encoding.ALLOC and event.phase != encoding.BEFORE:
             path = path_stack(trace.paths[event.layer], trace.paths)
-            said += event.size
+            stored += event.size
             yield (encoding.PHASES[event.phase], *path, *lines.get(event.key, ())), event.size
-    rest = sum(layer.allocated or 0 for layer in trace.result.layers) - said
+    rest = sum(layer.allocated or 0 for layer in trace.result.layers) - stored
     if rest > 0:
         yield ("(not kept one by one)",), rest
 
 
-def _evented(trace: Trace, frames: Frames) -> Iterator[dict[str, Any]]:
+def _evented(trace: RecordedTrace, frames: Frames) -> Iterator[dict[str, Any]]:
     threads: dict[int, _Thread] = {0: _Thread(trace, frames)}
-    room = _EVENTED_AT_MOST
+    room = _MAX_EVENTS
     for event in encoding.decode(trace.events):
         if event.kind in (encoding.ENTER, encoding.EXIT, encoding.PHASE_CHANGE):
-            if event.thread not in threads and len(threads) < _THREADS_AT_MOST:
+            if event.thread not in threads and len(threads) < _MAX_THREADS:
                 threads[event.thread] = _Thread(trace, frames)
             if event.thread in threads and room > 0:
-                room -= threads[event.thread].take(event)
+                room -= threads[event.thread].apply(event)
     for number, thread in threads.items():
         name = "Milliseconds" if number == 0 else f"Milliseconds, thread {number}"
         yield thread.profile(name, cut=room <= 0)
 
 
 class _Thread:
-    """One thread's events, balanced."""
+    """Profile of one thread, in which every opened frame is closed."""
 
-    def __init__(self, trace: Trace, frames: Frames) -> None:
+    def __init__(self, trace: RecordedTrace, frames: Frames) -> None:
         self._stacks = ThreadStacks(trace.paths)
         self._frames = frames
         self._duration = trace.result.duration_ms
@@ -78,8 +78,8 @@ class _Thread:
         self._at = 0.0
         self._switch(("trace",))
 
-    def take(self, event: encoding.TraceEvent) -> int:
-        """Opens and closes what an event does; how many entries that took."""
+    def apply(self, event: encoding.StreamEvent) -> int:
+        """Open and close the frames that an event changes; return the number of entries added."""
         before = len(self._events)
         stack = self._stacks.after(event)
         if stack is not None:
@@ -88,7 +88,7 @@ class _Thread:
         return len(self._events) - before
 
     def profile(self, name: str, *, cut: bool) -> dict[str, Any]:
-        """Closes everything and gives the profile."""
+        """Close all frames and return the profile."""
         self._at = max(self._at, self._duration)
         self._switch(())
         return {
@@ -101,11 +101,7 @@ class _Thread:
         }
 
     def _switch(self, stack: Stack) -> None:
-        common = 0
-        for left, right in zip(self._open, stack, strict=False):
-            if left != right:
-                break
-            common += 1
+        common = common_length(self._open, stack)
         for frame in reversed(self._open[common:]):
             self._emit("C", frame)
         for frame in stack[common:]:

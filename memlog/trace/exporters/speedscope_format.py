@@ -1,7 +1,8 @@
-"""What every flame graph for https://www.speedscope.app is made of.
+"""Parts of flame graph files for https://www.speedscope.app.
 
-The page checks little: a negative weight, samples and weights of different length, crossed or backward events
-break it; ``endValue`` other than the sum of the weights and one name for two frames are silently wrong.
+The page checks little. A negative weight, samples and weights of different length, or events that cross or go
+back in time break it. An ``endValue`` other than the sum of the weights, or one name for two frames, gives
+wrong figures without an error.
 """
 
 from __future__ import annotations
@@ -14,22 +15,20 @@ from memlog.trace.exporters.stacks import Stack
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
-_SAMPLES_AT_MOST = 100_000
-"""Of one profile: half a million in a file take the page five seconds and more to load."""
-
-
-_FRAMES_AT_MOST = 10_000_000
-"""Of all samples of one profile together."""
+_MAX_SAMPLES = 100_000
+"""Largest number of samples in a profile. The page needs five seconds or more to load half a million."""
+_MAX_FRAMES = 10_000_000
+"""Largest number of frames in all samples of a profile together."""
 
 
 class Frames:
-    """Numbers for names, each name once."""
+    """The file's table of frames, with each name once."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """The name's, from 0."""
+        """Return the number of a name, from 0; a new name is added."""
         return self.names.setdefault(name, len(self.names))
 
 
@@ -37,11 +36,12 @@ def sampled(
     name: str,
     weighted: Iterable[tuple[Stack, int]],
     frames: Frames,
-    at_most: int = _SAMPLES_AT_MOST,
+    max_samples: int = _MAX_SAMPLES,
 ) -> dict[str, Any] | None:
-    """A profile of bytes by stack, outermost frame first; ``None`` where there are none.
+    """Build a profile of bytes by stack, outermost frame first; ``None`` if there are no stacks.
 
-    What is past ``at_most`` samples, or ten million frames, stands in one more, so that the sum is right.
+    Bytes beyond ``max_samples`` samples, or beyond ten million frames, are one additional sample, so that the
+    sum is right.
     """
     samples: list[list[int]] = []
     weights: list[int] = []
@@ -50,7 +50,7 @@ def sampled(
     for stack, weight in weighted:
         if stack == previous:
             weights[-1] += weight
-        elif len(samples) >= at_most or depth + len(stack) > _FRAMES_AT_MOST:
+        elif len(samples) >= max_samples or depth + len(stack) > _MAX_FRAMES:
             rest += weight
         else:
             previous = stack
@@ -76,7 +76,7 @@ def sampled(
 def speedscope_file(
     name: str, frames: Frames, profiles: Sequence[dict[str, Any] | None]
 ) -> dict[str, Any]:
-    """The whole document, of those profiles that there are."""
+    """Build the whole document from the profiles that are not ``None``."""
     return {
         "$schema": SCHEMA,
         "name": name,

@@ -1,4 +1,4 @@
-"""The stream of events as stacks of frames over time, for flame graphs and traces."""
+"""Stacks of frames over time, from the stream of events, for flame graphs and Chrome traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memlog.trace.encoding import (
     PHASE_CHANGE,
     PHASES,
     RECOMPUTE,
-    TraceEvent,
+    StreamEvent,
 )
 from memlog.trace.result import with_parents
 
@@ -20,29 +20,38 @@ Stack = tuple[str, ...]
 
 
 def path_stack(path: str, paths: Sequence[str]) -> Stack:
-    """A layer below the layers that it lies in.
+    """Return a layer's path after those of its parents, outermost first.
 
     Args:
-        path: Of the layer.
-        paths: All layers by number; the second is the model.
+        path: Path of the layer.
+        paths: Paths of all layers by number; the second is the model.
     """
     return tuple(with_parents(path, paths[1] if len(paths) > 1 else ""))
 
 
+def common_length(left: Sequence[str], right: Sequence[str]) -> int:
+    """Return the number of outermost frames that two stacks share."""
+    for number, (ours, theirs) in enumerate(zip(left, right, strict=False)):
+        if ours != theirs:
+            return number
+    return min(len(left), len(right))
+
+
 class ThreadStacks:
-    """What one thread is at, after each of its events.
+    """Stack of one thread after each of its events.
 
     Args:
-        paths: Layers by number.
+        paths: Paths of the layers by number.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._turn: Stack = ()
+        self._outside: Stack = ()
+        """Frames of the thread's work outside modules: a backward pass or an optimizer's step."""
         self._modules: list[tuple[int, int]] = []
 
-    def after(self, event: TraceEvent) -> Stack | None:
-        """The stack once ``event`` has happened; ``None`` for events that change none."""
+    def after(self, event: StreamEvent) -> Stack | None:
+        """Process an event and return the new stack; ``None`` for kinds of events that change no stack."""
         if event.kind == ENTER:
             self._modules.append((event.layer, event.phase))
         elif event.kind == EXIT:
@@ -50,20 +59,20 @@ class ThreadStacks:
                 while self._modules.pop()[0] != event.layer:
                     pass
         elif event.kind == PHASE_CHANGE:
-            self._turn = ()
+            self._outside = ()
             if event.phase != FORWARD:
-                outside = event.layer == OUTSIDE
-                path = () if outside else path_stack(self._paths[event.layer], self._paths)
-                self._turn = (PHASES[event.phase], *path)
+                known = event.layer != OUTSIDE
+                path = path_stack(self._paths[event.layer], self._paths) if known else ()
+                self._outside = (PHASES[event.phase], *path)
         else:
             return None
         return tuple(self._stack())
 
     def _stack(self) -> Iterator[str]:
-        yield from self._turn
-        said: int | None = None
+        yield from self._outside
+        previous: int | None = None
         for layer, phase in self._modules:
-            if phase != said and not (phase == FORWARD and self._turn):
+            if phase != previous and not (phase == FORWARD and self._outside):
                 yield PHASES[RECOMPUTE] if phase == RECOMPUTE else PHASES[FORWARD]
-            said = phase
+            previous = phase
             yield self._paths[layer]

@@ -1,7 +1,7 @@
-"""A snapshot of an allocator as a picture: every storage from its allocation to its end, one upon another.
+"""Drawing of an allocator's snapshot: each storage is a band from its allocation to its free.
 
-PyTorch's own page for this loads a library from the network. This one is HTML with a drawing in it: no
-script, and nothing to be fetched.
+PyTorch's own page for this loads a library from the network. This page is HTML with an SVG drawing: it has no
+script and fetches nothing.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 
 from memlog._internal.units import format_bytes
 
-_MOST_DRAWN = 400
-"""Storages that are drawn one by one, the largest; the others are one grey band on top."""
-_MOST_DEVICES = 8
+_MAX_BANDS = 400
+"""Number of storages with a band of their own, the largest; the others are one grey band on top."""
+_MAX_DEVICES = 8
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
 _FRAMES = 12
-_LARGEST = 1 << 64
-"""No address is larger, and no size: the drawing divides by sums of sizes as floats."""
+_LIMIT = 1 << 64
+"""Every address and size is below this. The drawing divides by sums of sizes, so a larger one would overflow
+a float."""
 
 
 class _Change(NamedTuple):
-    """A storage comes (positive) or goes."""
+    """An allocation (size of 0 or more) or a free (negative size)."""
 
     address: int
     size: int
@@ -32,7 +33,7 @@ class _Change(NamedTuple):
 
 
 class _Band:
-    """A storage in the picture: where its lower edge was, moment by moment."""
+    """A storage in the drawing, with the level of its lower edge at each change."""
 
     def __init__(self, size: int, label: str, at: int, level: int) -> None:
         self.size = size
@@ -48,43 +49,43 @@ class _Band:
 
 
 class _Drawing:
-    """Storages as they come and go.
+    """Layout of all storages over a device's history.
 
     Attributes:
-        bands: Those that are drawn one by one.
-        top: Moments and bytes of everything, what is not drawn one by one included.
+        bands: Storages with a band of their own.
+        top: Number of changes so far and bytes of all live storages, those without a band included.
     """
 
     def __init__(self, changes: list[_Change]) -> None:
         self.bands: list[_Band] = []
         self.top = [(0, 0)]
         self._stack: list[_Band] = []
-        self._here: dict[int, tuple[_Band | None, int]] = {}
+        self._live: dict[int, tuple[_Band | None, int]] = {}
         self._level = 0
         self._others = 0
         drawn = _largest(changes)
         for at, change in enumerate(changes):
             if change.size >= 0:
-                self._come(at, change, drawn=at in drawn)
+                self._allocate(at, change, drawn=at in drawn)
             else:
-                self._go(at, change.address)
+                self._free(at, change.address)
             self.top.append((at + 1, self._level + self._others))
         for band in self._stack:
             band.end(len(changes))
 
     @property
-    def moments(self) -> int:
-        """How many there are."""
+    def changes(self) -> int:
+        """Number of allocations and frees."""
         return len(self.top) - 1
 
     @property
     def peak(self) -> int:
-        """Bytes at the highest."""
+        """Highest number of live bytes."""
         return max(level for _, level in self.top)
 
-    def _come(self, at: int, change: _Change, *, drawn: bool) -> None:
+    def _allocate(self, at: int, change: _Change, *, drawn: bool) -> None:
         band = _Band(change.size, change.label, at, self._level) if drawn else None
-        self._here[change.address] = band, change.size
+        self._live[change.address] = band, change.size
         if band is None:
             self._others += change.size
             return
@@ -92,32 +93,32 @@ class _Drawing:
         self._stack.append(band)
         self.bands.append(band)
 
-    def _go(self, at: int, address: int) -> None:
-        band, size = self._here.pop(address, (None, 0))
+    def _free(self, at: int, address: int) -> None:
+        band, size = self._live.pop(address, (None, 0))
         if band is None:
             self._others -= size
             return
         self._level -= size
         band.end(at)
-        place = self._stack.index(band)
-        del self._stack[place]
-        for above in self._stack[place:]:
+        index = self._stack.index(band)
+        del self._stack[index]
+        for above in self._stack[index:]:
             above.move(at, size)
 
 
 def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
-    """A snapshot's picture.
+    """Draw a snapshot.
 
     Args:
-        snapshot: What ``torch.cuda.memory._snapshot()`` gives, or `memlog.trace.exporters.snapshot`. Entries
-            that are of another form are passed over.
+        snapshot: Return value of ``torch.cuda.memory._snapshot()`` or `memlog.trace.exporters.snapshot`.
+            Entries of another form are ignored.
         title: Heading of the page.
 
     Returns:
         HTML.
     """
     drawings = []
-    for device, history in enumerate(_list(snapshot.get("device_traces"))[:_MOST_DEVICES]):
+    for device, history in enumerate(_list(snapshot.get("device_traces"))[:_MAX_DEVICES]):
         changes = [*_before(snapshot, device, _list(history)), *_changes(_list(history))]
         if changes:
             drawings.append(_section(device, _Drawing(changes)))
@@ -128,7 +129,7 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
         "<style>body{font-family:sans-serif;margin:1em}svg{width:100%;height:auto}"
         "path:hover{stroke:#000}</style></head>\n"
         f"<body><h1>{heading}</h1>\n"
-        "<p>Each band is a storage; what it is stands in its tooltip. From left to right: each allocation "
+        "<p>Each band is a storage; its tooltip has its size and stack. From left to right: each allocation "
         f"and each free, in order.</p>\n{body}\n</body></html>\n"
     )
 
@@ -143,45 +144,43 @@ def _changes(history: list[Any]) -> Iterator[_Change]:
 
 
 def _before(snapshot: Mapping[str, Any], device: int, history: list[Any]) -> Iterator[_Change]:
-    """What was there before the history began: freed in it, or still there, and never allocated in it."""
-    made: set[int] = set()
+    """Yield an allocation for each storage from before the history, which frees it or never mentions it."""
+    seen: set[int] = set()
     for change in _changes(history):
-        if change.size >= 0:
-            made.add(change.address)
-        elif change.address not in made:
-            made.add(change.address)
+        if change.size < 0 and change.address not in seen:
             yield change._replace(size=-change.size)
+        seen.add(change.address)
     for segment in _list(snapshot.get("segments")):
         if isinstance(segment, dict) and segment.get("device", 0) == device:
-            yield from _blocks_before(segment, made)
+            yield from _blocks_before(segment, seen)
 
 
-def _blocks_before(segment: Mapping[str, Any], made: set[int]) -> Iterator[_Change]:
+def _blocks_before(segment: Mapping[str, Any], seen: set[int]) -> Iterator[_Change]:
     address = _number(segment.get("address"))
     for block in _list(segment.get("blocks")):
         if isinstance(block, dict):
             size = _number(block.get("size"))
-            if block.get("state") == "active_allocated" and address not in made:
+            if block.get("state") == "active_allocated" and address not in seen:
                 yield _Change(address, size, _label(size, _list(block.get("frames"))))
             address += size
 
 
 def _largest(changes: list[_Change]) -> set[int]:
-    """Which changes are the largest allocations, by their number."""
-    made = [number for number, change in enumerate(changes) if change.size > 0]
-    made.sort(key=lambda number: -changes[number].size)
-    return set(made[:_MOST_DRAWN])
+    """Return the numbers of the changes that are the largest allocations."""
+    numbers = [number for number, change in enumerate(changes) if change.size > 0]
+    numbers.sort(key=lambda number: -changes[number].size)
+    return set(numbers[:_MAX_BANDS])
 
 
 def _section(device: int, drawing: _Drawing) -> str:
     peak = max(drawing.peak, 1)
-    across, up = _WIDTH / drawing.moments, _HEIGHT / peak
+    across, up = _WIDTH / drawing.changes, _HEIGHT / peak
 
     def path(points: Iterable[tuple[int, int]]) -> str:
         placed = (f"{_MARGIN + x * across:.1f} {_HEIGHT - y * up:.1f}" for x, y in points)
         return "M" + "L".join(placed) + "Z"
 
-    outline = [(0, 0), *drawing.top, (drawing.moments, 0)]
+    outline = [(0, 0), *drawing.top, (drawing.changes, 0)]
     shapes = [f'<path d="{path(outline)}" fill="#bbb"><title>all others</title></path>']
     for band in drawing.bands:
         upper = [(x, y + band.size) for x, y in reversed(band.edge)]
@@ -209,7 +208,7 @@ def _label(size: int, frames: list[Any]) -> str:
 
 
 def _colour(label: str) -> str:
-    """The same for storages of the same origin."""
+    """Return a colour that is the same for storages with the same stack."""
     origin = label.partition("\n")[2]
     return f"hsl({zlib.crc32(origin.encode('utf-8', 'replace')) % 360} 60% 60%)"
 
@@ -223,4 +222,4 @@ def _name(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    return value if isinstance(value, int) and 0 <= value < _LARGEST else 0
+    return value if isinstance(value, int) and 0 <= value < _LIMIT else 0

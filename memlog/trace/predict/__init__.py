@@ -1,8 +1,8 @@
-"""What a traced step would need if something about it were different.
+"""Predictions of a traced step's peak after one change (batch size, checkpointing, precision, optimizer).
 
-No model runs here: a trace's stream of events says when each storage was made, by whom and when it went,
-and each change makes some of them smaller, or live for another time. The highest level of what comes of that
-is the predicted peak.
+No model runs here. A trace's stream of events holds when each storage was allocated and freed, and by which
+layer. A change makes some storages smaller or moves their begin or end; the predicted peak is the highest
+number of live bytes after that.
 """
 
 from memlog.trace.predict.hints import WORTH, Advice, Hint, advise, steady_peak_of

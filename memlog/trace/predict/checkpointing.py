@@ -1,250 +1,283 @@
-"""Checkpointing: which modules, and what it would save.
+"""Prediction of the modules to checkpoint, and of the peak with that.
 
-A checkpointed module keeps its inputs alone, also where its first operation would not: those of ReLU,
-dropout or pooling are gone at once without it. What its forward keeps for the backward pass is gone at its
-end, and is made again (with all that its forward needs on the way) as the backward pass comes to it.
+A checkpointed module keeps its inputs and nothing else. It keeps them even if its first operation would not
+(ReLU, dropout and pooling free theirs at once). All else that its forward keeps for the backward pass is
+freed at the end of the forward. When the backward pass reaches the module, the forward runs again and
+allocates all of it again, with its temporaries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from memlog.trace.encoding import BACKWARD, FORWARD
 from memlog.trace.predict.lifetimes import (
     START,
     Call,
-    Course,
-    Span,
+    SizedInterval,
     StorageLifetime,
+    TracedStep,
     highest,
     steady_begin,
 )
 
-_WORTH = 0.02
-"""A group of modules is looked at where what they drop is such a part of the peak."""
-_MOST_GROUPS = 12
-_RESULT = 20
-"""A module's result is the last storage that is not this many times smaller than its largest: what comes
-after it (a norm's statistics) is small."""
-_RANDOM_STATE = 5056
-"""Bytes of the CPU's random number generator's state, which is kept for each call (`torch.get_rng_state`)."""
-_SAME = 1.005
-"""Peaks within half a per cent are the same."""
+_MIN_SHARE = 0.02
+"""Smallest part of the peak that a group of modules must drop to be considered."""
+_MAX_GROUPS = 12
+_RESULT_RATIO = 20
+"""A call's result is the last storage it leaves, unless that is this many times smaller than the largest one:
+a small storage after the result (a norm's statistics) is not the result."""
+_RNG_STATE_BYTES = 5056
+"""Bytes of the CPU random number generator's state, kept for each call (`torch.get_rng_state`)."""
+_SAME_PEAK = 1.005
+"""Peaks that differ by less than half a per cent count as the same."""
 
 
-class Replay(NamedTuple):
+class RecomputedCall(NamedTuple):
     """One call of a checkpointed module."""
 
     dropped: dict[StorageLifetime, int]
-    """What is gone, and when: at the end of the call, or a result once it has been passed on."""
-    again: int
+    """Storages that are freed in the forward pass, and when: at the end of a call, or, for the call's result,
+    when the modules that read it end."""
+    recompute_at: int
     """When the forward runs again."""
-    spike: float
-    """Bytes that this needs at most."""
-    done: int
-    """When the last of it is freed in the backward pass."""
+    recompute_bytes: float
+    """Highest number of bytes that the second forward needs."""
+    released_at: int
+    """When the backward pass frees the last of the dropped storages."""
     inputs: tuple[StorageLifetime, ...]
-    """What is kept until then."""
-    begins: int
-    """When the forward ran first."""
+    """Storages that are kept until `released_at`."""
+    forward_begin: int
+    """When the forward runs first."""
+
+
+_CallsByLayer: TypeAlias = dict[int, list[RecomputedCall]]
 
 
 class Plan(NamedTuple):
-    """Modules to checkpoint, and the peak with that."""
+    """Modules to checkpoint, and the peak with that, in bytes."""
 
     modules: tuple[str, ...]
     peak: int
 
 
-def is_norm(kind: str) -> bool:
-    """Whether a kind of layer normalises: one by itself is never checkpointed, for it keeps little."""
-    return "Norm" in kind
-
-
-def running_statistics(course: Course, modules: Sequence[str]) -> list[str]:
-    """Layers inside modules that update their statistics again when their forward runs again."""
+def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
+    """Return the layers inside modules that update running statistics again when their forward runs again."""
     inside = tuple(f"{module}." for module in modules)
     return [
         path
-        for layer, path in enumerate(course.trace.paths)
-        if "BatchNorm" in course.kind(layer) and path.startswith(inside)
+        for layer, path in enumerate(traced.trace.paths)
+        if "BatchNorm" in traced.layers.kind(layer) and path.startswith(inside)
     ]
 
 
-def best_plan(course: Course, peak: int) -> Plan | None:
-    """The siblings whose checkpointing gives the lowest peak; ``None`` where none lowers it.
+def best_plan(traced: TracedStep, peak: int) -> Plan | None:
+    """Find the sibling modules whose checkpointing gives the lowest peak; ``None`` if none lowers it.
 
     Args:
-        course: Of the traced step.
-        peak: Without it.
+        traced: The traced step.
+        peak: Bytes of the peak without checkpointing.
     """
-    replays = _replays(course)
+    calls = _recomputed_calls(traced)
     plans = [
-        Plan(_paths(course, group), _peak(course, replays, group))
-        for group in _groups(course, replays, peak)
+        Plan(_paths(traced, group), _peak(traced, calls, group))
+        for group in _groups(traced, calls, peak)
     ]
     best = min(plans, key=lambda plan: (plan.peak, len(plan.modules)), default=None)
-    if best is None or best.peak * _SAME >= peak:
+    if best is None or best.peak * _SAME_PEAK >= peak:
         return None
-    return _without_the_last(course, replays, best)
+    return _without_last_module(traced, calls, best)
 
 
-def _without_the_last(course: Course, replays: dict[int, list[Replay]], plan: Plan) -> Plan:
-    """The last module of all runs again at once, which seldom saves anything: then it need not."""
-    group = [layer for layer in replays if course.path(layer) in plan.modules]
+def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -> Plan:
+    """Drop the last module from a plan if that keeps the peak.
+
+    The last module's forward runs again right after its first run, so checkpointing it seldom saves anything.
+    """
+    group = [layer for layer in calls if traced.layers.path(layer) in plan.modules]
     if len(group) > 1:
-        last = min(group, key=lambda layer: replays[layer][0].again)
+        last = min(group, key=lambda layer: calls[layer][0].recompute_at)
         fewer = tuple(layer for layer in group if layer != last)
-        peak = _peak(course, replays, fewer)
-        if peak <= plan.peak * _SAME:
-            return Plan(_paths(course, fewer), peak)
+        peak = _peak(traced, calls, fewer)
+        if peak <= plan.peak * _SAME_PEAK:
+            return Plan(_paths(traced, fewer), peak)
     return plan
 
 
-def _paths(course: Course, group: Sequence[int]) -> tuple[str, ...]:
-    return tuple(course.path(layer) for layer in sorted(group))
+def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
+    return tuple(traced.layers.path(layer) for layer in sorted(group))
 
 
-def _groups(course: Course, replays: dict[int, list[Replay]], peak: int) -> list[tuple[int, ...]]:
-    """Siblings that keep much, those that keep most first."""
+def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
+    """Return groups of siblings that would drop much, those that drop most first."""
     siblings: dict[str, list[int]] = {}
-    for layer in replays:
-        siblings.setdefault(course.path(layer).rpartition(".")[0], []).append(layer)
-    kept = {
-        layer: sum(life.size for replay in of_one for life in replay.dropped)
-        for layer, of_one in replays.items()
+    for layer in calls:
+        siblings.setdefault(traced.layers.path(layer).rpartition(".")[0], []).append(layer)
+    dropped = {
+        layer: sum(storage.size for call in of_layer for storage in call.dropped)
+        for layer, of_layer in calls.items()
     }
-    worth = [
+    groups = [
         tuple(group)
         for group in siblings.values()
-        if sum(kept[layer] for layer in group) >= _WORTH * peak
+        if sum(dropped[layer] for layer in group) >= _MIN_SHARE * peak
     ]
-    worth.sort(key=lambda group: -sum(kept[layer] for layer in group))
-    return worth[:_MOST_GROUPS]
+    groups.sort(key=lambda group: -sum(dropped[layer] for layer in group))
+    return groups[:_MAX_GROUPS]
 
 
-def _replays(course: Course) -> dict[int, list[Replay]]:
-    """By layer, its calls were it checkpointed; without those that would drop nothing."""
-    if not course.tells_inputs:
+def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
+    """Return each layer's calls as checkpointing would change them, if they would drop anything."""
+    if not traced.records_inputs:
         return {}
-    already = course.recomputed() | {call.layer for call in course.calls if call.inputs is None}
-    behind = _left_behind(course)
-    found: dict[int, list[Replay]] = {}
-    # From the last call to the first: in this order the backward pass comes to them.
-    for call in reversed(course.calls):
-        wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in already
-        wanted = wanted and not is_norm(course.kind(call.layer))
-        if wanted and not course.path(call.layer).startswith("("):
-            before = found.get(call.layer)
-            replay = _replay(course, behind, call, before[-1] if before else None)
-            if replay is not None:
-                found.setdefault(call.layer, []).append(replay)
+    excluded = traced.recomputed() | {call.layer for call in traced.calls if call.inputs is None}
+    forward_ends = _forward_ends(traced)
+    found: _CallsByLayer = {}
+    # From the last call to the first: the order in which the backward pass reaches them.
+    for call in reversed(traced.calls):
+        wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in excluded
+        # A norm keeps too little to be checkpointed alone.
+        wanted = wanted and "Norm" not in traced.layers.kind(call.layer)
+        if wanted and not traced.layers.path(call.layer).startswith("("):
+            later = found.get(call.layer)
+            recomputed = _recomputed_call(traced, forward_ends, call, later[-1] if later else None)
+            if recomputed is not None:
+                found.setdefault(call.layer, []).append(recomputed)
     return found
 
 
-def _left_behind(course: Course) -> dict[StorageLifetime, int]:
-    """When what autograd keeps alone would be gone without it, as far as its place tells.
+def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
+    """Return when each storage that only autograd keeps would be freed if autograd did not keep it.
 
-    What a module makes and does not return is gone as its forward ends, however deep in another it is.
+    A storage that a module allocates and does not return would be freed when that module's forward ends. The
+    innermost such module counts.
     """
     found: dict[StorageLifetime, int] = {}
-    for call in course.calls:  # the inner ones first
+    for call in traced.calls:  # inner calls end first
         if call.phase == FORWARD:
-            left = [life for life in _made(course, call) if life.end > call.end]
+            left = [storage for storage in _transients(traced, call) if storage.end > call.end]
             result = _result(left)
-            for life in left:
-                if life is not result:
-                    found.setdefault(life, call.end)
+            for storage in left:
+                if storage is not result:
+                    found.setdefault(storage, call.end)
     return found
 
 
-def _made(course: Course, call: Call) -> list[StorageLifetime]:
-    return [life for life in course.made_during(call) if life.passing]
+def _transients(traced: TracedStep, call: Call) -> list[StorageLifetime]:
+    return [storage for storage in traced.allocated_during(call) if storage.transient]
 
 
-def _replay(
-    course: Course, behind: dict[StorageLifetime, int], call: Call, before: Replay | None
-) -> Replay | None:
-    inner = _made(course, call)
-    left = [life for life in inner if life.end > call.end]
+def _recomputed_call(
+    traced: TracedStep,
+    forward_ends: dict[StorageLifetime, int],
+    call: Call,
+    later: RecomputedCall | None,
+) -> RecomputedCall | None:
+    """Return a call as checkpointing would change it; ``None`` if it would drop nothing.
+
+    Args:
+        traced: The traced step.
+        forward_ends: Return value of `_forward_ends`.
+        call: The call.
+        later: The next call of the same module, which the backward pass reaches first.
+    """
+    allocated = _transients(traced, call)
+    left = [storage for storage in allocated if storage.end > call.end]
     result = _result(left)
-    backward = course.backward_after(call.end)
-    dropped = {life: behind[life] for life in left if life is not result and life.end > backward}
+    backward = traced.backward_after(call.end)
+    dropped = {
+        storage: forward_ends[storage]
+        for storage in left
+        if storage is not result and storage.end > backward
+    }
     if not dropped:
         return None
-    again = _reached(course, call, min(life.end for life in dropped))
-    if before is not None and before.begins < again < before.done:
-        again = _reached_again(course, before)
-    if result is not None and result.uses.asked in course.below(call.layer):
-        # It was kept by the module itself, whose last operation needs what it has made.
-        dropped[result] = _passed_on(course, call, result)
+    recompute_at = _backward_entry(traced, call, min(storage.end for storage in dropped))
+    if later is not None and later.forward_begin < recompute_at < later.released_at:
+        recompute_at = _entry_after(traced, later)
+    if result is not None and result.uses.asked in traced.layers.subtree(call.layer):
+        # The module itself kept its result, because its last operation needs it in the backward pass.
+        dropped[result] = _last_reader_end(traced, call, result)
         result = None
-    # What is left at the end of the call is made again, but for a result that nobody inside asks for.
-    again_made = [
-        Span(life.begin - call.begin, min(life.end, call.end) - call.begin, life.size)
-        for life in inner
-        if life is not result
+    # The second forward allocates everything again, except a result that nothing inside the module needs.
+    again = [
+        SizedInterval(
+            storage.begin - call.begin, min(storage.end, call.end) - call.begin, storage.size
+        )
+        for storage in allocated
+        if storage is not result
     ]
-    spike = highest(again_made, call.end - call.begin)
-    done = max(life.end for life in dropped)
-    return Replay(dropped, again, spike, done, call.inputs or (), call.begin)
+    return RecomputedCall(
+        dropped=dropped,
+        recompute_at=recompute_at,
+        recompute_bytes=highest(again, call.end - call.begin),
+        released_at=max(storage.end for storage in dropped),
+        inputs=call.inputs or (),
+        forward_begin=call.begin,
+    )
 
 
-def _passed_on(course: Course, call: Call, result: StorageLifetime) -> int:
-    """When the modules that get a call's result have run their forward."""
-    got = (
+def _last_reader_end(traced: TracedStep, call: Call, result: StorageLifetime) -> int:
+    """Return when the last forward of a module that gets the call's result ends."""
+    ends = (
         later.end
-        for later in course.calls
+        for later in traced.calls
         if later.begin >= call.end and later.phase == FORWARD and result in (later.inputs or ())
     )
-    return max(got, default=call.end)
+    return max(ends, default=call.end)
 
 
 def _result(left: Sequence[StorageLifetime]) -> StorageLifetime | None:
-    largest = max((life.size for life in left), default=0)
-    return next((life for life in reversed(left) if life.size * _RESULT >= largest), None)
+    """Return the result among the storages that a call leaves."""
+    largest = max((storage.size for storage in left), default=0)
+    return next(
+        (storage for storage in reversed(left) if storage.size * _RESULT_RATIO >= largest), None
+    )
 
 
-def _reached(course: Course, call: Call, first_freed: int) -> int:
-    """When the backward pass comes to the module, without leaving it until something of it is freed."""
-    inside = course.below(call.layer)
-    reached = first_freed
-    for turn in reversed(course.turns[: course.turns_before(first_freed)]):
-        if turn.phase != BACKWARD or turn.layer not in inside:
+def _backward_entry(traced: TracedStep, call: Call, first_free: int) -> int:
+    """Return when the backward pass enters the call's module for the last time before ``first_free``."""
+    inside = traced.layers.subtree(call.layer)
+    entry = first_free
+    for change in reversed(traced.phase_changes_before(first_free)):
+        if change.phase != BACKWARD or change.layer not in inside:
             break
-        reached = turn.at
-    return reached
+        entry = change.at
+    return entry
 
 
-def _reached_again(course: Course, before: Replay) -> int:
-    """When the backward pass comes to a module, having gone through another call of it just before.
+def _entry_after(traced: TracedStep, later: RecomputedCall) -> int:
+    """Return when the backward pass enters a module again, right after another call of it.
 
-    It enters each call where the forward left it: in the same layer.
+    The backward pass enters both calls in the same layer: the last one that ran in the forward.
     """
-    turns = course.turns[course.turns_before(before.again) :]
-    first = next((turn for turn in turns if turn.phase == BACKWARD), None)
+    changes = traced.phase_changes_from(later.recompute_at)
+    first = next((change for change in changes if change.phase == BACKWARD), None)
     if first is not None:
-        for turn in turns:
-            if turn.at >= before.done and turn[1:] == first[1:]:
-                return turn.at
-    return before.done
+        for change in changes:
+            if change.at >= later.released_at and change[1:] == first[1:]:
+                return change.at
+    return later.released_at
 
 
-def _peak(course: Course, replays: dict[int, list[Replay]], group: Sequence[int]) -> int:
-    calls = [replay for layer in group for replay in replays[layer]]
+def _peak(traced: TracedStep, calls: _CallsByLayer, group: Sequence[int]) -> int:
+    """Compute the peak if the modules of a group are checkpointed, in bytes."""
+    checkpointed = [call for layer in group for call in calls[layer]]
     kept: dict[StorageLifetime, int] = {}
-    for replay in calls:
-        for life in replay.inputs:
-            kept[life] = max(replay.done, kept.get(life, START))
-    ends = {life: end for replay in calls for life, end in replay.dropped.items()}
-    module_stack = [
-        Span(steady_begin(life), max(ends.get(life, life.end), kept.get(life, START)), life.size)
-        for life in course.lives
-    ]
-    module_stack += [
-        Span(replay.again, life.end, life.size) for replay in calls for life in replay.dropped
-    ]
-    if course.trace.result.device == "cpu":
-        module_stack += [Span(replay.begins, replay.done, _RANDOM_STATE) for replay in calls]
-    return highest(module_stack, course.length, [(replay.again, replay.spike) for replay in calls])
+    for call in checkpointed:
+        for storage in call.inputs:
+            kept[storage] = max(call.released_at, kept.get(storage, START))
+    ends = {storage: end for call in checkpointed for storage, end in call.dropped.items()}
+    intervals = []
+    for storage in traced.storages:
+        end = max(ends.get(storage, storage.end), kept.get(storage, START))
+        intervals.append(SizedInterval(steady_begin(storage), end, storage.size))
+    for call in checkpointed:
+        intervals += [
+            SizedInterval(call.recompute_at, storage.end, storage.size) for storage in call.dropped
+        ]
+        if traced.trace.result.device == "cpu":
+            intervals.append(SizedInterval(call.forward_begin, call.released_at, _RNG_STATE_BYTES))
+    spikes = [(call.recompute_at, call.recompute_bytes) for call in checkpointed]
+    return highest(intervals, traced.length, spikes)

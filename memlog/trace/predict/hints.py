@@ -1,4 +1,4 @@
-"""What would make a traced step smaller, with the peak that each change would leave."""
+"""Hints: changes that would lower a traced step's peak, each with its predicted peak."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ import msgspec
 from memlog._internal.units import format_bytes
 from memlog.trace.predict import optimizers, scaling
 from memlog.trace.predict.checkpointing import best_plan, running_statistics
-from memlog.trace.predict.lifetimes import Course
+from memlog.trace.predict.lifetimes import TracedStep
 from memlog.trace.predict.precision import why_not, with_autocast
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
 WORTH = 0.01
-"""What saves less of all that is held is no hint, here and in a post-mortem report."""
+"""Smallest part of the held bytes that a hint must save, here and in a post-mortem report."""
 _NAMED = 6
-"""Modules that a sentence names."""
+"""Largest number of modules that a sentence names."""
 _LAYERS = 8
 _TWO_MOMENTS = 2
 _8_BIT = 1 + 4 / 256
-"""Bytes of a number: one, and four for each block of 256 (Dettmers et al., "8-bit Optimizers via Block-wise
-Quantization", 2022, as in bitsandbytes)."""
+"""Bytes of a value: one, plus four for each block of 256 values (Dettmers et al., "8-bit Optimizers via
+Block-wise Quantization", 2022, as in bitsandbytes)."""
 
 
 class HeldByLayer(msgspec.Struct, frozen=True):
-    """A layer at the traced peak, in bytes."""
+    """Bytes that a layer held at the traced peak."""
 
     path: str
-    """Of the layer; of what no module made the line of the program that did."""
+    """Path of the layer; for bytes allocated outside all modules, the line of the program."""
     at_peak: int
-    """Its own part, without the layers inside it."""
+    """Bytes of the layer itself, without the layers inside it."""
     largest: str
-    """The category that most of it is."""
+    """Category with the most bytes."""
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """A change, and what it would do."""
+    """A change, and its predicted effect."""
 
     kind: HintKind
     what: str
     """The change, in words, with code between backticks."""
     peak: int
-    """Bytes that the step would need at most."""
+    """Predicted peak of the step, in bytes."""
     saved: int
-    """Bytes less than without it."""
+    """Bytes by which the change lowers the peak."""
     share: float
-    """The same as a part of the peak, 0 to 1."""
+    """Saved bytes as a part of the peak without the change, 0 to 1."""
     modules: tuple[str, ...] = ()
-    """Those to checkpoint."""
+    """Paths of the modules to checkpoint."""
 
     def sentence(self) -> str:
-        """One line for a person."""
+        """Return one line of text for a user."""
         return (
             f"{self.what}: a peak of about {format_bytes(self.peak)}, "
             f"{format_bytes(self.saved)} ({self.share:.0%}) less."
@@ -63,58 +63,72 @@ class Hint(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What a traced step's memory went to, and what would help. Sizes are bytes."""
+    """Memory use of a traced step, and changes that would lower it. Sizes are bytes."""
 
     device: str
     engine: str
     traced_peak: int | None
     peak: int | None
-    """The same of a later step, where the optimizer's state is there from the start: what the hints are
-    measured by. ``None`` where the trace is not complete."""
+    """Peak of a later step, which has the optimizer's state from its start. Hints compare with this peak.
+    ``None`` if the trace is not complete."""
     categories: dict[str, int]
-    """What was live at the traced peak, largest first."""
+    """Bytes live at the traced peak by category, largest first."""
     layers: tuple[HeldByLayer, ...]
-    """Those that held most then, largest first."""
+    """Layers that held most at the traced peak, largest first."""
     hints: tuple[Hint, ...]
-    """What saves most first."""
+    """Changes, the one that saves most first."""
     notes: tuple[str, ...]
-    """What is to be known about these figures, in whole sentences."""
+    """Whole sentences about the limits of these figures."""
 
 
-def advise(trace: Trace, held: int | None = None) -> Advice:
-    """Works out what would make a traced step smaller.
+def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
+    """Find changes that would lower a traced step's peak.
 
-    Every figure is a replay of the trace's own events: no model runs.
+    Every figure comes from a replay of the trace's events: no model runs.
 
     Args:
-        trace: Of the step.
-        held: Bytes that the process (or the device's allocator) held then, of which a hint must save a
-            hundredth; ``None``: nobody knows, so the step's peak counts.
+        trace: Trace of the step.
+        held: Bytes that the process (or the device's allocator) held in the step. A hint must save a
+            hundredth of them. ``None``: unknown, so a hint must save a hundredth of the step's peak.
     """
     result = trace.result
-    incomplete = _incomplete(trace)
-    course = None if incomplete else Course(trace)
-    now = 0 if course is None else scaling.steady_peak(course)
-    worth = WORTH * max(now, held or 0)
-    hints = () if course is None else _hints(course, now, worth)
+    peak, hints, notes = _predictions(trace, held)
     return Advice(
         device=result.device,
         engine=result.engine,
         traced_peak=result.peak,
-        peak=None if course is None else now,
+        peak=peak,
         categories=dict(sorted(result.categories.items(), key=lambda item: -item[1])),
         layers=_layers(trace),
         hints=hints,
-        notes=(incomplete,) if incomplete else tuple(_notes(course, hints, worth)),
+        notes=notes,
     )
 
 
-def steady_peak_of(trace: Trace) -> int | None:
-    """A traced step's peak in bytes, were it not the first; ``None`` where the trace is not complete."""
-    return None if _incomplete(trace) else scaling.steady_peak(Course(trace))
+def steady_peak_of(trace: RecordedTrace) -> int | None:
+    """Return the steady peak of a traced step, in bytes; ``None`` if the trace is not complete.
+
+    The steady peak is that of a later step, which has the optimizer's state from its start.
+    """
+    return None if _incomplete(trace) else scaling.steady_peak(TracedStep(trace))
 
 
-def _incomplete(trace: Trace) -> str | None:
+def _predictions(
+    trace: RecordedTrace, held: int | None
+) -> tuple[int | None, tuple[Hint, ...], tuple[str, ...]]:
+    """Return the step's steady peak, hints, and notes; no peak and no hint if the trace is not complete."""
+    incomplete = _incomplete(trace)
+    if incomplete is not None:
+        return None, (), (incomplete,)
+    traced = TracedStep(trace)
+    peak = scaling.steady_peak(traced)
+    min_saved = WORTH * max(peak, held or 0)
+    hints = _hints(traced, peak, min_saved)
+    return peak, hints, tuple(_notes(traced, hints, peak, min_saved))
+
+
+def _incomplete(trace: RecordedTrace) -> str | None:
+    """Return the reason why a trace is not complete, as a note; ``None`` if it is."""
     result = trace.result
     if result.exactness != "exact":
         return "The trace does not hold every allocation, so nothing can be predicted from it."
@@ -126,43 +140,40 @@ def _incomplete(trace: Trace) -> str | None:
     return None
 
 
-def _notes(course: Course | None, hints: Sequence[Hint], worth: float) -> Iterator[str]:
-    if course is None:
-        return
-    twice = [path for hint in hints for path in running_statistics(course, hint.modules)]
+def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: float) -> Iterator[str]:
+    twice = [path for hint in hints for path in running_statistics(traced, hint.modules)]
     if twice:
         named = ", ".join(f"`{path}`" for path in twice[:_NAMED])
         more = f" and {len(twice) - _NAMED} more" if len(twice) > _NAMED else ""
         yield (
             f"A checkpointed module's forward runs twice, so {named}{more} would update its running "
-            "statistics twice for each batch: a momentum of 1 - sqrt(1 - momentum) makes up for that."
+            "statistics twice for each batch: use a momentum of 1 - sqrt(1 - momentum)."
         )
-    if not course.has_backward:
-        yield "The traced step did not reach its backward pass: what that would need is not in these figures."
-    if course.has_backward and not course.tells_inputs:
+    if not traced.has_backward:
+        yield "The traced step did not reach its backward pass, so these figures do not include that pass."
+    if traced.has_backward and not traced.records_inputs:
         yield (
-            "What checkpointing would save is not predicted: the trace, of an older memlog, does not say "
-            "what modules were called with."
+            "What checkpointing would save is not predicted: an older memlog wrote the trace, without the "
+            "inputs of modules."
         )
-    peak = scaling.steady_peak(course)
-    if course.trace.result.peak != peak:
+    if traced.trace.result.peak != peak:
         yield (
-            "The traced step was the first: the figures are those of a later one, in which the optimizer's "
-            "state is there from the start."
+            "The traced step was the first: the figures are those of a later step, which has the optimizer's "
+            "state from its start."
         )
-    why_no_cast = why_not(course)
+    why_no_cast = why_not(traced)
     if why_no_cast is not None:
         yield f"What autocast would save can't be predicted: {why_no_cast}."
-    if optimizers.state_bytes(course) >= worth and not optimizers.kept_states(course):
+    if optimizers.state_bytes(traced) >= min_saved and not optimizers.kept_states(traced):
         yield (
-            "What another optimizer would save is not predicted: the state of this one is not so and so many "
-            "numbers for each parameter."
+            "What another optimizer would save is not predicted: the state of this one is not a whole number "
+            "of values for each parameter."
         )
     if hints:
-        yield "Each figure stands for one change alone: two of them save less than both added up."
+        yield "Each figure is for one change alone: two changes together save less than their sum."
 
 
-def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
+def _layers(trace: RecordedTrace) -> tuple[HeldByLayer, ...]:
     held: dict[str, Counter[str]] = {}
     for share in trace.result.shares:
         held.setdefault(share.holder, Counter())[share.category] += share.size
@@ -173,79 +184,87 @@ def _layers(trace: Trace) -> tuple[HeldByLayer, ...]:
     )
 
 
-def _hints(course: Course, now: int, worth: float) -> tuple[Hint, ...]:
-    found = [*_smaller_batch(course, now), *_checkpointing(course, now)]
-    found += [*_precision(course, now), *_optimizers(course, now)]
-    useful = (hint for hint in found if hint.saved >= max(worth, 1))
+def _hints(traced: TracedStep, current: int, min_saved: float) -> tuple[Hint, ...]:
+    found = [*_smaller_batch(traced, current), *_checkpointing(traced, current)]
+    found += [*_precision(traced, current), *_optimizers(traced, current)]
+    useful = (hint for hint in found if hint.saved >= max(min_saved, 1))
     return tuple(sorted(useful, key=lambda hint: hint.peak))
 
 
-def _hint(kind: HintKind, what: str, now: int, peak: int, modules: tuple[str, ...] = ()) -> Hint:
-    saved = now - peak
-    return Hint(kind, what, peak, saved, saved / now if now else 0.0, modules)
+def _hint(
+    kind: HintKind, what: str, current: int, peak: int, modules: tuple[str, ...] = ()
+) -> Hint:
+    saved = current - peak
+    return Hint(kind, what, peak, saved, saved / current if current else 0.0, modules)
 
 
-def _smaller_batch(course: Course, now: int) -> Iterator[Hint]:
-    yield _hint("batch", "Half the batch", now, scaling.with_batch(course, 0.5))
-    if not course.has_backward:
-        return  # which gradients there will be it does not say
+def _smaller_batch(traced: TracedStep, current: int) -> Iterator[Hint]:
+    yield _hint("batch", "Half the batch", current, scaling.with_batch(traced, 0.5))
+    if not traced.has_backward:
+        return  # the gradients are unknown
     what = "Half the batch, with the gradients of two of them added up: the training stays the same"
-    yield _hint("accumulation", what, now, scaling.accumulated(course, 0.5))
+    yield _hint("accumulation", what, current, scaling.accumulated(traced, 0.5))
 
 
-def _checkpointing(course: Course, now: int) -> Iterator[Hint]:
-    plan = best_plan(course, now)
+def _checkpointing(traced: TracedStep, current: int) -> Iterator[Hint]:
+    plan = best_plan(traced, current)
     if plan is not None:
         named = ", ".join(f"`{path}`" for path in plan.modules[:_NAMED])
         more = len(plan.modules) - _NAMED
         what = f"`torch.utils.checkpoint` on {named}" + (f" and {more} more" if more > 0 else "")
-        yield _hint("checkpointing", what, now, plan.peak, plan.modules)
+        yield _hint("checkpointing", what, current, plan.peak, plan.modules)
 
 
-def _precision(course: Course, now: int) -> Iterator[Hint]:
-    peak = with_autocast(course)
+def _precision(traced: TracedStep, current: int) -> Iterator[Hint]:
+    peak = with_autocast(traced)
     if peak is not None:
-        device = course.trace.result.device.partition(":")[0]
+        device = traced.trace.result.device.partition(":")[0]
         what = f'`torch.autocast("{device}", dtype=torch.bfloat16)`, if all is float32 now'
-        yield _hint("precision", what, now, peak)
+        yield _hint("precision", what, current, peak)
 
 
-def _optimizers(course: Course, now: int) -> Iterator[Hint]:
-    """What the optimizers' state, all of them having become lighter, would leave."""
-    idle = optimizers.idle_bytes(course)
+def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
+    """Yield hints that replace all optimizers at once by lighter ones, or delete those that did not step."""
+    idle = optimizers.idle_bytes(traced)
     if idle:
         what = (
-            f"Letting go of optimizers that did not step, whose state takes {format_bytes(idle)}, if nothing "
-            "uses them any more"
+            f"Deleting the optimizers that did not step, whose state takes {format_bytes(idle)}, if nothing "
+            "uses them"
         )
-        yield _hint("optimizer", what, now, optimizers.without_idle(course))
-    kept = optimizers.kept_states(course)
-    heavy = [state for state in kept if state.numbers >= _TWO_MOMENTS]
+        yield _hint("optimizer", what, current, optimizers.without_idle(traced))
+    kept = optimizers.kept_states(traced)
+    heavy = [state for state in kept if state.values >= _TWO_MOMENTS]
     if heavy:
-        momentum = optimizers.with_states(course, {one.step: one.parameters for one in heavy})
-        yield _hint("optimizer", f"SGD with momentum in place of {_named(heavy)}", now, momentum)
+        momentum = optimizers.with_states(traced, {one.step: one.parameters for one in heavy})
+        yield _hint(
+            "optimizer", f"SGD with momentum in place of {_named(heavy)}", current, momentum
+        )
     if kept:
-        bare = optimizers.with_states(course, {one.step: 0 for one in kept})
-        yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", now, bare)
-        numbers = {
-            one.step: min(one.numbers, _TWO_MOMENTS) * one.parameters / one.number for one in kept
+        bare = optimizers.with_states(traced, {one.step: 0 for one in kept})
+        yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", current, bare)
+        counts = {
+            one.step: min(one.values, _TWO_MOMENTS) * one.parameters / one.value_bytes
+            for one in kept
         }
-        sizes = {step: many * _8_BIT for step, many in numbers.items()}
-        more = any(one.numbers > _TWO_MOMENTS for one in kept)
+        sizes = {step: many * _8_BIT for step, many in counts.items()}
+        more = any(one.values > _TWO_MOMENTS for one in kept)
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"
         what += ", two numbers for each parameter" if more else ""
-        yield _hint("optimizer", what, now, optimizers.with_states(course, sizes))
+        yield _hint("optimizer", what, current, optimizers.with_states(traced, sizes))
 
 
 def _named(kept: Sequence[optimizers.State]) -> str:
-    """Optimizers, and how many numbers each keeps: there may be two over the same parameters."""
-    keeps = [f"{one.numbers} numbers" if one.numbers > 1 else "one number" for one in kept]
+    """Name optimizers and the number of values that each keeps.
+
+    They are named together because two of them may keep state for the same parameters.
+    """
+    keeps = [f"{one.values} numbers" if one.values > 1 else "one number" for one in kept]
     if len(kept) == 1:
         name = f"{kept[0].name}, which" if kept[0].name else "an optimizer that"
         return f"{name} keeps {keeps[0]} for each parameter"
     each = [f"{one.name or 'one'} {many}" for one, many in zip(kept, keeps, strict=True)]
     if len(each) > _NAMED:
-        each = [*each[:_NAMED], f"{len(each) - _NAMED} more likewise"]
+        each = [*each[:_NAMED], f"{len(each) - _NAMED} more"]
     listed = f"{', '.join(each[:-1])} and {each[-1]}"
     return f"{len(kept)} optimizers that keep, for each of their parameters, {listed}"

@@ -1,6 +1,6 @@
-"""The course of a traced step: when each storage lived, and what ran meanwhile.
+"""Lifetimes of a traced step's storages, and the calls and phases around them.
 
-Moments are indices into the trace's stream of events; -1 is before it.
+Moments are indices of events in the trace's stream; -1 is before it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,40 @@ from memlog.trace.encoding import (
     RECOMPUTE,
     TEMPORARY,
     UNDECIDED,
-    TraceEvent,
+    StreamEvent,
 )
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.trace.storage_uses import NOTHING_KNOWN, uses_of
 
 START = -1
 
 
+class ParameterKey(NamedTuple):
+    """Layer and bytes, which a parameter, its gradient and its state have in common."""
+
+    layer: int
+    size: int
+
+
 class StorageLifetime:
-    """A storage, from when it is made to when it is gone."""
+    """A storage, from its allocation to its free."""
 
-    __slots__ = ("begin", "category", "end", "heard", "layer", "phase", "size", "thread", "uses")
+    __slots__ = (
+        "begin",
+        "category",
+        "classified_at",
+        "end",
+        "layer",
+        "phase",
+        "size",
+        "thread",
+        "uses",
+    )
 
-    def __init__(self, event: TraceEvent, at: int, end: int) -> None:
+    def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
-        self.heard = at
-        """When its category was last told: of an optimizer's state, as the optimizer stepped."""
+        self.classified_at = at
+        """When the trace last set its category; for an optimizer's state, when the optimizer stepped."""
         self.end = end
         self.size = event.size
         self.layer = event.layer
@@ -46,9 +63,14 @@ class StorageLifetime:
         self.uses = NOTHING_KNOWN
 
     @property
-    def passing(self) -> bool:
-        """Whether it is an activation or a temporary, rather than anything that outlives the step."""
+    def transient(self) -> bool:
+        """True for an activation or a temporary, which does not outlive the step."""
         return self.category in (UNDECIDED, TEMPORARY)
+
+    @property
+    def key(self) -> ParameterKey:
+        """Layer and bytes."""
+        return ParameterKey(self.layer, self.size)
 
 
 class Call(NamedTuple):
@@ -60,87 +82,208 @@ class Call(NamedTuple):
     end: int
     thread: int
     inputs: tuple[StorageLifetime, ...] | None
-    """The storages of its positional arguments that are followed, the largest two; ``None``: it got none of
-    them so, or the trace does not tell."""
+    """The two largest storages among its positional arguments that the trace follows; ``None``: it got no
+    tensor as a positional argument."""
 
 
-class Turn(NamedTuple):
-    """From here on what a thread does outside modules belongs to a layer and a phase."""
+class PhaseChange(NamedTuple):
+    """A moment from which a thread's work outside modules belongs to another layer and phase."""
 
     at: int
     layer: int
     phase: int
 
 
-class StepInterval(NamedTuple):
-    """From one moment to another."""
+class Interval(NamedTuple):
+    """The time from one moment to another."""
 
     begin: int
     end: int
 
 
-class Span(NamedTuple):
-    """So many bytes from one moment to another."""
+class SizedInterval(NamedTuple):
+    """Bytes that are live from one moment to another."""
 
     begin: int
     end: int
     size: float
 
 
-class Course:
-    """A trace's stream of events, put together.
+class Layers:
+    """Names of a trace's layers, by the layer's number."""
+
+    def __init__(self, trace: RecordedTrace) -> None:
+        self._paths = trace.paths
+        self._kinds = trace.kinds
+
+    def path(self, layer: int) -> str:
+        """Return a layer's path."""
+        return self._paths[layer]
+
+    def kind(self, layer: int) -> str:
+        """Return the name of a layer's class; empty if unknown."""
+        return self._kinds[layer] if layer < len(self._kinds) else ""
+
+    def subtree(self, layer: int) -> frozenset[int]:
+        """Return the numbers of a layer and all layers inside it."""
+        if layer == 1:
+            return frozenset(range(1, len(self._paths)))
+        inside = f"{self.path(layer)}."
+        return frozenset(
+            {layer, *(n for n, path in enumerate(self._paths) if path.startswith(inside))}
+        )
+
+
+class _StreamReader:
+    """Collector of storages, calls, and phases from a trace's events.
 
     Args:
-        trace: All of whose events are there one by one.
-
-    Attributes:
-        trace: It.
-        lives: Every storage, in the order in which they are heard of.
-        calls: Every call of a module, in the order in which they end.
-        turns: Every change outside modules, in order.
-        steps: When optimizers stepped, in order; each to the moment before its end.
-        opened: When the first module was called, or what runs outside modules first changed its owner.
-        length: Number of events, which is also the end of what is never freed.
-        tells_inputs: Whether the trace says what modules were called with; those of an older memlog don't.
+        length: Number of events.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.lives: list[StorageLifetime] = []
+    def __init__(self, length: int) -> None:
+        self.storages: list[StorageLifetime] = []
         self.calls: list[Call] = []
-        self.turns: list[Turn] = []
-        self.steps: list[StepInterval] = []
-        self.length = len(trace.events) // encoding.EVENT_BYTES
+        self.phase_changes: list[PhaseChange] = []
+        self.optimizer_steps: list[Interval] = []
+        self.records_inputs = False
+        self.serials: list[int] = []
+        self.allocated_at: list[int] = []
+        self._length = length
         self._live: dict[int, StorageLifetime] = {}
-        self._serials: list[int] = []
-        self._made: list[int] = []
-        self.tells_inputs = False
-        self._open: dict[int, list[Call]] = {}
+        self._running: dict[int, list[Call]] = {}
+
+    def apply(self, at: int, event: StreamEvent) -> None:
+        """Process the event number ``at``."""
+        if event.kind == encoding.ALLOC:
+            storage = self._live[event.key] = StorageLifetime(event, at, self._length)
+            self.storages.append(storage)
+            if not self.serials or event.key > self.serials[-1]:
+                self.serials.append(event.key)
+                self.allocated_at.append(at)
+        elif event.kind in (encoding.FREE, encoding.USES):
+            self._end(at, event)
+        elif event.kind == encoding.CLASSIFY:
+            self._classify(at, event)
+        elif event.kind == encoding.PHASE_CHANGE:
+            self._change_phase(PhaseChange(at, event.layer, event.phase))
+        elif event.kind == encoding.ENTER:
+            self._enter(at, event)
+        elif event.kind == encoding.EXIT:
+            self._exit(at, event)
+
+    def finish(self) -> None:
+        """Classify what an optimizer's step allocated and keeps as its state.
+
+        A trace may end within the step, before the events that classify the state.
+        """
+        for storage in self._live.values():
+            if storage.phase == OPTIMIZER and storage.transient:
+                storage.category = OPTIMIZER_STATE
+
+    def _end(self, at: int, event: StreamEvent) -> None:
+        """Record a storage's uses, and its end if the event frees it."""
+        storage = self._live.get(event.key)
+        if storage is not None:
+            storage.uses = uses_of(event)
+            if event.kind == encoding.FREE:
+                storage.end = at
+                del self._live[event.key]
+
+    def _classify(self, at: int, event: StreamEvent) -> None:
+        storage = self._live.get(event.key)
+        if storage is not None:
+            storage.category, storage.classified_at = event.category, at
+            if event.layer != encoding.OUTSIDE:
+                storage.layer = event.layer
+
+    def _change_phase(self, change: PhaseChange) -> None:
+        if self.phase_changes and self.phase_changes[-1].phase == OPTIMIZER:
+            self.optimizer_steps[-1] = self.optimizer_steps[-1]._replace(end=change.at)
+        if change.phase == OPTIMIZER:
+            self.optimizer_steps.append(Interval(change.at, self._length))
+        self.phase_changes.append(change)
+
+    def _enter(self, at: int, event: StreamEvent) -> None:
+        self.records_inputs = self.records_inputs or event.key > 0
+        serials = (event.key, event.size)
+        inputs = tuple(self._live[serial] for serial in serials if serial in self._live)
+        call = Call(
+            event.layer,
+            event.phase,
+            at,
+            self._length,
+            event.thread,
+            None if event.key < 0 else inputs,
+        )
+        self._running.setdefault(event.thread, []).append(call)
+
+    def _exit(self, at: int, event: StreamEvent) -> None:
+        running = self._running.get(event.thread, [])
+        if all(call.layer != event.layer for call in running):
+            return  # the call began before the trace did
+        while True:
+            call = running.pop()
+            self.calls.append(call._replace(end=at))
+            if call.layer == event.layer:
+                return
+
+
+class TracedStep:
+    """A traced step, read from the trace's stream of events.
+
+    Args:
+        trace: A trace that holds all its events.
+
+    Attributes:
+        trace: The trace.
+        layers: Names of the layers.
+        storages: Every storage, in the order of their ALLOC events.
+        calls: Every call of a module, in the order in which they end.
+        optimizer_steps: Steps of optimizers, in order; each ends at the moment before its ``end``.
+        first_activity: When the first call of a module began, or the first phase changed.
+        length: Number of events. It is also the ``end`` of a storage that is never freed.
+        records_inputs: True if the trace holds the inputs of modules; traces of an older memlog do not.
+    """
+
+    def __init__(self, trace: RecordedTrace) -> None:
+        self.trace = trace
+        self.layers = Layers(trace)
+        self.length = len(trace.events) // encoding.EVENT_BYTES
+        stream = _StreamReader(self.length)
         for at, event in enumerate(encoding.decode(trace.events)):
-            self._take(at, event)
-        self._note_state()
-        starts = [*(call.begin for call in self.calls), *(turn.at for turn in self.turns)]
-        self.opened = min(starts, default=self.length)
-        self._in_order = sorted(self.lives, key=lambda life: life.begin)
-        self._begins = [life.begin for life in self._in_order]
+            stream.apply(at, event)
+        stream.finish()
+        self.storages = stream.storages
+        self.calls = stream.calls
+        self.optimizer_steps = stream.optimizer_steps
+        self.records_inputs = stream.records_inputs
+        self._phase_changes = stream.phase_changes
+        self._serials = stream.serials
+        self._allocated_at = stream.allocated_at
+        starts = [call.begin for call in self.calls]
+        starts += [change.at for change in self._phase_changes]
+        self.first_activity = min(starts, default=self.length)
+        self._by_begin = sorted(self.storages, key=lambda storage: storage.begin)
+        self._begins = [storage.begin for storage in self._by_begin]
 
     @property
     def has_backward(self) -> bool:
-        """Whether a backward pass was seen."""
-        return any(turn.phase == BACKWARD for turn in self.turns)
+        """True if the step has a backward pass."""
+        return any(change.phase == BACKWARD for change in self._phase_changes)
 
-    def made_after(self, serial: int) -> int:
-        """When the first storage after one was made, by its serial; the course's length where none was."""
+    def allocated_after(self, serial: int) -> int:
+        """Return when the next storage after ``serial`` was allocated; `length` if there is none."""
         following = bisect_right(self._serials, serial)
-        return self._made[following] if following < len(self._made) else self.length
+        return self._allocated_at[following] if following < len(self._allocated_at) else self.length
 
-    def made_during(self, call: Call) -> list[StorageLifetime]:
-        """The storages that a call's thread makes in it, in order."""
+    def allocated_during(self, call: Call) -> list[StorageLifetime]:
+        """Return the storages that a call's thread allocates during the call, in order."""
         first, last = (bisect_left(self._begins, at) for at in (call.begin, call.end))
-        return [life for life in self._in_order[first:last] if life.thread == call.thread]
+        return [storage for storage in self._by_begin[first:last] if storage.thread == call.thread]
 
-    def outermost(self) -> list[Call]:
-        """The calls in a forward pass that lie in no other."""
+    def outermost_calls(self) -> list[Call]:
+        """Return the calls in a forward pass that lie in no other call, the last one first."""
         found: list[Call] = []
         for call in reversed(self.calls):
             if call.phase == FORWARD and all(
@@ -150,174 +293,94 @@ class Course:
                 found.append(call)
         return found
 
-    def step_of(self, at: int) -> int:
-        """The number of the optimizer's step to which a moment leads, or in which it lies."""
-        return bisect_right(self.steps, at, key=lambda step: step.end)
+    def optimizer_step_at(self, at: int) -> int:
+        """Return the number of the optimizer step that contains a moment, or else follows it."""
+        return bisect_right(self.optimizer_steps, at, key=lambda step: step.end)
 
-    def between_steps(self, at: int) -> StepInterval:
-        """From the optimizer's step before a moment to the one after: the passes whose gradients it takes."""
-        number = self.step_of(at)
-        begin = self.steps[number - 1].end if number else START
-        return StepInterval(
-            begin, self.steps[number].begin if number < len(self.steps) else self.length
+    def between_steps(self, at: int) -> Interval:
+        """Return the time from the last optimizer step before a moment to the next one after it.
+
+        The next step uses the gradients of the passes in this time.
+        """
+        number = self.optimizer_step_at(at)
+        steps = self.optimizer_steps
+        return Interval(
+            steps[number - 1].end if number else START,
+            steps[number].begin if number < len(steps) else self.length,
         )
 
-    def turns_before(self, at: int) -> int:
-        """How many turns were before a moment."""
-        return bisect_left(self.turns, at, key=lambda turn: turn.at)
+    def phase_changes_before(self, at: int) -> list[PhaseChange]:
+        """Return the changes of phase before a moment, in order."""
+        return self._phase_changes[: bisect_left(self._phase_changes, at, key=_moment)]
+
+    def phase_changes_from(self, at: int) -> list[PhaseChange]:
+        """Return the changes of phase from a moment on, in order."""
+        return self._phase_changes[bisect_left(self._phase_changes, at, key=_moment) :]
 
     def backward_after(self, at: int) -> int:
-        """When the first backward pass after a moment begins; the course's length where there is none."""
-        for turn in self.turns[self.turns_before(at) :]:
-            if turn.phase == BACKWARD:
-                return turn.at
-        return self.length
+        """Return when the first backward pass after a moment begins; `length` if there is none."""
+        changes = self.phase_changes_from(at)
+        return next((change.at for change in changes if change.phase == BACKWARD), self.length)
 
-    def turn_after(self, at: int) -> int:
-        """When what runs outside modules next changes its owner; the course's length where it does not."""
-        following = self.turns_before(at + 1)
-        return self.turns[following].at if following < len(self.turns) else self.length
-
-    def path(self, layer: int) -> str:
-        """A layer's path."""
-        return self.trace.paths[layer]
-
-    def kind(self, layer: int) -> str:
-        """The name of its class; empty where unknown."""
-        return self.trace.kinds[layer] if layer < len(self.trace.kinds) else ""
-
-    def below(self, layer: int) -> frozenset[int]:
-        """A layer and those inside it."""
-        if layer == 1:
-            return frozenset(range(1, len(self.trace.paths)))
-        inside = f"{self.path(layer)}."
-        return frozenset(
-            {layer, *(n for n, path in enumerate(self.trace.paths) if path.startswith(inside))}
-        )
+    def next_phase_change(self, at: int) -> int:
+        """Return when the phase next changes after a moment; `length` if it does not."""
+        following = bisect_left(self._phase_changes, at + 1, key=_moment)
+        changes = self._phase_changes
+        return changes[following].at if following < len(changes) else self.length
 
     def parameters(self) -> dict[int, list[int]]:
-        """Sizes of the parameters of each layer that has any."""
+        """Return the bytes of each parameter of each layer that has any."""
         found: dict[int, list[int]] = {}
-        for life in self.lives:
-            if life.category == PARAMETER:
-                found.setdefault(life.layer, []).append(life.size)
+        for storage in self.storages:
+            if storage.category == PARAMETER:
+                found.setdefault(storage.layer, []).append(storage.size)
         return found
 
     def recomputed(self) -> set[int]:
-        """Layers that run their forward again in the backward pass: they are checkpointed."""
+        """Return the layers whose forward runs again in the backward pass: they are checkpointed."""
         return {call.layer for call in self.calls if call.phase == RECOMPUTE}
 
-    def module_stack(self, sizes: Mapping[StorageLifetime, float] | None = None) -> list[Span]:
-        """When how much lived.
+    def intervals(
+        self, sizes: Mapping[StorageLifetime, float] | None = None
+    ) -> list[SizedInterval]:
+        """Return the time and bytes of each storage in a step that is not the first.
 
         Args:
-            sizes: Sizes other than the storages' own.
+            sizes: Bytes that replace those of some storages; default: none.
         """
         changed = sizes or {}
         return [
-            Span(steady_begin(life), life.end, changed.get(life, life.size)) for life in self.lives
+            SizedInterval(steady_begin(storage), storage.end, changed.get(storage, storage.size))
+            for storage in self.storages
         ]
 
-    def _take(self, at: int, event: TraceEvent) -> None:
-        if event.kind == encoding.ALLOC:
-            life = self._live[event.key] = StorageLifetime(event, at, self.length)
-            self._number(at, event.key)
-            self.lives.append(life)
-        elif event.kind in (encoding.FREE, encoding.USES):
-            self._last_word(at, event)
-        elif event.kind == encoding.CLASSIFY:
-            self._classify(at, event)
-        elif event.kind == encoding.PHASE_CHANGE:
-            self._turn(Turn(at, event.layer, event.phase))
-        elif event.kind == encoding.ENTER:
-            self._enter(at, event)
-        elif event.kind == encoding.EXIT:
-            self._exit(at, event)
 
-    def _number(self, at: int, serial: int) -> None:
-        if not self._serials or serial > self._serials[-1]:
-            self._serials.append(serial)
-            self._made.append(at)
-
-    def _last_word(self, at: int, event: TraceEvent) -> None:
-        """A storage is freed, or is there as the trace ends."""
-        life = self._live.get(event.key)
-        if life is not None:
-            life.uses = uses_of(event)
-            if event.kind == encoding.FREE:
-                life.end = at
-                del self._live[event.key]
-
-    def _note_state(self) -> None:
-        """What an optimizer's step makes and keeps is its state, also where the trace ends within it."""
-        for life in self._live.values():
-            if life.phase == OPTIMIZER and life.passing:
-                life.category = OPTIMIZER_STATE
-
-    def _classify(self, at: int, event: TraceEvent) -> None:
-        life = self._live.get(event.key)
-        if life is not None:
-            life.category, life.heard = event.category, at
-            if event.layer != encoding.OUTSIDE:
-                life.layer = event.layer
-
-    def _turn(self, turn: Turn) -> None:
-        if self.turns and self.turns[-1].phase == OPTIMIZER:
-            self.steps[-1] = self.steps[-1]._replace(end=turn.at)
-        if turn.phase == OPTIMIZER:
-            self.steps.append(StepInterval(turn.at, self.length))
-        self.turns.append(turn)
-
-    def _enter(self, at: int, event: TraceEvent) -> None:
-        self.tells_inputs = self.tells_inputs or event.key > 0
-        inputs = tuple(
-            life
-            for life in (self._live.get(event.key), self._live.get(event.size))
-            if life is not None
-        )
-        call = Call(
-            event.layer,
-            event.phase,
-            at,
-            self.length,
-            event.thread,
-            None if event.key < 0 else inputs,
-        )
-        self._open.setdefault(event.thread, []).append(call)
-
-    def _exit(self, at: int, event: TraceEvent) -> None:
-        opened = self._open.get(event.thread, [])
-        if all(call.layer != event.layer for call in opened):
-            return  # it began before the trace did
-        while True:
-            call = opened.pop()
-            self.calls.append(call._replace(end=at))
-            if call.layer == event.layer:
-                return
+def _moment(change: PhaseChange) -> int:
+    return change.at
 
 
-def steady_begin(life: StorageLifetime) -> int:
-    """When it begins in a step that is not the first: the optimizer's state is there from then on."""
-    return START if life.category == OPTIMIZER_STATE else life.begin
+def steady_begin(storage: StorageLifetime) -> int:
+    """Return when a storage begins in a later step, which has the optimizer's state from its start."""
+    return START if storage.category == OPTIMIZER_STATE else storage.begin
 
 
 def highest(
-    module_stack: Iterable[Span], length: int, spikes: Iterable[tuple[int, float]] = ()
+    intervals: Iterable[SizedInterval], length: int, spikes: Iterable[tuple[int, float]] = ()
 ) -> int:
-    """The highest level of all spans together.
+    """Compute the highest number of live bytes of all intervals together.
 
     Args:
-        module_stack: They last to the moment before their end.
-        length: Of the course.
-        spikes: At a moment, so much more for an instant than there was just before it.
+        intervals: Bytes with their time; each lasts to the moment before its ``end``.
+        length: Number of events of the step.
+        spikes: Moments with the bytes that are live only there, beyond those just before; default: none.
 
     Returns:
         Bytes.
     """
     changes = [0.0] * (length + 2)  # the first is START
-    for begin, end, size in module_stack:
+    for begin, end, size in intervals:
         changes[begin + 1] += size
-        # A use after the last allocation would end one moment after the course.
+        # A use after the last allocation would end one moment after the step.
         changes[min(end, length) + 1] -= size
     above = dict[int, float]()
     for at, size in spikes:

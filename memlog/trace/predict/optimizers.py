@@ -1,4 +1,4 @@
-"""Lighter optimizers: what those of the traced step keep, and what the step would need with others."""
+"""Prediction of the peak with other optimizers, from the state that those of the traced step keep."""
 
 from __future__ import annotations
 
@@ -11,170 +11,170 @@ from typing import NamedTuple
 from memlog.trace.encoding import BEFORE, GRADIENT, OPTIMIZER, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.trace.predict.lifetimes import (
     START,
-    Course,
-    Span,
+    ParameterKey,
+    SizedInterval,
     StorageLifetime,
+    TracedStep,
     highest,
     steady_begin,
 )
 from memlog.trace.storage_uses import HALF_NOW
 
 _COUNTERS = 8
-"""Bytes of a number that counts steps, at most."""
-_ALLOCATORS_BLOCK = 512
-"""What CUDA's and XPU's allocators make of such a number."""
+"""Largest size of a counter of steps, in bytes."""
+_ALLOCATOR_BLOCK = 512
+"""Bytes to which CUDA's and XPU's allocators round up a counter."""
 _ALMOST_ALL = 0.95
-"""Share of a state's bytes that must be so and so many numbers for each parameter, and of the bytes of
-parameters with gradients that must have such a state."""
+"""Smallest part of a state's bytes that must be the same whole number of values per parameter. Also the
+smallest part of the bytes of parameters with gradients that must have such a state."""
 
 
 class State(NamedTuple):
-    """What an optimizer keeps."""
+    """State that one optimizer keeps."""
 
     step: int
-    """The number of the first step of which it is known."""
+    """Number of the first optimizer step in which the trace shows this state."""
     name: str
-    """The optimizer's class; empty where the trace does not tell."""
-    numbers: int
-    """For each parameter: two in Adam, one in SGD with momentum."""
+    """Class of the optimizer; empty if unknown."""
+    values: int
+    """Values per parameter: two in Adam, one in SGD with momentum."""
     parameters: int
-    """Bytes of the parameters that it keeps them for: those that had gradients."""
-    number: int
-    """Bytes of a number of the state."""
+    """Bytes of the parameters that have this state: those with gradients."""
+    value_bytes: int
+    """Bytes of one value of the state."""
 
 
-def state_bytes(course: Course) -> int:
-    """Bytes of the state of the optimizers that stepped."""
-    return sum(life.size for life in course.lives if _is_in_use(course, life))
+def state_bytes(traced: TracedStep) -> int:
+    """Return the bytes of the state of optimizers that stepped."""
+    return sum(storage.size for storage in traced.storages if _is_in_use(traced, storage))
 
 
-def idle_bytes(course: Course) -> int:
-    """Bytes of the state of optimizers that are there and did not step."""
-    return sum(life.size for life in course.lives if _is_idle(course, life))
+def idle_bytes(traced: TracedStep) -> int:
+    """Return the bytes of the state of optimizers that exist but did not step."""
+    return sum(storage.size for storage in traced.storages if _is_idle(traced, storage))
 
 
-def without_idle(course: Course) -> int:
-    """The peak without the state of optimizers that did not step."""
+def without_idle(traced: TracedStep) -> int:
+    """Compute the peak without the state of optimizers that did not step, in bytes."""
     return highest(
-        course.module_stack({life: 0.0 for life in course.lives if _is_idle(course, life)}),
-        course.length,
+        traced.intervals(
+            {storage: 0.0 for storage in traced.storages if _is_idle(traced, storage)}
+        ),
+        traced.length,
     )
 
 
-def kept_states(course: Course) -> list[State]:
-    """What each optimizer keeps, in the order in which they step.
+def kept_states(traced: TracedStep) -> list[State]:
+    """Return the state that each optimizer keeps, in the order of their steps.
 
-    A parameter's state has its size and its layer. What is of a few bytes (Adam counts its steps in a number
-    for each parameter) does not count. An optimizer's state is heard of as it steps, so that those of one
-    model's parameters are told apart.
+    A parameter's state has the size and the layer of the parameter. States of a few bytes do not count (Adam
+    has a counter of steps for each parameter). The trace classifies an optimizer's state when the optimizer
+    steps, which separates two optimizers over one model's parameters.
 
     Returns:
-        Nothing where they keep nothing, or one's state is no whole number of times the parameters' bytes, as
-        in Adafactor, which keeps sums over rows and columns.
+        An empty list if the optimizers keep no state, or if an optimizer's state is not a whole number of
+        times the parameters' bytes. Adafactor's is not: it keeps sums over rows and columns.
     """
-    names = course.trace.optimizers
-    told = len(names) == len(course.steps)
-    groups, stepped = _by_step(course), _stepped(course)
-    found, covered = list[State](), set[_Key]()
+    names = traced.trace.optimizers
+    named = len(names) == len(traced.optimizer_steps)
+    groups, stepped = _by_step(traced), _stepped(traced)
+    found, covered = list[State](), set[ParameterKey]()
     for step, kept in groups.items():
-        whole = _whole_number(kept, _those_of(step, groups, stepped))
+        whole = _whole_values(kept, _candidates(step, groups, stepped))
         if whole is None:
             return []
-        name = names[step] if told and step < len(names) else ""
-        size = whole.size // whole.numbers
-        found.append(State(step, name, whole.numbers, size, _bytes_of_a_number(course, step)))
+        name = names[step] if named and step < len(names) else ""
+        size = whole.size // whole.values
+        found.append(State(step, name, whole.values, size, _value_bytes(traced, step)))
         covered |= whole.keys
-    # A sum over the rows of a weight may be as large as the bias by chance, but never as the weight.
+    # By chance, a sum over a weight's rows may have the size of the bias, but it never has the weight's size.
     layers = {key.layer for kept in groups.values() for key in kept}
-    of_theirs = _of_layers(stepped, layers)
+    in_layers = _of_layers(stepped, layers)
     kept_for = sum(
         key.size * count
-        for key, count in of_theirs.items()
-        if key in covered or _Key(OUTSIDE, key.size) in covered
+        for key, count in in_layers.items()
+        if key in covered or ParameterKey(OUTSIDE, key.size) in covered
     )
-    return found if kept_for >= _ALMOST_ALL * _bytes(of_theirs) else []
+    return found if kept_for >= _ALMOST_ALL * _bytes(in_layers) else []
 
 
-def with_states(course: Course, sizes: Mapping[int, float]) -> int:
-    """The peak with other optimizers, whose steps need no room beside their state.
+def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
+    """Compute the peak with other optimizers, whose steps allocate only their state, in bytes.
 
     Args:
-        course: Of the traced step.
-        sizes: Bytes of the new state, by the `State.step` of the one in whose place it comes.
+        traced: The traced step.
+        sizes: Bytes of each new state, by the `State.step` of the state that it replaces.
     """
-    module_stack = [Span(START, course.length, size) for size in sizes.values()]
-    known = sorted(_by_step(course))
-    module_stack += [
-        Span(steady_begin(life), life.end, life.size)
-        for life in course.lives
-        if _is_idle(course, life)
-        or not (_of_an_optimizer(life) and _step_of(course, life, known) in sizes)
+    intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
+    known = sorted(_by_step(traced))
+    intervals += [
+        SizedInterval(steady_begin(storage), storage.end, storage.size)
+        for storage in traced.storages
+        if _is_idle(traced, storage)
+        or not (_of_an_optimizer(storage) and _known_step(traced, storage, known) in sizes)
     ]
-    return highest(module_stack, course.length)
+    return highest(intervals, traced.length)
 
 
-def _step_of(course: Course, life: StorageLifetime, known: Sequence[int]) -> int:
-    """As which of the steps whose optimizers are known that of a storage counts: the latest until then.
+def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
+    """Return the last of the ``known`` steps up to the storage's step.
 
-    An optimizer that steps again, as a critic may, is known from its first step.
+    An optimizer that steps again, as a critic's may, is known from its first step only.
     """
-    step = course.step_of(life.heard if life.category == OPTIMIZER_STATE else life.begin)
+    step = traced.optimizer_step_at(
+        storage.classified_at if storage.category == OPTIMIZER_STATE else storage.begin
+    )
     return known[max(bisect_right(known, step) - 1, 0)]
 
 
-class _Key(NamedTuple):
-    layer: int
-    size: int
-
-
 class _Whole(NamedTuple):
-    """So and so many numbers for each of some parameters."""
+    """State with the same whole number of values for each of some parameters."""
 
-    numbers: int
+    values: int
     size: int
-    """Bytes in all."""
-    keys: frozenset[_Key]
+    """Bytes of the whole state."""
+    keys: frozenset[ParameterKey]
 
 
-def _by_step(course: Course) -> dict[int, Counter[_Key]]:
-    """Each optimizer's state, by the step as which it was heard of."""
-    smallest = _smallest(course)
-    found: dict[int, Counter[_Key]] = {}
-    for life in course.lives:
-        if _is_in_use(course, life) and life.size > smallest:
-            kept = found.setdefault(course.step_of(life.heard), Counter())
-            kept[_Key(life.layer, life.size)] += 1
+def _by_step(traced: TracedStep) -> dict[int, Counter[ParameterKey]]:
+    """Count each optimizer's states by the step in which the trace classifies them."""
+    smallest = _smallest(traced)
+    found: dict[int, Counter[ParameterKey]] = {}
+    for storage in traced.storages:
+        if _is_in_use(traced, storage) and storage.size > smallest:
+            kept = found.setdefault(traced.optimizer_step_at(storage.classified_at), Counter())
+            kept[storage.key] += 1
     return dict(sorted(found.items()))
 
 
-def _bytes_of_a_number(course: Course, step: int) -> int:
-    """Two where most of a state is in two bytes a number, as that of parameters in bfloat16 is."""
+def _value_bytes(traced: TracedStep, step: int) -> int:
+    """Return 2 if most of a state has two bytes a value, as the state of bfloat16 parameters does; else 4."""
     half = Counter[bool]()
-    for life in course.lives:
-        if _is_in_use(course, life) and course.step_of(life.heard) == step:
-            half[life.uses.type == HALF_NOW] += life.size
+    for storage in traced.storages:
+        if _is_in_use(traced, storage) and traced.optimizer_step_at(storage.classified_at) == step:
+            half[storage.uses.type == HALF_NOW] += storage.size
     return 2 if half[True] > half[False] else 4
 
 
-def _smallest(course: Course) -> int:
-    return _COUNTERS if course.trace.result.device == "cpu" else _ALLOCATORS_BLOCK
+def _smallest(traced: TracedStep) -> int:
+    return _COUNTERS if traced.trace.result.device == "cpu" else _ALLOCATOR_BLOCK
 
 
-def _stepped(course: Course) -> Counter[_Key]:
-    """The parameters that have gradients."""
-    smallest = _smallest(course)
-    gradients = {_Key(life.layer, life.size) for life in course.lives if life.category == GRADIENT}
+def _stepped(traced: TracedStep) -> Counter[ParameterKey]:
+    """Count the parameters that have gradients."""
+    smallest = _smallest(traced)
+    gradients = {storage.key for storage in traced.storages if storage.category == GRADIENT}
     keys = (
-        _Key(life.layer, life.size)
-        for life in course.lives
-        if life.category == PARAMETER and life.size > smallest
+        storage.key
+        for storage in traced.storages
+        if storage.category == PARAMETER and storage.size > smallest
     )
     return Counter(key for key in keys if key in gradients)
 
 
-def _whole_number(kept: Counter[_Key], stepped: Counter[_Key]) -> _Whole | None:
-    """How many numbers are kept for each parameter; ``None`` where that is no whole number."""
-    sizes, keys = Counter[int](), dict[int, set[_Key]]()
+def _whole_values(kept: Counter[ParameterKey], stepped: Counter[ParameterKey]) -> _Whole | None:
+    """Find the number of values kept per parameter; ``None`` if that is not a whole number."""
+    sizes, keys = Counter[int](), dict[int, set[ParameterKey]]()
     if any(key.layer == OUTSIDE for key in kept):
         kept, stepped = _by_size(kept), _by_size(stepped)
     for key, count in kept.items():
@@ -188,50 +188,50 @@ def _whole_number(kept: Counter[_Key], stepped: Counter[_Key]) -> _Whole | None:
     return _Whole(numbers, size, frozenset(keys[numbers]))
 
 
-def _of_layers(counts: Counter[_Key], layers: AbstractSet[int]) -> Counter[_Key]:
+def _of_layers(counts: Counter[ParameterKey], layers: AbstractSet[int]) -> Counter[ParameterKey]:
     return Counter(
         {key: count for key, count in counts.items() if key.layer in layers or OUTSIDE in layers}
     )
 
 
-def _those_of(
-    step: int, groups: Mapping[int, Counter[_Key]], stepped: Counter[_Key]
-) -> Counter[_Key]:
-    """The parameters that an optimizer may keep something for."""
+def _candidates(
+    step: int, groups: Mapping[int, Counter[ParameterKey]], stepped: Counter[ParameterKey]
+) -> Counter[ParameterKey]:
+    """Return the parameters whose state an optimizer may keep."""
     layers = {key.layer for key in groups[step]}
     if OUTSIDE not in layers:
         return _of_layers(stepped, layers)
-    # The trace ends before it says whose its state is: no other optimizer's, where their layers are told.
+    # The trace ends before it names the layers of this state: those of other optimizers' states are excluded.
     others = {key.layer for other, kept in groups.items() if other != step for key in kept}
     rest = Counter({key: count for key, count in stepped.items() if key.layer not in others})
     return rest or stepped
 
 
-def _by_size(counts: Counter[_Key]) -> Counter[_Key]:
-    sizes = Counter[_Key]()
+def _by_size(counts: Counter[ParameterKey]) -> Counter[ParameterKey]:
+    sizes = Counter[ParameterKey]()
     for key, count in counts.items():
-        sizes[_Key(OUTSIDE, key.size)] += count
+        sizes[ParameterKey(OUTSIDE, key.size)] += count
     return sizes
 
 
-def _bytes(counts: Counter[_Key]) -> int:
+def _bytes(counts: Counter[ParameterKey]) -> int:
     return sum(key.size * count for key, count in counts.items())
 
 
-def _of_an_optimizer(life: StorageLifetime) -> bool:
-    """Its state, and what its step makes and drops."""
-    return (life.phase == OPTIMIZER and life.passing) or _is_state(life)
+def _of_an_optimizer(storage: StorageLifetime) -> bool:
+    """Return True for an optimizer's state and for temporaries of its step."""
+    return (storage.phase == OPTIMIZER and storage.transient) or _is_state(storage)
 
 
-def _is_in_use(course: Course, life: StorageLifetime) -> bool:
-    return _is_state(life) and not _is_idle(course, life)
+def _is_in_use(traced: TracedStep, storage: StorageLifetime) -> bool:
+    return _is_state(storage) and not _is_idle(traced, storage)
 
 
-def _is_idle(course: Course, life: StorageLifetime) -> bool:
-    """Whether it is of an optimizer that was known as the trace began, and has not stepped in it."""
-    known_before = life.begin == START and life.heard < course.opened
-    return bool(course.steps) and _is_state(life) and known_before
+def _is_idle(traced: TracedStep, storage: StorageLifetime) -> bool:
+    """Return True for the state of an optimizer that existed before the trace, and did not step in it."""
+    known_before = storage.begin == START and storage.classified_at < traced.first_activity
+    return bool(traced.optimizer_steps) and _is_state(storage) and known_before
 
 
-def _is_state(life: StorageLifetime) -> bool:
-    return life.category == OPTIMIZER_STATE and life.phase in (BEFORE, OPTIMIZER)
+def _is_state(storage: StorageLifetime) -> bool:
+    return storage.category == OPTIMIZER_STATE and storage.phase in (BEFORE, OPTIMIZER)

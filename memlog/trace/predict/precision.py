@@ -1,14 +1,14 @@
-"""bfloat16 autocast: what it would save.
+"""Prediction of the peak under bfloat16 autocast.
 
-Under autocast matrix products and convolutions are computed, and leave their results, in two bytes a number
-in place of four; what follows takes over the type of its input. The parameters stay as they are, and each
-that such an operation uses is copied for as long as the backward pass needs it. What the loss makes stays in
-four bytes.
+Under autocast, matrix products and convolutions compute and return two bytes a value instead of four.
+Operations after them keep the type of their input. Parameters keep their type; autocast copies each one that
+a product uses, and the copy lives as long as the backward pass needs it. Results of the loss stay in four
+bytes.
 
-Which storages these are the trace tells, where it was recorded operation by operation
-(`memlog.tracer.engines.cpu.autocast_types`). Parameters were taken there for those of a product or a norm,
-so a prediction is made where all parameters and buffers belong to layers of torch's whose operations are
-known.
+A trace that was recorded operation by operation holds the type of each storage
+(`memlog.tracer.engines.cpu.autocast_types`). The recording assumes that a parameter belongs to a product or a
+norm. So there is a prediction only if all parameters and buffers belong to torch's own layers with known
+operations.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from collections.abc import Iterator
 from memlog.trace.encoding import BACKWARD, BUFFER, FORWARD, INPUT, OUTSIDE, PARAMETER
 from memlog.trace.predict.lifetimes import (
     START,
-    Course,
-    Span,
-    StepInterval,
+    Interval,
+    SizedInterval,
     StorageLifetime,
+    TracedStep,
     highest,
     steady_begin,
 )
-from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN, WIDE
+from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE, WIDE
 
 _HALF = 0.5
 _NAMED = 6
-"""Kinds of layers that a sentence names."""
+"""Largest number of kinds of layers that a sentence names."""
 PRODUCTS = frozenset(
     (
         "Linear",
@@ -51,124 +51,140 @@ _OTHERS = frozenset(
         *(f"InstanceNorm{dimensions}d" for dimensions in (1, 2, 3)),
     )
 )
-"""Those whose parameters take no part in a product, and whose results are of the type of their input, or
-wide. RMSNorm is none of them: on the CPU its result is wide, on a GPU that depends on torch's version. What
-LSTM, GRU and RNN keep depends on the library that runs them."""
+"""Layers whose parameters are in no product, and whose results have the type of their input, or float32.
+RMSNorm is not one of them: its result is float32 on the CPU, and depends on torch's version on a GPU. LSTM,
+GRU and RNN are not either: what they keep depends on the library that runs them."""
 
 
-def with_autocast(course: Course) -> int | None:
-    """The peak under bfloat16 autocast.
+def with_autocast(traced: TracedStep) -> int | None:
+    """Compute the peak under bfloat16 autocast, in bytes.
 
     Returns:
-        ``None`` where `why_not` says why, or nothing would be cast.
+        ``None`` if `why_not` gives a reason, autocast is already on, or it would cast nothing.
     """
     if (
-        why_not(course) is not None
-        or is_on(course)
-        or not any(life.uses.cast_first for life in course.lives)
+        why_not(traced) is not None
+        or _is_on(traced)
+        or not any(storage.uses.cast_first for storage in traced.storages)
     ):
         return None
-    module_stack = [span for life in course.lives for span in _cast(course, life)]
-    return highest([*module_stack, *_copied_results(course)], course.length)
+    intervals = [span for storage in traced.storages for span in _cast(traced, storage)]
+    return highest([*intervals, *_copied_results(traced)], traced.length)
 
 
-def why_not(course: Course) -> str | None:
-    """Why nothing is predicted, as the end of a sentence; ``None`` where something is."""
-    unknown = unknown_to_autocast(course)
-    if unknown and course.trace.kinds:
+def why_not(traced: TracedStep) -> str | None:
+    """Return the reason why no prediction is possible, as the end of a sentence; ``None`` if one is."""
+    unknown = _unknown_kinds(traced)
+    if unknown and traced.trace.kinds:
         named = ", ".join(unknown[:_NAMED])
         return f"{named} may use parameters or buffers in float32, which makes what follows float32 again"
-    if all(life.uses.type == UNKNOWN for life in course.lives):
-        return "this trace does not tell its storages' types (those of a GPU, and of an older memlog, don't)"
+    if all(storage.uses.type == UNKNOWN_TYPE for storage in traced.storages):
+        return (
+            "this trace has no types of storages (traces of a GPU or of an older memlog have none)"
+        )
     return None
 
 
-def is_on(course: Course) -> bool:
-    """Whether some of what the forward pass makes is in two bytes a number already."""
-    return any(life.uses.type == HALF_NOW and life.phase == FORWARD for life in course.lives)
+def _is_on(traced: TracedStep) -> bool:
+    """Return True if the forward pass already allocates storages with two bytes a value."""
+    return any(
+        storage.uses.type == HALF_NOW and storage.phase == FORWARD for storage in traced.storages
+    )
 
 
-def unknown_to_autocast(course: Course) -> list[str]:
-    """Kinds of layers whose parameters or buffers may be used in ways that the trace does not tell."""
-    holding = {life.layer for life in course.lives if life.category in (PARAMETER, BUFFER)}
-    kinds = {course.kind(layer) or "what is in no module" for layer in holding}
+def _unknown_kinds(traced: TracedStep) -> list[str]:
+    """Return the kinds of layers whose parameters or buffers may be used by operations that are not known."""
+    holding = {
+        storage.layer for storage in traced.storages if storage.category in (PARAMETER, BUFFER)
+    }
+    kinds = {traced.layers.kind(layer) or "what is in no module" for layer in holding}
     return sorted(kinds - PRODUCTS - _OTHERS)
 
 
-def _cast(course: Course, life: StorageLifetime) -> Iterator[Span]:
-    """A storage as it would be, and its copies for products."""
-    begin, end, uses = steady_begin(life), life.end, life.uses
-    if uses.type == HALF and _varies(life) and not _of_the_loss(course, life):
-        yield Span(begin, end, life.size * _HALF)
+def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
+    """Yield a storage as it would be under autocast, and its copies for products."""
+    begin, end, uses = steady_begin(storage), storage.end, storage.uses
+    if uses.type == HALF and _varies(storage) and not _of_the_loss(traced, storage):
+        yield SizedInterval(begin, end, storage.size * _HALF)
         return
     if not uses.cast_first or uses.type != WIDE:
-        yield Span(begin, end, life.size)
+        yield SizedInterval(begin, end, storage.size)
         return
-    first, last = course.made_after(uses.cast_first), course.made_after(uses.cast_last) + 1
-    in_backward = course.backward_after(first) < last
+    first, last = (
+        traced.allocated_after(uses.cast_first),
+        traced.allocated_after(uses.cast_last) + 1,
+    )
+    in_backward = traced.backward_after(first) < last
     until, copies = last, max(uses.casts, 1)
-    if life.category == PARAMETER:
+    if storage.category == PARAMETER:
         # One copy serves the whole forward pass, and the backward pass as far as it needs it.
-        until, copies = max(last, min(course.backward_after(first), course.length)), 1
-    stretches = list(_between_steps(course, first, until))
-    for stretch in stretches:
-        yield Span(*stretch, life.size * _HALF * -(-copies // len(stretches)))
-    let_go = life.passing or (_varies(life) and _goes_in_first_backward(course, life, first))
-    if let_go and in_backward and uses.used < uses.cast_last:
-        end = min(end, max(first, course.made_after(uses.used)) + 1)
-    yield Span(begin, end, life.size)
+        until, copies = max(last, min(traced.backward_after(first), traced.length)), 1
+    intervals = list(_between_steps(traced, first, until))
+    for interval in intervals:
+        yield SizedInterval(*interval, storage.size * _HALF * -(-copies // len(intervals)))
+    freed_early = storage.transient or (
+        _varies(storage) and _ends_in_first_backward(traced, storage, first)
+    )
+    if freed_early and in_backward and uses.used < uses.cast_last:
+        end = min(end, max(first, traced.allocated_after(uses.used)) + 1)
+    yield SizedInterval(begin, end, storage.size)
 
 
-def _goes_in_first_backward(course: Course, life: StorageLifetime, at: int) -> bool:
-    """Whether autograd alone keeps a model's input: what the program holds is there after that, too."""
-    following = course.turns[course.turns_before(course.backward_after(at)) :]
-    left = next((turn.at for turn in following if turn.phase != BACKWARD), course.length)
-    return course.backward_after(at) < life.end <= left
+def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: int) -> bool:
+    """Return True if only autograd keeps a model's input: one that the program keeps outlives the pass."""
+    backward = traced.backward_after(at)
+    changes = traced.phase_changes_from(backward)
+    end = next((change.at for change in changes if change.phase != BACKWARD), traced.length)
+    return backward < storage.end <= end
 
 
-def _between_steps(course: Course, first: int, last: int) -> Iterator[StepInterval]:
-    """What is kept for backward passes is gone as an optimizer steps, and made anew after that."""
-    for step in course.steps[course.step_of(first) :]:
+def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interval]:
+    """Yield the parts of an interval between optimizer steps, which copies do not outlive."""
+    for step in traced.optimizer_steps[traced.optimizer_step_at(first) :]:
         if step.begin >= last:
             break
         if first < step.begin:
-            yield StepInterval(first, step.begin)
+            yield Interval(first, step.begin)
         first = max(first, step.end)
     if first < last:
-        yield StepInterval(first, last)
+        yield Interval(first, last)
 
 
-def _of_the_loss(course: Course, life: StorageLifetime) -> bool:
-    return "Loss" in course.kind(life.layer)
+def _of_the_loss(traced: TracedStep, storage: StorageLifetime) -> bool:
+    return "Loss" in traced.layers.kind(storage.layer)
 
 
-def _copied_results(course: Course) -> Iterator[Span]:
-    """The models' results, which a loss takes in four bytes, until the backward pass leaves the loss."""
-    passed_on = {life for call in course.outermost() for life in call.inputs or ()}
-    for call in course.outermost():
-        left = [life for life in course.made_during(call) if life.end > call.end and _varies(life)]
-        if left and left[-1].uses.type == HALF and left[-1] not in passed_on:
-            yield _widened(course, left[-1], call.end)
+def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
+    """Yield float32 copies of the models' results, which a loss needs until its backward pass ends."""
+    inputs = {storage for call in traced.outermost_calls() for storage in call.inputs or ()}
+    for call in traced.outermost_calls():
+        left = [
+            storage
+            for storage in traced.allocated_during(call)
+            if storage.end > call.end and _varies(storage)
+        ]
+        if left and left[-1].uses.type == HALF and left[-1] not in inputs:
+            yield _widened(traced, left[-1], call.end)
 
 
-def _varies(life: StorageLifetime) -> bool:
-    """Whether it is of a pass; what one model makes may be another's input."""
-    return life.passing or (life.category == INPUT and life.begin > START)
+def _varies(storage: StorageLifetime) -> bool:
+    """Return True if each pass allocates the storage anew, also if it is an input that another model made."""
+    return storage.transient or (storage.category == INPUT and storage.begin > START)
 
 
-def _widened(course: Course, result: StorageLifetime, at: int) -> Span:
-    """What a copy in four bytes adds; a product does not keep its own result in two beside it."""
-    used = course.made_after(result.uses.used)
-    if result.uses.used and used < course.backward_after(at):
-        return Span(
-            at, max(at, used) + 1, result.size
-        )  # the loss needs it no longer (cross entropy)
-    alone = course.kind(result.layer) in PRODUCTS
-    return Span(at, _backward_into(course, at), result.size * (_HALF if alone else 1.0))
+def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInterval:
+    """Return the bytes that a float32 copy of a result adds, and their time."""
+    used = traced.allocated_after(result.uses.used)
+    if result.uses.used and used < traced.backward_after(at):
+        # The loss does not keep it for the backward pass (cross entropy).
+        return SizedInterval(at, max(at, used) + 1, result.size)
+    # A product does not keep its own result, so the copy replaces it.
+    alone = traced.layers.kind(result.layer) in PRODUCTS
+    return SizedInterval(at, _backward_into(traced, at), result.size * (_HALF if alone else 1.0))
 
 
-def _backward_into(course: Course, at: int) -> int:
-    """When the backward pass after a moment comes to the first layer."""
-    following = course.turns[course.turns_before(at) :]
-    inside = (turn.at for turn in following if turn.phase == BACKWARD and turn.layer != OUTSIDE)
-    return next(inside, course.length)
+def _backward_into(traced: TracedStep, at: int) -> int:
+    """Return when the backward pass after a moment enters its first layer."""
+    changes = traced.phase_changes_from(at)
+    inside = (one.at for one in changes if one.phase == BACKWARD and one.layer != OUTSIDE)
+    return next(inside, traced.length)

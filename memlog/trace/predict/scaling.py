@@ -1,110 +1,128 @@
-"""A smaller batch, and gradients that are added up: changes of what grows with the batch."""
+"""Prediction of the peak with a smaller batch, and with gradients accumulated over several batches."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from memlog.trace.encoding import BACKWARD, FORWARD, GRADIENT, INPUT, RECOMPUTE
-from memlog.trace.predict.lifetimes import Course, Span, StorageLifetime, highest, steady_begin
+from memlog.trace.predict.lifetimes import (
+    ParameterKey,
+    SizedInterval,
+    StorageLifetime,
+    TracedStep,
+    highest,
+    steady_begin,
+)
 from memlog.trace.predict.precision import PRODUCTS
 
 
-class _Key(NamedTuple):
-    layer: int
-    size: int
+def steady_peak(traced: TracedStep) -> int:
+    """Compute the peak of a later step, which has the optimizer's state from its start, in bytes."""
+    return highest(traced.intervals(), traced.length)
 
 
-def steady_peak(course: Course) -> int:
-    """The peak of the step, were it not the first: with the optimizer's state there from the start."""
-    return highest(course.module_stack(), course.length)
+def with_batch(traced: TracedStep, share: float) -> int:
+    """Compute the peak with another batch size, in bytes.
 
-
-def with_batch(course: Course, share: float) -> int:
-    """The peak with another batch.
-
-    What grows with the batch is the inputs, and what a pass makes that is neither a gradient of a parameter
-    nor a copy of one.
+    The inputs grow with the batch, and so does all that a pass allocates, except gradients and copies of
+    parameters.
 
     Args:
-        course: Of the traced step.
-        share: Of the traced step's batch: 0.5 is half of it.
+        traced: The traced step.
+        share: New batch size as a part of the traced step's: 0.5 is half of it.
     """
-    return highest(course.module_stack(_with_batch(course, share)), course.length)
+    return highest(traced.intervals(_with_batch(traced, share)), traced.length)
 
 
-def accumulated(course: Course, share: float) -> int:
-    """The peak with another batch, the gradients of several being added up.
+def accumulated(traced: TracedStep, share: float) -> int:
+    """Compute the peak with another batch size and accumulated gradients, in bytes.
 
-    From the second of them on, gradients are there since the optimizer's step before, in the place of those
-    that were there still; what the backward pass makes is added to them, and is there besides until then.
+    From the second batch on, the accumulated gradients are live from the previous optimizer step on, and
+    replace gradients that were still live then. The backward pass allocates the new gradients besides, adds
+    them, and frees them.
 
     Args:
-        course: Of the traced step.
-        share: Of the traced step's batch: 0.5 is half of it.
+        traced: The traced step.
+        share: New batch size as a part of the traced step's: 0.5 is half of it.
     """
-    made = [life for life in course.lives if life.category == GRADIENT and life.phase == BACKWARD]
-    before = [Span(course.between_steps(one.begin).begin, one.begin, one.size) for one in made]
-    besides = [
-        Span(one.begin, min(course.turn_after(one.begin), one.end), one.size) for one in made
+    gradients = [
+        storage
+        for storage in traced.storages
+        if storage.category == GRADIENT and storage.phase == BACKWARD
     ]
-    replaced = _replaced(course, made)
-    sizes = _with_batch(course, share)
+    accumulated_before = [
+        SizedInterval(traced.between_steps(one.begin).begin, one.begin, one.size)
+        for one in gradients
+    ]
+    new = [
+        SizedInterval(one.begin, min(traced.next_phase_change(one.begin), one.end), one.size)
+        for one in gradients
+    ]
+    replaced = _replaced(traced, gradients)
+    sizes = _with_batch(traced, share)
     others = [
-        Span(steady_begin(life), replaced.get(life, life.end), sizes.get(life, life.size))
-        for life in course.lives
+        SizedInterval(
+            steady_begin(storage),
+            replaced.get(storage, storage.end),
+            sizes.get(storage, storage.size),
+        )
+        for storage in traced.storages
     ]
-    return highest([*others, *before, *besides], course.length)
+    return highest([*others, *accumulated_before, *new], traced.length)
 
 
-def _replaced(course: Course, made: Iterable[StorageLifetime]) -> dict[StorageLifetime, int]:
-    """Gradients that are let go before new ones are made, and when those take their place."""
-    places: dict[_Key, list[tuple[int, int]]] = {}
-    for life in made:
-        place = course.between_steps(life.begin).begin, life.begin
-        places.setdefault(_Key(life.layer, life.size), []).append(place)
+def _replaced(
+    traced: TracedStep, gradients: Iterable[StorageLifetime]
+) -> dict[StorageLifetime, int]:
+    """Return the old gradients that are freed before new ones, and when accumulated ones replace them."""
+    times: dict[ParameterKey, list[tuple[int, int]]] = {}
+    for storage in gradients:
+        time = traced.between_steps(storage.begin).begin, storage.begin
+        times.setdefault(storage.key, []).append(time)
     found = {}
-    for life in course.lives:
-        if life.category == GRADIENT:
-            for begin, end in places.get(_Key(life.layer, life.size), ()):
-                if life.begin < end and begin < life.end <= end:
-                    found[life] = max(begin, life.begin)
+    for storage in traced.storages:
+        if storage.category == GRADIENT:
+            for begin, end in times.get(storage.key, ()):
+                if storage.begin < end and begin < storage.end <= end:
+                    found[storage] = max(begin, storage.begin)
                     break
     return found
 
 
-def _with_batch(course: Course, share: float) -> dict[StorageLifetime, float]:
-    """The sizes of what grows with the batch."""
-    copies = _copies(course)
+def _with_batch(traced: TracedStep, share: float) -> dict[StorageLifetime, float]:
+    """Return the new bytes of the storages that grow with the batch."""
+    copies = _copies(traced)
     return {
-        life: life.size * share
-        for life in course.lives
-        if life.category == INPUT
+        storage: storage.size * share
+        for storage in traced.storages
+        if storage.category == INPUT
         or (
-            life.passing
-            and life.phase in (FORWARD, BACKWARD, RECOMPUTE)
-            and life.size not in copies.get((life.layer, life.phase), ())
+            storage.transient
+            and storage.phase in (FORWARD, BACKWARD, RECOMPUTE)
+            and storage.size not in copies.get((storage.layer, storage.phase), ())
         )
     }
 
 
-def _copies(course: Course) -> dict[tuple[int, int], set[int]]:
-    """Sizes, by layer and phase, of what is made of a layer's parameters rather than of the batch.
+def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
+    """Return sizes of storages that depend on a layer's parameters, not on the batch, by layer and phase.
 
-    In the backward pass a gradient before it is added up; under autocast a copy in half the bytes, and its
-    gradient. A layer of torch's that multiplies and is called once for each step makes no gradient but the
-    one that stays: what else is as large there is of the batch.
+    In the backward pass such a storage is a gradient before it is accumulated. Under autocast it is a copy
+    with half the bytes, or the copy's gradient. A product layer of torch that is called once per step
+    allocates only the gradient that stays: any other storage of that size depends on the batch.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
-        (call.layer, course.step_of(call.begin)) for call in course.calls if call.phase == FORWARD
+        (call.layer, traced.optimizer_step_at(call.begin))
+        for call in traced.calls
+        if call.phase == FORWARD
     )
     called = {layer for layer, _ in calls}
     repeated = {layer for (layer, _), count in calls.items() if count > 1}
-    for layer, sizes in course.parameters().items():
+    for layer, sizes in traced.parameters().items():
         halves = {size // 2 for size in sizes}
         found[layer, FORWARD] = found[layer, RECOMPUTE] = halves
-        once = layer in called - repeated and course.kind(layer) in PRODUCTS
+        once = layer in called - repeated and traced.layers.kind(layer) in PRODUCTS
         found[layer, BACKWARD] = halves if once else halves | set(sizes)
     return found

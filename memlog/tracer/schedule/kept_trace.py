@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memlog._internal.safe_files import replacing
-from memlog.events import Event
-from memlog.events import Trace as TraceEvent
+from memlog.events import Event, Trace
 from memlog.reports.traced_steps import WORSE
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.tracer.schedule.iteration import OptimizerRefs
 
 _PART = (
@@ -30,8 +29,8 @@ FROZEN_START_MISSED = (
 class StepTrace(NamedTuple):
     """A trace of a session, with what decides whether it is kept."""
 
-    trace: Trace
-    event: TraceEvent
+    trace: RecordedTrace
+    event: Trace
     """Published event."""
     members: OptimizerRefs
     """Optimizers that stepped in the trace."""
@@ -123,7 +122,7 @@ class KeptTrace:
         if self._undecided is not None:
             self._decide(whole=self._undecided[1])
         if outdated and self._rank > 0:
-            kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[TraceEvent, Trace])
+            kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[Trace, RecordedTrace])
             event, trace = kept
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 

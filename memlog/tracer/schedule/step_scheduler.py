@@ -33,7 +33,7 @@ from memlog.tracer.schedule.top_modules import RootModules
 from memlog.tracer.schedule.trace_event import trace_event
 
 if TYPE_CHECKING:
-    from memlog.trace.records import Trace
+    from memlog.trace.records import RecordedTrace
     from memlog.tracer.hooks.module_hooks import OptimizerSubscription
     from memlog.tracer.window import TraceWindow
 
@@ -283,7 +283,7 @@ class PeriodicTracer:
         now = time.perf_counter()
         self._costs.window_failed(now - opened.opened, now)
 
-    def _keep(self, trace: Trace, window: TraceWindow, *, failed: bool | None) -> None:
+    def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
         """Publish a trace, and keep it if it is the most representative.
 
         Args:

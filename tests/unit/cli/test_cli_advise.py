@@ -22,7 +22,7 @@ from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.tracer.schedule.trace_event import trace_event
 
 
@@ -38,7 +38,7 @@ def memlog(*arguments: str) -> Result:
 
 
 @cache
-def trace() -> Trace:
+def trace() -> RecordedTrace:
     return traced(CASES["gpt"])
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_trace_is_one_line(tmp_path: Path, damage: str) -> None:
     assert line.startswith("memlog: the traced step of run k7m2xq9a can't be read")
 
 
-def _with_events(event: object, whole: Trace, events: bytes) -> bytes:
+def _with_events(event: object, whole: RecordedTrace, events: bytes) -> bytes:
     return msgspec.msgpack.encode((event, msgspec.structs.replace(whole, events=events)))
 
 

@@ -19,12 +19,12 @@ from memlog.journal import RunDirectory
 from memlog.reports.step_ranking import LargerStep, Standing, advise_on, not_the_largest
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise
-from memlog.trace.records import Trace
+from memlog.trace.records import RecordedTrace
 from memlog.tracer.schedule.trace_event import trace_event
 
 
 @cache
-def trace() -> Trace:
+def trace() -> RecordedTrace:
     return traced(CASES["mlp"])
 
 

@@ -49,10 +49,10 @@ def joined(
     marks: list[Mark], script: Script, seeds: tuple[Seed, ...] = (), **options: Any
 ) -> tuple[Accountant, Join]:
     join = Join(marks, seeds, **{"opening": None, "started_us": 1_000_000, **options})
-    books = Accountant()
-    books.fold(b"".join(join.events(script.entries)))
-    books.finish()
-    return books, join
+    accountant = Accountant()
+    accountant.fold(b"".join(join.events(script.entries)))
+    accountant.finish()
+    return accountant, join
 
 
 @pytest.mark.seed(201)
@@ -73,27 +73,27 @@ def test_each_allocation_belongs_to_the_last_change_on_its_thread() -> None:
     script.alloc(D, 4096, label(4))
     script.free(B, label(4))
     script.say("an action of the future", whatever=1)
-    script.say("oom", label(4), size=1 << 40, device_free=12)  # which has no address
+    script.say("oom", label(4), size=1 << 40, device_free=12)  # it has no address
     script.free(D, label(5))
-    books, _ = joined(marks, script)
+    accountant, _ = joined(marks, script)
 
-    allocated = {key: row.allocated for key, row in books.rows.items() if row.allocated}
+    allocated = {key: row.allocated for key, row in accountant.rows.items() if row.allocated}
     assert allocated == {
         (1, FORWARD): 1024 + 512,
         (2, FORWARD): 1024,
         (2, BACKWARD): 4096,
     }
-    assert books.peak_bytes == 1024 + 1024 + 512 + 4096
-    assert books.live_bytes == 1024 + 512
-    assert books.rows[2, FORWARD].frees == 1
-    assert books.rows[1, FORWARD].calls == 1
+    assert accountant.peak_bytes == 1024 + 1024 + 512 + 4096
+    assert accountant.live_bytes == 1024 + 512
+    assert accountant.rows[2, FORWARD].frees == 1
+    assert accountant.rows[1, FORWARD].calls == 1
 
 
-def test_what_a_module_is_called_with_is_told_by_its_storages() -> None:
+def test_a_modules_inputs_are_the_serials_of_their_storages() -> None:
     marks = [
         Mark(1000, PHASE_CHANGE, OUTSIDE, FORWARD, 0),
         Mark(2000, ENTER, 1, FORWARD, 0, inputs=(B, A)),
-        Mark(3000, ENTER, 2, FORWARD, 0, inputs=(C, 0)),  # nobody saw it allocated
+        Mark(3000, ENTER, 2, FORWARD, 0, inputs=(C, 0)),  # its allocation was not recorded
         Mark(4000, ENTER, 3, FORWARD, 0, inputs=(-1, 0)),
     ]
     script = Script()
@@ -106,7 +106,7 @@ def test_what_a_module_is_called_with_is_told_by_its_storages() -> None:
     assert told == [(serials[1024], serials[512]), (0, 0), (-1, 0)]
 
 
-def test_a_stale_note_on_a_thread_of_autograds_is_unattributed() -> None:
+def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:
     marks = [
         Mark(
             1000, PHASE_CHANGE, 7, BACKWARD, 1, owner=(7, BACKWARD)
@@ -120,40 +120,46 @@ def test_a_stale_note_on_a_thread_of_autograds_is_unattributed() -> None:
     script.alloc(B, 512, label(1))
     script.alloc(C, 512, label(0))  # the second backward pass begins outside all modules
     script.alloc(D, 512, label(3))
-    books, join = joined(marks, script)
+    accountant, join = joined(marks, script)
     assert join.unattributed == 1
-    assert books.rows[7, BACKWARD].allocations == 1
-    assert books.rows[OUTSIDE, BACKWARD].allocations == 1
-    assert books.rows[1, BACKWARD].allocations == 1
+    assert accountant.rows[7, BACKWARD].allocations == 1
+    assert accountant.rows[OUTSIDE, BACKWARD].allocations == 1
+    assert accountant.rows[1, BACKWARD].allocations == 1
 
 
-def test_what_was_there_before_is_there_from_the_start() -> None:
+def test_storages_from_before_the_window_are_live_from_its_start() -> None:
     script = Script()
     script.alloc(C, 512)
-    script.free(B, size=2048)  # nobody knew of it, and yet it was there
+    script.free(B, size=2048)  # no seed, but live before the window
     seeds = (Seed(A, 4096, 3, PARAMETER),)
-    books, _ = joined([], script, seeds, opening=10_240)
+    accountant, _ = joined([], script, seeds, opening=10_240)
 
-    assert books.before_bytes == 10_240
-    assert books.peak_bytes == 512
-    before = [(held.size, held.final_category) for held in books.at_peak if held.phase == BEFORE]
+    assert accountant.before_bytes == 10_240
+    assert accountant.peak_bytes == 512
+    before = [
+        (held.size, held.final_category) for held in accountant.at_peak if held.phase == BEFORE
+    ]
     assert sorted(before) == [(2048, OTHER), (4096, PARAMETER), (4096, OTHER)]
-    assert sum(held.size for held in books.at_peak) == 10_240 + 512
-    assert books.live_bytes == 512 - 2048
+    assert sum(held.size for held in accountant.at_peak) == 10_240 + 512
+    assert accountant.live_bytes == 512 - 2048
 
 
-def test_what_the_history_tells_the_birth_of_was_not_there_before() -> None:
-    """A model that is first heard of as it is called may have been made in the window."""
+def test_a_storage_allocated_in_the_history_is_not_from_before() -> None:
+    """A model that the tracer first sees when it is called may have been created in the window."""
     script = Script()
     script.alloc(A, 4096)
     script.free(B, size=512)
     script.alloc(B, 512)
     seeds = (Seed(A, 4096, 3, PARAMETER), Seed(B, 512, 3, PARAMETER))
-    books, _ = joined([], script, seeds)
-    assert (books.before_bytes, books.peak_bytes, books.live_bytes) == (512, 4096, 4096)
+    accountant, _ = joined([], script, seeds)
+    assert (accountant.before_bytes, accountant.peak_bytes, accountant.live_bytes) == (
+        512,
+        4096,
+        4096,
+    )
 
 
-def test_a_block_is_classified_as_what_it_is_at_that_moment() -> None:
+def test_a_block_is_classified_by_its_storage_at_that_moment() -> None:
     marks = [
         Mark(1000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
         Mark(2000, CLASSIFY, 5, 0, 0, address=A, category=GRADIENT),
@@ -163,18 +169,18 @@ def test_a_block_is_classified_as_what_it_is_at_that_moment() -> None:
     script.alloc(A, 512, label(0))
     script.alloc(B, 512, label(2))
     script.free(A, label(2))
-    script.alloc(A, 1024, label(2))  # the same address, and something else
-    books, _ = joined(marks, script)
-    assert {held.size: held.final_category == GRADIENT for held in books.remaining()} == {
+    script.alloc(A, 1024, label(2))  # another storage at the same address
+    accountant, _ = joined(marks, script)
+    assert {held.size: held.final_category == GRADIENT for held in accountant.remaining()} == {
         512: False,
         1024: False,
     }
-    held = [held for held in books.at_peak if held.layer == 5]
-    assert books.peak_bytes == 1536
+    held = [held for held in accountant.at_peak if held.layer == 5]
+    assert accountant.peak_bytes == 1536
     assert held == []
 
 
-def test_without_notes_the_clock_decides() -> None:
+def test_without_notes_allocations_are_attributed_by_time() -> None:
     marks = [
         Mark(7_000, ENTER, 1, FORWARD, 0, owner=(1, FORWARD)),
         Mark(12_000, EXIT, 1, FORWARD, 0),
@@ -182,17 +188,17 @@ def test_without_notes_the_clock_decides() -> None:
     script = Script()
     for address in (A, B, C):
         script.alloc(address, 512)  # 5, 10 and 15 microseconds after the start
-    books, _ = joined(marks, script, by_time=True)
-    assert books.rows[1, FORWARD].allocations == 1
-    assert books.rows[OUTSIDE, FORWARD].allocations == 2
+    accountant, _ = joined(marks, script, by_time=True)
+    assert accountant.rows[1, FORWARD].allocations == 1
+    assert accountant.rows[OUTSIDE, FORWARD].allocations == 2
 
 
 @pytest.mark.parametrize("note", ["", "user's own", "mlxyz", None, 3, "ml"])
-def test_notes_that_are_not_ours_are_passed_over(note: Any) -> None:
+def test_foreign_notes_are_ignored(note: Any) -> None:
     assert number_of(note) is None
 
 
-def test_notes_are_short_however_many() -> None:
+def test_notes_stay_short() -> None:
     assert len(label(10**12)) <= 15
     assert number_of(label(10**12)) == 10**12
 
@@ -221,15 +227,15 @@ def test_fragmentation_is_told_by_the_blocks() -> None:
 
 
 class Run:
-    """One step under two engines at once: the native one on a simulated history, and the CPU's as truth."""
+    """One step under two engines: the native one on a simulated history, the CPU engine as reference."""
 
     def __init__(self, model: nn.Module, *, takes_notes: bool = True, known: bool = True) -> None:
         self.rows: list[dict[tuple[str, int], int]] = []
         self.health = Diagnostics()
         engines: list[tuple[Any, Any, Any]] = []
         for make in (self._truth, lambda *args: self._native(*args, takes_notes=takes_notes)):
-            names, books = ModuleNames(model if known else None), Accountant()
-            log = EventLog(10**6, books)
+            names, accountant = ModuleNames(model if known else None), Accountant()
+            log = EventLog(10**6, accountant)
             engines.append((make(log, names), log, names))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         batch = text()
@@ -264,8 +270,8 @@ class Run:
 def test_hooks_and_notes_find_what_the_dispatch_engine_finds(
     checkpointing: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The simulation sees results alone, and neither what operations take inside themselves nor the states of
-    # the CPU's generator, which no device's allocator has.
+    # The simulation sees results only, neither the workspace of operations nor the states of the CPU's
+    # generator, which a device's allocator does not hold.
     monkeypatch.setattr(LiveStorages, "add_workspace", lambda *_: None)
     monkeypatch.setattr(patches.RANDOM_STATE_COPIES, "add", lambda _: None)
     run = Run(GPT(checkpointing=checkpointing))
@@ -285,10 +291,10 @@ def test_categories_are_found_by_address(known: bool) -> None:
     run = Run(GPT(), known=known)
     truth, found = (
         {
-            category: sum(h.size for h in books.remaining() if h.final_category == category)
+            category: sum(h.size for h in accountant.remaining() if h.final_category == category)
             for category in (PARAMETER, GRADIENT, OPTIMIZER_STATE)
         }
-        for books in run.books
+        for accountant in run.books
     )
     assert min(truth.values()) > 0
     assert found == pytest.approx(truth, rel=0.1)  # blocks are rounded up
@@ -297,13 +303,13 @@ def test_categories_are_found_by_address(known: bool) -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.seed(176, 190, 225)
 def test_layers_read_the_allocator_where_that_is_wanted(wanted: bool) -> None:
-    """``enable_fragmentation_tracking``: what the allocator says at each change of layer, or nothing."""
+    """``enable_fragmentation_tracking``: the allocator's statistics at each change of layer, or none."""
     model, health = GPT(), Diagnostics()
-    names, books = ModuleNames(model), Accountant()
-    log = EventLog(10**6, books)
+    names, accountant = ModuleNames(model), Accountant()
+    log = EventLog(10**6, accountant)
     history: Any = SimulatedHistory()
     engine = NativeEngine(log, names, health, history, readings=wanted)
-    engine._read = lambda: (600, 1000)  # what a device's allocator would say
+    engine._read = lambda: (600, 1000)  # statistics of a device's allocator
     engine.start()
     model(text()).sum().backward()
     engine.stop()

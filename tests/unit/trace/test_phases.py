@@ -1,4 +1,4 @@
-"""A traced step phase by phase."""
+"""Levels of a traced step's phases."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ BATCH = 1000
 ROW = 4 * WIDTH
 
 
-def test_known_sizes_phase_by_phase() -> None:
-    """A linear layer and a square: what is there after each phase can be worked out on paper."""
+def test_levels_of_known_sizes() -> None:
+    """A linear layer and a square, whose bytes after each phase can be computed by hand."""
     model, tracer = nn.Linear(WIDTH, WIDTH, bias=False), MemoryTracer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with tracer.trace(model):
@@ -37,7 +37,7 @@ def test_known_sizes_phase_by_phase() -> None:
     assert max(level.highest for level in levels.values()) == tracer.result.peak
 
 
-def test_of_accumulated_gradients_the_first_forward_and_the_last_backward_count() -> None:
+def test_with_accumulated_gradients_the_first_forward_and_last_backward_count() -> None:
     model, tracer = nn.Linear(WIDTH, WIDTH, bias=False), MemoryTracer()
     batch = torch.randn(BATCH, WIDTH)
     with tracer.trace(model):
@@ -52,7 +52,7 @@ def test_of_accumulated_gradients_the_first_forward_and_the_last_backward_count(
     assert "optimizer" not in levels
 
 
-def test_what_is_not_whole_is_not_told() -> None:
+def test_an_incomplete_trace_has_no_levels() -> None:
     model, tracer = nn.Linear(WIDTH, WIDTH), MemoryTracer(max_events=5)
     with tracer.trace(model):
         model(torch.randn(BATCH, WIDTH)).sum().backward()

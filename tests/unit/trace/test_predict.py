@@ -1,4 +1,4 @@
-"""Predicted peaks against those of training that really makes the change, by the allocator's own account."""
+"""Compares predicted peaks with the allocator's peaks of training that makes the change."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torch.nn import functional
 from memlog import MemoryTracer
 from memlog.trace import encoding
 from memlog.trace.predict import Advice, Hint, advise
-from memlog.trace.predict.lifetimes import Course, Span, highest
-from memlog.trace.records import Trace
+from memlog.trace.predict.lifetimes import SizedInterval, TracedStep, highest
+from memlog.trace.records import RecordedTrace
 
-pytestmark = pytest.mark.slow  # together they take longer than a quick look may
+pytestmark = pytest.mark.slow  # together they take too long for `make check`
 
 TOLERANCE = 0.1
 
 
 @cache
-def trace_of(case: str) -> Trace:
+def trace_of(case: str) -> RecordedTrace:
     trace = traced(CASES[case])
-    # Of a convolution's scratch space only what was measured is known, once for each shape.
+    # The first trace measures a convolution's workspace for each shape; the second one knows it.
     return trace if not trace.result.dropped else traced(CASES[case])
 
 
@@ -68,7 +68,7 @@ def test_half_the_batch_with_gradients_added_up(case: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [200, 900])
-def test_where_gradients_matter_adding_them_up_saves_less_than_half_the_batch(batch: int) -> None:
+def test_with_large_gradients_accumulation_saves_less_than_half_the_batch(batch: int) -> None:
     def model() -> nn.Module:
         return nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(512, 512), nn.ReLU())))
 
@@ -101,7 +101,7 @@ def test_checkpointing_the_named_modules(case: str) -> None:
 
 
 def test_checkpointing_a_module_that_is_called_twice() -> None:
-    """The backward pass goes through one call right after the other."""
+    """The backward pass reaches one call right after the other."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -115,7 +115,7 @@ def test_checkpointing_a_module_that_is_called_twice() -> None:
             return out
 
     case = Case(Twice, lambda size: torch.randn(size, 3, 32, 32), squares, 16)
-    traced(case)  # what a convolution takes inside is measured once for each shape
+    traced(case)  # measures the convolutions' workspace once for each shape
     [found] = [one for one in advise(traced(case)).hints if one.kind == "checkpointing"]
     assert found.modules == ("net",)
     measured = measured_peak(case, checkpointed=found.modules)
@@ -123,7 +123,7 @@ def test_checkpointing_a_module_that_is_called_twice() -> None:
 
 
 def test_layers_whose_inputs_would_die_are_not_checkpointed_one_by_one() -> None:
-    """Dropout and Tanh keep what they make; checkpointed, each keeps what it was given in its place."""
+    """Dropout and Tanh keep their result; if checkpointed, each keeps its input instead."""
     case = CASES["linear-dropout-tanh"]
     dropouts = ("1", "4", "7", "10", "13")
     assert measured_peak(case, checkpointed=dropouts) > 0.99 * measured_peak(case)
@@ -147,7 +147,7 @@ def test_a_module_whose_inputs_are_not_known_is_not_checkpointed() -> None:
     assert not {"inner.1", "inner.2"} & {path for one in advice.hints for path in one.modules}
 
 
-def test_of_a_trace_that_tells_no_inputs_checkpointing_is_not_predicted() -> None:
+def test_without_inputs_in_the_trace_checkpointing_is_not_predicted() -> None:
     trace = trace_of("gpt")
     events = b"".join(
         encoding.pack(*(event._replace(key=0, size=0) if event.kind == encoding.ENTER else event))
@@ -163,7 +163,7 @@ def test_the_modules_to_checkpoint_are_the_blocks_without_the_last() -> None:
     assert hint("rollout", "checkpointing").modules == ("net",)
 
 
-def test_what_is_checkpointed_already_is_no_hint() -> None:
+def test_a_checkpointed_module_is_no_hint() -> None:
     case = CASES["gpt"]._replace(
         model=lambda: GPT(width=96, blocks=4, checkpointing="not reentrant")
     )
@@ -242,13 +242,13 @@ UNKNOWN_TO_AUTOCAST: dict[str, Callable[[], nn.Module]] = {
     "Bare": lambda: nn.Sequential(Bare(256, 256), nn.Tanh(), Bare(256, 8)),
     "ParameterList": Scaled,
     "Placed": Placed,
-    # Its result is wide on the CPU: the hint was 40 % too low.
+    # Its result is float32 on the CPU: the hint was 40 % too low.
     "RMSNorm": lambda: nn.Sequential(nn.Linear(256, 256), nn.RMSNorm(256), nn.ReLU()),
 }
 
 
 @pytest.mark.parametrize("kind", UNKNOWN_TO_AUTOCAST)
-def test_where_a_trace_cannot_tell_what_is_wide_there_is_no_hint(kind: str) -> None:
+def test_unknown_types_give_no_autocast_hint(kind: str) -> None:
     case = CASES["mlp"]._replace(model=UNKNOWN_TO_AUTOCAST[kind])
     advice = advise(traced(case))
     assert "precision" not in {one.kind for one in advice.hints}
@@ -314,7 +314,7 @@ def test_a_lighter_optimizer_where_its_step_is_the_peak(name: str, words: str) -
     assert found.peak == pytest.approx(measured_peak(case, make=make), rel=TOLERANCE)
 
 
-def test_what_batch_norm_does_in_a_checkpointed_module_is_said() -> None:
+def test_a_note_warns_of_batch_norm_in_a_checkpointed_module() -> None:
     case = Case(normed_mlp, lambda size: torch.randn(size, 512), squares, 4096)
     advice = advise(traced(case))
     [found] = [one for one in advice.hints if one.kind == "checkpointing"]
@@ -335,7 +335,7 @@ def test_bare_norms_are_not_checkpointed() -> None:
 
 
 def recommender() -> nn.Module:
-    """Its last bias is one number, and so are the steps that Adam counts for each parameter."""
+    """A model whose last bias has one value, like Adam's counter of steps for each parameter."""
 
     class Recommender(nn.Module):
         def __init__(self) -> None:
@@ -377,7 +377,7 @@ def test_a_lighter_optimizer_where_a_parameter_is_one_number(name: str, words: s
 
 @pytest.mark.seed(254)
 def test_where_the_trace_ends_with_the_optimizers_first_step_its_state_is_told() -> None:
-    """In a session the window of a step closes before anybody has looked at whose state it is."""
+    """In a session, the window of a step closes before the tracer has found the layers of the state."""
     case = WITH_ONE_NUMBER["half frozen"]
     trace = traced(case, step=0)
     unsaid = b"".join(
@@ -415,7 +415,7 @@ def test_from_optimizers_of_other_kinds_to_a_lighter_one(make: Any, numbers: int
             assert one.peak == pytest.approx(measured_peak(case, make=lighter), rel=TOLERANCE)
 
 
-def test_where_the_state_is_no_numbers_for_each_parameter_no_optimizer_is_lighter() -> None:
+def test_state_without_whole_values_per_parameter_gives_no_optimizer_hint() -> None:
     make: Any = torch.optim.Adafactor  # keeps sums over rows and over columns
     wide = Case(lambda: nn.Linear(2, 4096), lambda size: torch.randn(size, 2), squares, 2)
     for case in (WITH_ONE_NUMBER["half frozen"], wide):
@@ -434,7 +434,7 @@ def test_an_optimizer_without_state_has_no_lighter_one() -> None:
     assert not any(what.startswith("SGD with momentum") for what in kept)
 
 
-def test_from_the_first_step_a_later_ones_peak_is_told() -> None:
+def test_the_first_step_predicts_a_later_steps_peak() -> None:
     first = advise(traced(CASES["gpt"], step=0))
     assert first.traced_peak is not None
     assert first.peak == pytest.approx(advice_for("gpt").peak, rel=0.001)
@@ -443,7 +443,7 @@ def test_from_the_first_step_a_later_ones_peak_is_told() -> None:
     assert {one.kind for one in first.hints} == {one.kind for one in advice_for("gpt").hints}
 
 
-def test_a_step_without_a_backward_pass_says_so() -> None:
+def test_a_note_warns_of_a_missing_backward_pass() -> None:
     case = CASES["gpt"]
     model, tracer = case.model(), MemoryTracer()
     with tracer.trace(model):
@@ -453,7 +453,7 @@ def test_a_step_without_a_backward_pass_says_so() -> None:
     assert not {"checkpointing", "accumulation"} & {one.kind for one in advice.hints}
 
 
-def test_nothing_is_predicted_from_what_is_not_complete() -> None:
+def test_an_incomplete_trace_predicts_nothing() -> None:
     trace = trace_of("gpt")
     cut = replace(trace, result=replace(trace.result, truncated=True, kept_events=10))
     sampled = replace(trace, result=replace(trace.result, exactness="sampled"))
@@ -478,15 +478,14 @@ def test_a_trace_of_an_older_memlog_has_no_kinds() -> None:
 
 
 def test_levels_and_spikes() -> None:
-    module_stack = [Span(-1, 10, 5), Span(2, 4, 10), Span(4, 6, 20)]
-    assert (
-        highest(module_stack, 10) == 25
-    )  # what ends makes room for what begins at the same moment
-    assert highest(module_stack, 10, [(8, 30)]) == 35
+    intervals = [SizedInterval(-1, 10, 5), SizedInterval(2, 4, 10), SizedInterval(4, 6, 20)]
+    # At moment 4 the second interval ends before the third one begins.
+    assert highest(intervals, 10) == 25
+    assert highest(intervals, 10, [(8, 30)]) == 35
     assert highest([], 0) == 0
 
 
-def test_a_course_replays_to_the_traces_own_peak() -> None:
+def test_a_replayed_step_has_the_traces_own_peak() -> None:
     for case in CASES:
-        course = Course(trace_of(case))
-        assert highest(course.module_stack(), course.length) == trace_of(case).result.peak
+        step = TracedStep(trace_of(case))
+        assert highest(step.intervals(), step.length) == trace_of(case).result.peak

@@ -1,4 +1,4 @@
-"""What autocast saves in models of many kinds: predicted, and measured by the allocator's own account."""
+"""Compares predicted savings of autocast with measured ones, in models of many kinds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLERANCE = 0.1
 
 
 class Residual(nn.Module):
-    """Adds what it makes to what it was given."""
+    """Adds its result to its input."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Explicit(nn.Module):
 
 
 class Kernel(Explicit):
-    """The same by torch's own function."""
+    """Attention by torch's own function."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = self.both(x).chunk(3, dim=-1)
@@ -62,7 +62,7 @@ class Kernel(Explicit):
 
 
 class Softplus(nn.Module):
-    """Much between two products."""
+    """Many operations between two products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Twice(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Goes down and up again, with what was there on the way."""
+    """Reduces and restores the resolution, with skip connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_models_of_many_kinds(name: str) -> None:
 
 
 def test_a_trace_without_types_gives_no_figure() -> None:
-    """Those of a GPU, whose history tells none, and of an older memlog."""
+    """Traces of a GPU, whose history has no types, and of an older memlog."""
     trace = traced(CASES["mlp"])
     events = b"".join(
         encoding.pack(*event)
@@ -194,7 +194,7 @@ def test_a_model_in_two_bytes_already_is_no_hint() -> None:
 
 
 def test_whole_numbers_are_not_halved() -> None:
-    """Max-pooling keeps where it found what, in eight bytes each."""
+    """Max-pooling keeps indices of eight bytes each."""
     case = MODELS["max pooling"]
     events = encoding.decode(traced(case).events)
     other = {event.key for event in events if event.kind == encoding.FREE and event.phase == 3}

@@ -1,6 +1,6 @@
-"""Predicted peaks of training with several networks, losses and optimizers, against what it really needs."""
+"""Compares predicted with measured peaks of training with several networks, losses and optimizers."""
 
-# PyTorch leaves some of these without types.
+# Some of torch's functions used here have no types.
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOLERANCE = 0.1
 
 
 class Experts(nn.Module):
-    """Each token goes to two of them."""
+    """Experts, of which each token uses two."""
 
     def __init__(self, width: int = 96, experts: int = 8) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def advice_for(name: str) -> Advice:
 def is_right(
     name: str, kind: str, change: Change, words: str = "", within: float = TOLERANCE
 ) -> bool:
-    """Whether a change is predicted; it is not where it would save next to nothing."""
+    """Return True if a change must be predicted, which is so unless it saves almost nothing."""
     advice = advice_for(name)
     peaks = [one.peak for one in advice.hints if one.kind == kind and words in one.what]
     measured = measured_peak(SCHEMES[name], change)
@@ -255,7 +255,7 @@ def test_optimizers_are_told_apart(name: str, keeps: str) -> None:
 
 
 def test_optimizers_of_two_kinds() -> None:
-    """One keeps two numbers and the other one: SGD with momentum would take the place of the first alone."""
+    """One optimizer keeps two values, the other keeps one: SGD with momentum replaces only the first."""
     scheme = SCHEMES["adversarial, small"]
 
     kinds = cycle((torch.optim.AdamW, partial(torch.optim.SGD, lr=0.01, momentum=0.9)))
@@ -275,7 +275,7 @@ def test_optimizers_of_two_kinds() -> None:
 
 
 def test_checkpointing_where_gradients_of_several_batches_are_added_up() -> None:
-    """Each batch's backward pass runs its own forward again, not those of the batches before."""
+    """Each batch's backward pass runs only its own forward again."""
     scheme = Scheme(alone(CASES["encoder"].model), CASES["encoder"].inputs, of(squares), 8)
     four = Change(accumulate=4)
     [found] = [one for one in advise(traced(scheme, four)).hints if one.kind == "checkpointing"]

@@ -1,4 +1,4 @@
-"""An allocator's snapshot as flame graphs."""
+"""Flame graphs of an allocator's snapshot."""
 
 import contextlib
 from typing import Any
@@ -19,7 +19,7 @@ HEAD = ("main (/src/main.py:1)", "head (/src/head.py:2)")
 
 
 def profiles(snapshot: dict[str, Any]) -> dict[str, dict[tuple[str, ...], int]]:
-    """Bytes by stack of every profile, checked."""
+    """Check a document, and return the bytes by stack of every profile."""
     document = snapshot_graph(snapshot, "s.pickle").document
     speedscope.check(document)
     names = [frame["name"] for frame in document["shared"]["frames"]]
@@ -32,7 +32,7 @@ def profiles(snapshot: dict[str, Any]) -> dict[str, dict[tuple[str, ...], int]]:
     return found
 
 
-def test_what_is_live_is_reserved_and_was_at_the_peak() -> None:
+def test_live_bytes_are_reserved_and_in_the_peak() -> None:
     found = profiles(made.training())
     assert list(found) == [
         "Live bytes, device 0",
@@ -45,7 +45,7 @@ def test_what_is_live_is_reserved_and_was_at_the_peak() -> None:
         HEAD: 4 * MIB,
         (*FORWARD, "[freed, waiting for another stream]"): MIB,
     }
-    # The model was there before the history began, and is known from the blocks.
+    # The model was live before the history began; the blocks hold its stacks.
     assert found["Live bytes at the peak of the history, device 0"] == {
         MODEL: 8 * MIB,
         FORWARD: 16 * MIB,
@@ -63,7 +63,7 @@ def test_what_is_live_is_reserved_and_was_at_the_peak() -> None:
     )
 
 
-def test_without_a_history_it_is_what_is_live_and_reserved() -> None:
+def test_a_snapshot_without_history_shows_live_and_reserved_bytes() -> None:
     whole = made.training()
     found = profiles({**whole, "device_traces": [[]]})
     assert list(found) == ["Live bytes, device 0", "Reserved bytes by segment, device 0"]
@@ -86,13 +86,13 @@ def test_blocks_without_frames_are_known_from_the_history_then_by_note_then_by_s
     }
 
 
-def test_no_stack_at_all_is_said_with_the_remedy() -> None:
+def test_a_note_explains_how_to_record_missing_stacks() -> None:
     only = made.snapshot(made.segment(made.block(BASE, MIB, "active_allocated")))
     (note,) = snapshot_graph(only, "x").notes
     assert "_record_memory_history()" in note
 
 
-def test_what_was_there_before_a_ring_that_wrapped_is_said() -> None:
+def test_a_note_counts_blocks_from_before_a_wrapped_history() -> None:
     history = made.History()
     history.free(BASE, 8 * MIB)
     history.alloc(BASE, 2 * MIB, frames=made.frames("main", "head"))
@@ -155,13 +155,13 @@ def damaged(**changes: Any) -> dict[str, Any]:
         {"segments": [], "device_traces": {"a": 1}},
     ],
 )
-def test_what_is_not_as_torch_writes_it_is_one_clear_error(snapshot: dict[str, Any]) -> None:
+def test_a_snapshot_of_another_form_is_refused(snapshot: dict[str, Any]) -> None:
     with pytest.raises(SnapshotError, match=r"^s\.pickle is damaged") as caught:
         snapshot_graph(snapshot, "s.pickle")
     assert len(str(caught.value)) < 400
 
 
-def test_an_empty_snapshot_is_said() -> None:
+def test_an_empty_snapshot_is_refused() -> None:
     for empty in (made.snapshot(), {"segments": [], "device_traces": []}):
         with pytest.raises(SnapshotError, match="holds no allocation"):
             snapshot_graph(empty, "s.pickle")

@@ -1,4 +1,4 @@
-"""Traces as other programs read them."""
+"""Exported traces, read as other programs read them."""
 
 from __future__ import annotations
 
@@ -186,12 +186,12 @@ def test_layers_lie_beside_the_profilers_operations(tmp_path: Path) -> None:
     }
     ends = max(e["ts"] for e in events if e.get("pid") == "memlog" and e["ph"] == "E")
     assert operations
-    # Two clocks tell the same story, to within a millisecond.
+    # The two clocks agree to within a millisecond.
     assert all(begins["GPT"] - 1000 < event["ts"] < ends + 1000 for event in operations)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"traceEvents": 3}', b"\x80\x04"])
-def test_what_is_no_profilers_trace_is_said(
+def test_a_file_that_is_no_profiler_trace_is_refused(
     tracer: MemoryTracer, tmp_path: Path, content: bytes
 ) -> None:
     wrong = tmp_path / "wrong.json"

@@ -1,4 +1,4 @@
-"""A snapshot's picture."""
+"""The drawing of a snapshot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def document(*history: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def shapes(page: str) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Tooltips and corners, "all others" first."""
+    """Return tooltips and corners, "all others" first."""
     found = []
     for corners, label in re.findall(
         r'<path d="([^"]+)"[^>]*><title>(.*?)</title>', page, re.DOTALL
@@ -52,7 +52,7 @@ def test_a_traced_step_is_drawn_with_its_peak_and_nothing_is_fetched(tmp_path: P
     assert set(re.findall(r"https?://[^\"]+", page)) == {"http://www.w3.org/2000/svg"}  # a name
 
 
-def test_bands_lie_on_one_another_and_fall_as_what_is_below_goes() -> None:
+def test_bands_stack_and_fall_when_a_lower_one_is_freed() -> None:
     page = trace_plot(
         document(
             entry("alloc", 1, 3 * MIB, "below"),
@@ -66,12 +66,12 @@ def test_bands_lie_on_one_another_and_fall_as_what_is_below_goes() -> None:
     (_, _), (below, first), (above, second) = shapes(page)
     assert below == "3.0 MiB\nbelow"
     assert above == "1.0 MiB\nabove"
-    # In a drawing 500 high, which stands for 4 MiB: from 0 to 3 MiB, and from 3 to 4, later from 0 to 1.
+    # The drawing is 500 high for 4 MiB. Bands: 0 to 3 MiB, and 3 to 4 MiB, later 0 to 1 MiB.
     assert {y for _, y in first} == {500, 125}
     assert {y for _, y in second} == {125, 0, 500, 375}
 
 
-def test_what_was_there_before_lies_at_the_bottom() -> None:
+def test_storages_from_before_are_at_the_bottom() -> None:
     segment = {
         "device": 0,
         "address": 100,
@@ -86,7 +86,7 @@ def test_what_was_there_before_lies_at_the_bottom() -> None:
     assert [label for label, _ in shapes(page)[1:]] == ["2.0 MiB\nold", "1.0 MiB", "1.0 MiB\nnew"]
 
 
-def test_small_storages_are_one_band_where_there_are_many() -> None:
+def test_small_storages_share_one_band() -> None:
     many = [entry("alloc", number, 1000 + number) for number in range(1000)]
     page = trace_plot(document(*many), "it")
     assert len(shapes(page)) == 401
@@ -102,7 +102,7 @@ def test_small_storages_are_one_band_where_there_are_many() -> None:
         [{"action": "alloc", "addr": 1, "size": 5, "frames": [None, {"name": None}]}],
     ],
 )
-def test_entries_of_another_form_do_no_harm(history: Any) -> None:
+def test_entries_of_another_form_are_ignored(history: Any) -> None:
     assert "</html>" in trace_plot({"device_traces": [history, None], "segments": [None]}, "it")
 
 

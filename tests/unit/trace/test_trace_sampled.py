@@ -1,4 +1,4 @@
-"""What readings of an allocator alone come to: some figures are known, others nobody can know."""
+"""Figures from readings of an allocator alone: some are known, others unknown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memlog.tracer.summary import summary_text
 
 @pytest.fixture
 def result() -> TraceResult:
-    """A module that begins at 100 bytes, is read at 900 and ends at 400, on a device that can be read."""
-    books = Accountant(by_readings=True)
+    """Return the result of a module with readings of 100 bytes at its begin, then 900, and 400 at its end."""
+    accountant = Accountant(by_readings=True)
     for at, (kind, live) in enumerate(
         ((READING, 100), (ENTER, 0), (READING, 900), (READING, 400), (EXIT, 0))
     ):
         size = 1000 if kind == READING else 0
-        books.fold(pack(live, size, at, 1, kind, FORWARD, 0, 0))
-    books.finish()
+        accountant.fold(pack(live, size, at, 1, kind, FORWARD, 0, 0))
+    accountant.finish()
     facts = TraceFacts(
         engine="sampler",
         why="the only one for mps",
@@ -36,17 +36,17 @@ def result() -> TraceResult:
         fragmentation=None,
         fragmentation_reason=None,
     )
-    return build(books, ("(outside modules)", "Model"), facts)
+    return build(accountant, ("(outside modules)", "Model"), facts)
 
 
-def test_what_readings_tell_is_known(result: TraceResult) -> None:
+def test_figures_that_readings_give_are_known(result: TraceResult) -> None:
     (layer,) = result.layers
     assert (result.before, result.peak, result.end) == (100, 900, 400)
     assert (layer.peak, layer.reserved_peak) == (900, 1000)
     assert [(phase.calls, phase.peak, phase.kept) for phase in layer.phases] == [(1, 900, 300)]
 
 
-def test_what_they_do_not_tell_is_unknown(result: TraceResult) -> None:
+def test_figures_that_readings_do_not_give_are_unknown(result: TraceResult) -> None:
     (layer,) = result.layers
     assert (layer.allocated, layer.at_peak, layer.at_peak_total) == (None, None, None)
     (phase,) = layer.phases

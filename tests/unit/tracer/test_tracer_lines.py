@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from memlog import MemoryTracer
 from memlog.trace.exporters.speedscope import flame_graph
-from memlog.trace.records import Share, Trace
+from memlog.trace.records import RecordedTrace, Share
 from memlog.tracer.schedule.trace_event import TOP_LINES, trace_event
 from memlog.tracer.window import TraceWindow
 
@@ -48,7 +48,7 @@ def line_of(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def trace() -> Trace:
+def trace() -> RecordedTrace:
     torch.manual_seed(0)
     model, tokens = Words(), torch.randint(0, WORDS, (8, 32))
     train(model, tokens)
@@ -60,7 +60,7 @@ def trace() -> Trace:
     return found
 
 
-def outside(trace: Trace, phase: str) -> dict[str, int]:
+def outside(trace: RecordedTrace, phase: str) -> dict[str, int]:
     return {
         share.line: share.size
         for share in trace.result.shares
@@ -68,7 +68,7 @@ def outside(trace: Trace, phase: str) -> dict[str, int]:
     }
 
 
-def stacks_of(trace: Trace, profile: int) -> set[tuple[str, ...]]:
+def stacks_of(trace: RecordedTrace, profile: int) -> set[tuple[str, ...]]:
     """The stacks of one profile of the trace's flame graph."""
     graph = flame_graph(trace)
     names = [frame["name"] for frame in graph["shared"]["frames"]]
@@ -79,7 +79,7 @@ def stacks_of(trace: Trace, profile: int) -> set[tuple[str, ...]]:
 LOGITS = 4 * 8 * 32 * WORDS
 
 
-def test_the_peak_is_named_by_line(trace: Trace) -> None:
+def test_the_peak_is_named_by_line(trace: RecordedTrace) -> None:
     forward, backward = outside(trace, "forward"), outside(trace, "backward")
     assert forward[line_of("@ model")] == LOGITS
     entropy = f"{line_of('cross_entropy')}: cross_entropy"
@@ -89,7 +89,7 @@ def test_the_peak_is_named_by_line(trace: Trace) -> None:
     assert sum(share.size for share in trace.result.shares) == trace.result.peak
 
 
-def test_lines_come_with_what_they_allocated(trace: Trace) -> None:
+def test_lines_come_with_what_they_allocated(trace: RecordedTrace) -> None:
     lines = trace.result.lines
     assert lines[0].line == f"{line_of('cross_entropy')}: cross_entropy"
     assert [one.at_peak for one in lines] == sorted((one.at_peak for one in lines), reverse=True)
@@ -98,17 +98,17 @@ def test_lines_come_with_what_they_allocated(trace: Trace) -> None:
     assert 0.99 * whole <= sum(one.allocated for one in lines) <= 1.01 * whole
 
 
-def test_modules_keep_their_names(trace: Trace) -> None:
+def test_modules_keep_their_names(trace: RecordedTrace) -> None:
     assert all(not share.line for share in trace.result.shares if share.path != "(outside modules)")
     assert {"mix", "embedding", "Words"} <= {layer.path for layer in trace.result.layers}
 
 
-def test_flame_graphs_have_lines_below_outside_modules(trace: Trace) -> None:
+def test_flame_graphs_have_lines_below_outside_modules(trace: RecordedTrace) -> None:
     assert ("(outside modules)", line_of("@ model"), "[activations]") in stacks_of(trace, 0)
     assert ("forward", "(outside modules)", line_of("@ model")) in stacks_of(trace, 1)
 
 
-def test_the_event_names_the_largest_and_layers_stay_as_they_are(trace: Trace) -> None:
+def test_the_event_names_the_largest_and_layers_stay_as_they_are(trace: RecordedTrace) -> None:
     event = trace_event(trace.result, 3)
     assert event.lines[0].line == trace.result.lines[0].line
     assert 0 < len(event.lines) <= TOP_LINES
@@ -153,13 +153,13 @@ def test_what_no_line_made_is_named_by_who_calls_backward() -> None:
     assert all(line.endswith(": backward") for line in lines)
 
 
-def test_traces_of_an_older_memlog_are_read(trace: Trace) -> None:
+def test_traces_of_an_older_memlog_are_read(trace: RecordedTrace) -> None:
     older: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(trace))
     del older["lines"]
     del older["result"]["lines"]
     for share in older["result"]["shares"]:
         del share["line"]
-    read = msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=Trace)
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=RecordedTrace)
     assert read.lines == read.result.lines == ()
     assert read.result.peak == trace.result.peak
     assert Share("a", "forward", "inputs", 1).holder == "a"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
-from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER, UNKNOWN, WIDE
+from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER_TYPE, UNKNOWN_TYPE, WIDE
 from memlog.tracer.tensor_storages import tensors_in
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def type_of(tensor: Tensor) -> int:
     """Return the type of a storage from its tensor alone, before any operation was analysed."""
     if tensor.dtype == torch.float32:
         return WIDE
-    return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER
+    return HALF_NOW if tensor.dtype in (torch.bfloat16, torch.float16) else OTHER_TYPE
 
 
 class AutocastTypes:
@@ -87,7 +87,7 @@ class AutocastTypes:
             The type of the results, and so of the operation's workspace.
         """
         if phase == OPTIMIZER:
-            return UNKNOWN
+            return UNKNOWN_TYPE
         role = _roles.get(func)
         if role is None:
             role = _roles[func] = _role_of(func)

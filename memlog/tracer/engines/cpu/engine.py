@@ -22,7 +22,7 @@ from memlog.trace.encoding import (
     OUTSIDE,
     pack,
 )
-from memlog.trace.storage_uses import UNKNOWN
+from memlog.trace.storage_uses import UNKNOWN_TYPE
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_names import ModuleNames
@@ -216,7 +216,7 @@ class DispatchEngine:
             self._model_tensors.add_detached(out)
             return
         layer, phase = self._owner(thread_state)
-        made = UNKNOWN
+        made = UNKNOWN_TYPE
         if result == dispatch_mode.NEW:
             if not (func is _LIFT_FRESH and self._is_foreign(out)):
                 made = self._track_results(func, args, out, layer, phase, thread_state)
@@ -254,7 +254,7 @@ class DispatchEngine:
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._live_storages.track(tensor, layer, phase, thread_state.number, instead)
         if self._precision is None:
-            return UNKNOWN
+            return UNKNOWN_TYPE
         return self._precision.operation(func, args, out, layer, phase, before)
 
     def _is_foreign(self, tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ from memlog.trace.encoding import (
     USES,
     pack,
 )
-from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN, packed
+from memlog.trace.storage_uses import HALF, HALF_NOW, MOST_CASTS, UNKNOWN_TYPE, packed
 from memlog.tracer.engines.cpu.autocast_types import type_of
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import is_wrapper, plain_tensors, storage_tensors
@@ -86,7 +86,7 @@ class TrackedStorage(weakref.ref[Any]):
 
     def use_event(self, kind: int, now: int) -> bytes:
         """Return an event with the uses of the storage, as far as they were analysed."""
-        if self.type == UNKNOWN:
+        if self.type == UNKNOWN_TYPE:
             return pack(self.serial, 0, now, 0, kind, 0, 0, 0)
         return pack(
             self.serial,
@@ -211,7 +211,7 @@ class LiveStorages:
         return self._tracked.get(tensor.untyped_storage()._cdata)
 
     def add_workspace(
-        self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN
+        self, size: int, layer: int, phase: int, thread: int, made: int = UNKNOWN_TYPE
     ) -> None:
         """Record that an operation allocated and freed ``size`` bytes beside its results."""
         if size > 0 and not self._closed:
@@ -237,7 +237,12 @@ class LiveStorages:
             self._log.append(tracked.use_event(FREE, self._log.now()))
             tracked.serial = -1
         self._add(
-            storage, layer, phase, category, thread, UNKNOWN if tracked is None else tracked.type
+            storage,
+            layer,
+            phase,
+            category,
+            thread,
+            UNKNOWN_TYPE if tracked is None else tracked.type,
         )
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
@@ -298,7 +303,7 @@ class LiveStorages:
         return first, second
 
     def _type_of(self, tensor: Tensor) -> int:
-        return type_of(tensor) if self._types else UNKNOWN
+        return type_of(tensor) if self._types else UNKNOWN_TYPE
 
     def _is_omitted(self, tensor: Tensor) -> bool:
         """Return whether a storage is too small to be tracked.
