@@ -1,4 +1,4 @@
-"""Keeping secrets out of files, logs and messages."""
+"""Removal of secrets from text for files, logs and messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from itertools import islice
 from urllib.parse import quote
 
-# Texts may be anybody's: from one place, each pattern tries a bounded part of what follows.
+# Texts may come from anywhere. From each position a pattern tries a bounded number of characters, so that no
+# text takes long to search.
 _WORD = re.compile(r"\S+")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,31}://(?!/)")
 _NAMES = r"token|pass|pwd|secret|key|sig|auth|credential"
 _EQUALS = r"(?:=|%(?:25)*3D)"
-# A connection string within an address is percent-encoded, perhaps more than once.
+# A connection string inside an address is percent-encoded, perhaps more than once.
 _ENCODED_END = r"%(?:25)*(?:3B|26)"
 _BRACED = r"\{[^}]{0,999}\}|%(?:25)*7B(?:(?!%(?:25)*7D)\S){0,199}%(?:25)*7D"
 _QUERY = re.compile(
@@ -25,7 +26,7 @@ _PART = re.compile(
     rf"(?:{_BRACED}|(?:(?!{_ENCODED_END})[^&;#\s])*)",
     re.IGNORECASE,
 )
-# As in a database's connection string, password='it''s' host=db, and in what clients print.
+# In a database's connection string, such as password='it''s' host=db, and in clients' messages.
 _SETTING = re.compile(
     r"(?P<name>\b\w{0,64}?(?:passw(?:or)?d|passphrase|pwd|secret|api_?key|access_?key|credentials?|token)"
     r"['\"]?\s*[=:]\s*)(?P<value>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|\{[^}]{0,999}\}"
@@ -39,7 +40,7 @@ _HEADER = re.compile(
 
 
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
-# All that \s stands for, and as many code points that never stand for a character.
+# Each blank that \s matches is replaced by a code point that Unicode assigns to no character, and back.
 _SOLID = {
     blank: 0xFDD0 + index
     for index, blank in enumerate((*map(ord, _SPACES), *range(0x2000, 0x200B)))
@@ -50,21 +51,21 @@ _MAX_ADDRESS = 4096
 _MAX_PARTS = 16
 _MAX_REMEMBERED = 64
 _SHORTEST = 4
-"""Characters of a password with blanks from which on it is taken out also where it stands alone."""
+"""Least characters of a secret with blanks that is removed also without its address around it."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
-"""Characters that those who escape an address let be."""
+"""Characters that URL libraries leave unescaped: each string is one library's choice."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
 _ANY_BLANK = r"(?:\s|\+|%[0-9a-fA-F]{2}|\\(?:[tnrvf]|x[0-9a-f]{2}|u[0-9a-f]{4}))+"
 
 _remembered: tuple[str, ...] = ()
-"""Patterns of what addresses held, the newest last."""
+"""Patterns of the users and passwords in remembered addresses, the newest last."""
 _known: re.Pattern[str] | None = None
 
 
 def without_credentials(text: str) -> str:
-    """``text`` with what looks like a user, a password, a key or a token taken out.
+    """Return ``text`` without users, passwords, keys and tokens.
 
-    An address ends at a blank, as far as anybody can tell who was not told of it before (`remember`).
+    An address is taken to end at a blank, unless `remember` was called with it.
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
@@ -75,27 +76,27 @@ def without_credentials(text: str) -> str:
 
 
 def bare_address(address: str) -> str:
-    """A whole address, blanks in it or not, without its user, its password and secrets in its query."""
+    """Return an address, which may contain blanks, without user, password and secrets in its query."""
     return without_credentials(address.translate(_SOLID)).translate(_LOOSE)
 
 
 def remember(*addresses: str | None) -> None:
-    """From here on takes the users and passwords of these addresses out of every text.
+    """Remove the users and passwords of these addresses from every later text.
 
-    Clients repeat an address in spellings of their own: escaped or not, with its blanks as one, or from a
-    "/" in the password on.
+    Clients print an address in several spellings: escaped or not, with several blanks as one, or only the
+    part after a "/" in the password.
     """
-    global _remembered, _known  # noqa: PLW0603 - made anew where there is something new
+    global _remembered, _known  # noqa: PLW0603 - replaced when there is a new pattern
     parts = [part for address in addresses for part in islice(_parts(address or ""), _MAX_PARTS)]
     if not set(parts) <= set(_remembered):
         kept = [part for part in _remembered if part not in parts]
         _remembered = (*kept, *dict.fromkeys(parts))[-_MAX_REMEMBERED:]
-        # The longest first: of two passwords one may be the beginning of the other.
+        # The longest first: one password may be the beginning of another.
         _known = re.compile("|".join(sorted(_remembered, key=len, reverse=True)))
 
 
 def _parts(address: str) -> Iterator[str]:
-    """Patterns of what may stand before an @ in a message, and of secrets with blanks by themselves."""
+    """Yield patterns of the text before an @ in a message, and of secrets with blanks."""
     scheme = _SCHEME.search(address)
     if scheme is None or len(address) > _MAX_ADDRESS:
         return
@@ -116,13 +117,13 @@ def _parts(address: str) -> Iterator[str]:
 
 
 def _alone(secret: str) -> Iterator[str]:
-    """Where a secret has blanks, nothing else tells in a message how far it goes."""
+    """Yield a pattern of a secret with blanks: without it, the secret's end in a message is unknown."""
     if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
         yield _spelt(secret)
 
 
 def _spelt(text: str) -> str:
-    """A pattern of ``text`` as messages have it: as it is, or as Python shows a string."""
+    """Return a pattern that matches ``text`` as it is and as Python's ``repr`` shows it."""
     words = []
     for word in re.split(r"\s+", text):
         shown = (word, repr(word)[1:-1], ascii(word)[1:-1], repr(f'"{word}')[2:-1])
@@ -135,11 +136,11 @@ def _unescaped(escaped: re.Match[str]) -> str:
 
 
 def _without_user(word: re.Match[str]) -> str:
-    """A word without what stands between a scheme and the last @.
+    """Return a word without the text between a scheme and the last @.
 
-    A password may hold a raw "/", "@" or quotation mark. An address that has an @ further on loses more than
-    it must, which is the safe side. Where a path follows the scheme at once, as in
-    sqlite:////home/me@work/mlflow.db, there is no user.
+    A password may contain an unescaped "/", "@" or quotation mark. If the path of an address has an @, too
+    much is removed, which is safe. An address whose scheme is followed by a path, such as
+    sqlite:////home/me@work/mlflow.db, has no user.
     """
     text = word[0]
     end = text.rfind("@")

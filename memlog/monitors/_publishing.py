@@ -1,7 +1,7 @@
-"""Where monitors publish: the running session, and the one console subscriber.
+"""Publishing by monitors: events go to the running session, lines to the console.
 
-Without a session events go nowhere and lines are printed all the same; with a session that is disabled
-nothing is published and nothing printed.
+Without a session lines are printed and events are dropped. With a disabled session nothing is published or
+printed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memlog.events import Event
 
 
 class _MonitorHealth(Diagnostics):
-    """Counts in the running session's health, and in its own where there is none."""
+    """Diagnostics that count in the running session's health, or in their own if there is no session."""
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
         running = session()
@@ -42,43 +42,43 @@ class _MonitorHealth(Diagnostics):
 
 
 HEALTH = _MonitorHealth()
-"""Where errors inside the monitors go."""
+"""Counter of errors inside the monitors."""
 
 _print: Callable[[Notice], object] = show
-"""The one subscriber that prints."""
+"""Function that prints a notice."""
 
 T = TypeVar("T")
 
 
 def silenced() -> bool:
-    """Whether a session is running that was switched off: off means off."""
+    """Return whether a disabled session runs: monitors must do nothing then."""
     publisher = current_session.publisher()
     return publisher is not None and not publisher.enabled
 
 
 def session() -> Publisher | None:
-    """The session to publish to; ``None`` where none is running."""
+    """Return the session to publish to; ``None`` if no enabled session runs."""
     publisher = current_session.publisher()
     return publisher if publisher is not None and publisher.enabled else None
 
 
 def publish(event: Event, notice: Notice | None = None, to: Publisher | None = None) -> None:
-    """Hands an event to the session, and what a person wants to know of it to the console.
+    """Publish an event to the session and print a notice.
 
     Args:
-        event: What happened.
-        notice: What is printed; ``None``: nothing.
-        to: The session that was running when it happened; ``None``: the one that is running now.
+        event: The event.
+        notice: Notice to print; ``None``: print nothing.
+        to: Session that ran when the event happened; ``None``: the session that runs now.
     """
     target = to or session()
     if target is not None:
         target.publish(event)
     if notice is not None:
-        tell(notice)
+        print_notice(notice)
 
 
-def tell(notice: Notice) -> None:
-    """Prints. Never raises: a closed pipe is no reason to end training."""
+def print_notice(notice: Notice) -> None:
+    """Print a notice. Never raises: a closed pipe must not end training."""
     if not silenced():
         with HEALTH.contained("printing"):
             _print(notice)

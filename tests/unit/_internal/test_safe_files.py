@@ -90,7 +90,7 @@ def test_what_is_no_plain_file_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(OSError, match="is no plain file"):
+        with pytest.raises(OSError, match="is not a regular file"):
             open_plain(folder, name)
     with pytest.raises(OSError, match="pipe"):
         open_to_append(folder, "pipe")

@@ -149,7 +149,7 @@ def test_runs_are_listed_newest_last(tmp_path: Path) -> None:
         "zzzz2222  -          failed    2026-09-21 14:13      1    1.0 GiB            -"
         "  mlflow 7, rest waiting",
         "zzzz3333  -          running   2026-09-21 14:13      0          -            -  -",
-        "zzzz2222: mlflow: http://host is down; `memlog sync zzzz2222` delivers what waits",
+        "zzzz2222: mlflow: http://host is down; `memlog sync zzzz2222` delivers the rest",
     ]
 
 
@@ -185,7 +185,7 @@ def test_what_keeps_points_from_being_delivered_comes_with_the_remedy(tmp_path: 
     run = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {})).closed()
     away = "MLflow at http://h:1 does not answer (connection refused)"
     UploadState(backend="mlflow", stage="unreachable", problem=away).save(run)
-    told = f"{run.id}: mlflow: {away}; `memlog sync {run.id}` delivers what waits"
+    told = f"{run.id}: mlflow: {away}; `memlog sync {run.id}` delivers the rest"
     assert told in said("runs").splitlines()
 
 
@@ -296,7 +296,7 @@ def test_show_says_nothing_of_what_there_is_not(tmp_path: Path) -> None:
     assert "  dropped    none" in page
     assert "  overhead   unknown" in page
     assert "  host.tree  unknown" in page
-    assert "to no tracker; `memlog sync k7m2xq9a --to mlflow` brings it to one" in page
+    assert "to no tracker; `memlog sync k7m2xq9a --to mlflow` delivers it to one" in page
 
 
 def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
     UploadState(backend="mlflow", stage="unreachable", problem="it is down").save(made.closed())
     page = said("show", "latest")
     assert "  mlflow  nothing delivered, unreachable: it is down" in page
-    assert "`memlog sync k7m2xq9a` brings what is left" in page
+    assert "`memlog sync k7m2xq9a` delivers the rest" in page
 
 
 def test_a_beginning_must_be_of_one_run_only(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_run_that_is_still_going_stays_open(tmp_path: Path, backend: ListBacke
     first, second = said().splitlines()
     # The newest step may still get another value.
     assert first.startswith(f"list: {POINTS - 2} points delivered")
-    assert second.startswith(f"run {made.directory.id} is still going")
+    assert second.startswith(f"run {made.directory.id} is still running")
     assert backend.tracker.ended == {}
     made.write(End(at(9), "finished")).closed()
     assert said().startswith("list: 2 points delivered")
@@ -198,7 +198,7 @@ def test_a_run_that_is_refused_is_said_with_the_remedies(
 def test_refused_points_are_said(run: RunDirectory, backend: ListBackend) -> None:
     backend.tracker.bad = frozenset({"memory/host/rss_peak_mib"})
     assert said().startswith(
-        f"list: {STEPS} points delivered, {STEPS} refused (`memlog show` says which)"
+        f"list: {STEPS} points delivered, {STEPS} refused (`memlog show` lists them)"
     )
     shown = CliRunner().invoke(cli, ["show", "latest"]).stdout
     assert f"list: rejected: memory/host/rss_peak_mib {STEPS}" in shown

@@ -107,11 +107,11 @@ def test_switched_off_the_command_runs_as_without_memlog(
         (("--backend", "mlfow"), "no backend is called 'mlfow': did you mean 'mlflow'? "),
         (
             ("--alert", "host.rs > 3"),
-            "an alert rule can't be read: 'host.rs' is no figure: did you mean host.rss? ",
+            "an alert rule can't be read: 'host.rs' is not a figure: did you mean host.rss? ",
         ),
         (("--alert", "host.rss > 3 GiX"), "(in 'host.rss > 3 GiX', at character 14)"),
         (("--layers", "--budget", "2"), "budget=2.0: pass a share of training time, such as 0.01"),
-        (("--budget", "0.1"), "--budget says what tracing layers may cost: pass --layers, too"),
+        (("--budget", "0.1"), "--budget limits the cost of tracing layers: pass --layers, too"),
         (("--every", "0"), "Invalid value for '--every'"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_p
     (tmp_path / "file").write_text("")
     result = memlog_run("--dir", "file/runs", "--", "true")
     assert result.exit_code == 1
-    assert "file is no folder that can be written; pass --dir or set MEMLOG_DIR" in result.stderr
+    assert "file is not a writable folder; pass --dir or set MEMLOG_DIR" in result.stderr
     assert executed == []
 
 
@@ -138,7 +138,7 @@ def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_p
 def test_a_folder_that_only_looks_writable_is_said_at_once(executed: Executed) -> None:
     result = memlog_run("--dir", "/proc/x", "--", "true")
     assert result.exit_code == 1
-    assert "/proc is no folder that can be written; pass --dir" in result.stderr
+    assert "/proc is not a writable folder; pass --dir" in result.stderr
     assert executed == []
 
 

@@ -176,9 +176,7 @@ def test_class_and_static_methods_in_either_order(published: list[Any]) -> None:
     ],
 )
 def test_what_is_no_function_is_refused_at_once(wrong: Callable[[], Any]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"watches functions, and .* pass what can be called"
-    ):
+    with pytest.raises(ConfigurationError, match=r"watches functions, and .* pass a function"):
         wrong()
 
 
