@@ -36,5 +36,4 @@ def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
     _locks.setdefault(owner, {})[attribute] = make
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)

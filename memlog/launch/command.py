@@ -41,7 +41,8 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         if stream is not None:
             stream.flush()
     # Python ignores these two signals, and the command would inherit that.
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in _ignored_by_python()}
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ignored}
     try:
         os.execvpe(command[0], list(command), environ)  # noqa: S606 - it is the user's own command
     except OSError as error:
@@ -51,11 +52,6 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignored_by_python() -> list[signal.Signals]:
-    found = (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
-    return [number for number in found if number is not None]
 
 
 def _refused(program: str, error: OSError) -> LaunchError:

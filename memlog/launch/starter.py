@@ -73,9 +73,7 @@ class Starter:
 
 def wait() -> None:
     """Begin a session when this process trains. Call it once per process."""
-    starter = Starter()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=starter.forked)
+    os.register_at_fork(after_in_child=Starter().forked)
 
 
 def _is_a_child_of_multiprocessing() -> bool:
