@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from urllib.parse import quote
 
@@ -48,8 +48,11 @@ _SOLID = {
 _LOOSE = {solid: blank for blank, solid in _SOLID.items()}
 
 _MAX_ADDRESS = 4096
-_MAX_PARTS = 16
+"""Longest address that `remember` reads, in characters."""
+_MAX_PATTERNS = 16
+"""Most patterns of one address."""
 _MAX_REMEMBERED = 64
+"""Most patterns of all addresses, the newest."""
 _SHORTEST = 4
 """Least characters of a secret with blanks that is removed also without its address around it."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
@@ -87,37 +90,56 @@ def remember(*addresses: str | None) -> None:
     part after a "/" in the password.
     """
     global _remembered, _known  # noqa: PLW0603 - replaced when there is a new pattern
-    parts = [part for address in addresses for part in islice(_parts(address or ""), _MAX_PARTS)]
-    if not set(parts) <= set(_remembered):
-        kept = [part for part in _remembered if part not in parts]
-        _remembered = (*kept, *dict.fromkeys(parts))[-_MAX_REMEMBERED:]
+    new = [
+        found for address in addresses for found in islice(_patterns(address or ""), _MAX_PATTERNS)
+    ]
+    if not set(new) <= set(_remembered):
+        kept = [pattern for pattern in _remembered if pattern not in new]
+        _remembered = (*kept, *dict.fromkeys(new))[-_MAX_REMEMBERED:]
         # The longest first: one password may be the beginning of another.
         _known = re.compile("|".join(sorted(_remembered, key=len, reverse=True)))
 
 
-def _parts(address: str) -> Iterator[str]:
-    """Yield patterns of the text before an @ in a message, and of secrets with blanks."""
+def _patterns(address: str) -> Iterator[str]:
+    """Yield patterns of the user and password of an address, and of secrets with blanks in it."""
     scheme = _SCHEME.search(address)
     if scheme is None or len(address) > _MAX_ADDRESS:
         return
-    rest = address[scheme.end() :]
+    for spelling in _spellings(address[scheme.end() :]):
+        yield from _user_patterns(spelling)
+        for secret in _settings(spelling):
+            yield from _secret_pattern(secret)
+
+
+def _spellings(rest: str) -> Iterable[str]:
+    """Return an address without its scheme as clients write it: unchanged, unescaped, escaped in two ways."""
     plain = _ESCAPED.sub(_unescaped, rest)
     escaped = (quote(plain, safe=kept, errors="surrogatepass") for kept in _KEPT_BY_CLIENTS)
-    for written in dict.fromkeys((rest, plain, *escaped)):
-        for at in reversed([found.start() for found in re.finditer("@", written)]):
-            _, colon, password = written[:at].partition(":")
-            if colon:
-                yield f"{_spelt(written[:at])}@"
-                ends = filter(None, re.split("[/?#]", password)[1:])
-                yield from (f"(?<=[/?#]){_spelt(end)}@" for end in ends)
-            yield from _alone(password)
-        for pattern in (_QUERY, _PART):
-            for found in pattern.finditer(written.translate(_SOLID)):
-                yield from _alone(found[0].removeprefix(found["name"]).translate(_LOOSE))
+    return dict.fromkeys((rest, plain, *escaped))
 
 
-def _alone(secret: str) -> Iterator[str]:
-    """Yield a pattern of a secret with blanks: without it, the secret's end in a message is unknown."""
+def _user_patterns(spelling: str) -> Iterator[str]:
+    """Yield patterns of the text before each @, the last @ first, because a password may contain an @."""
+    for at in reversed([found.start() for found in re.finditer("@", spelling)]):
+        user = spelling[:at]
+        _, colon, password = user.partition(":")
+        if colon:
+            yield f"{_spelt(user)}@"
+            # A client that splits the address at a "/" in the password prints only the text after it.
+            ends = filter(None, re.split("[/?#]", password)[1:])
+            yield from (f"(?<=[/?#]){_spelt(end)}@" for end in ends)
+        yield from _secret_pattern(password)
+
+
+def _settings(spelling: str) -> Iterator[str]:
+    """Yield the values of secret settings in an address: in its query or in a connection string."""
+    for pattern in (_QUERY, _PART):
+        for found in pattern.finditer(spelling.translate(_SOLID)):
+            yield found[0].removeprefix(found["name"]).translate(_LOOSE)
+
+
+def _secret_pattern(secret: str) -> Iterator[str]:
+    """Yield a pattern of a secret with blanks; no other pattern finds where it ends in a message."""
     if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
         yield _spelt(secret)
 
