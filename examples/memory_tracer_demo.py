@@ -1,4 +1,4 @@
-"""Five ways to look at whose memory it is, on a GPU where there is one and on the CPU where not.
+"""Five demonstrations of the tracer, on a GPU if there is one, otherwise on the CPU.
 
 python examples/memory_tracer_demo.py           # all of them
 python examples/memory_tracer_demo.py flame     # one: basic, fragmentation, transformer, flame, overhead
@@ -140,7 +140,7 @@ DEMOS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Look at whose memory it is.")
+    parser = argparse.ArgumentParser(description="Show which layers hold the memory.")
     parser.add_argument("demos", nargs="*", metavar="DEMO", help=f"of {', '.join(DEMOS)} (all)")
     chosen = parser.parse_args().demos or list(DEMOS)
     for name in chosen:
