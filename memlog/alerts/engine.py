@@ -22,8 +22,6 @@ from memlog.metrics import fragmentation
 
 COOLDOWN_S = 300.0
 """Least seconds between two alerts of one rule about the same device or host."""
-MAX_SERIES = 64
-"""Most devices for which one rule is judged."""
 
 Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
 
@@ -109,7 +107,7 @@ class AlertEngine:
                     judge(event, alerts)
             for alert in alerts:
                 self._raise_alert(alert)
-        elif isinstance(event, Device) and len(self._limits) <= MAX_SERIES:
+        elif isinstance(event, Device):
             self._limits[event.name] = event.capacity
 
     def never_judged(self) -> dict[str, str]:
@@ -263,8 +261,6 @@ class _Watch:
                 f"how much memory {subject} has is unknown, so {self._rule.text!r} can't be judged: "
                 "write a size in place of %",
             )
-            return None
-        if len(self._series) >= MAX_SERIES:
             return None
         series = self._series[subject] = _Series(self._rule, limit, self._cooldown_us)
         return series
