@@ -97,13 +97,15 @@ class TrackerReading:
         """Return when a run ended, as Unix time in whole milliseconds."""
         raise NotImplementedError(_remedy("ends"))
 
+
+class TrackerChecks(TrackerReading):
+    """Checks of the data in a tracker, which the contract's tests share."""
+
     def test_what_cannot_be_shown_has_a_reason(self) -> None:
         """Each omission from the contract is intended and explained."""
         for what, why in self.cannot_show.items():
             assert what in get_args(Shown)
             assert len(why.split()) >= 3, f"explain why {what} can't be read back"
-
-    # Checks that the contract's tests share
 
     def _own(self, memlog_run: str = RUN) -> Sink:
         return self.open_sink(Target(memlog_run, None, begun_us=BEGUN_US))

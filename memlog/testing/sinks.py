@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Status
-from memlog.journal import RunDirectory
 from memlog.sink import Point, Sink, Target, TrackerRun
-from memlog.testing.interrupted import Fault, InterruptedSink, OddError, odd, refused, unavailable
+from memlog.testing.deliveries import DeliveryContract
 from memlog.testing.made import (
     BEGUN_US,
     CONTENT,
@@ -23,20 +19,15 @@ from memlog.testing.made import (
     alert,
     file_in,
     odd_points,
-    plan_of,
     points,
     points_everywhere,
-    recorded,
 )
-from memlog.testing.readback import RUN, TrackerReading
+from memlog.testing.readback import RUN
 
-_AT_MOST = 200
-"""Most calls that delivering the contract's run takes."""
 _GRAPH = ("flamegraph", "graph.svg")
-_SOURCE = ("file", "source")
 
 
-class SinkContract(TrackerReading):
+class SinkContract(DeliveryContract):
     """Tests that a sink keeps the promises of `memlog.sink.Sink`, against its real tracker.
 
     Subclasses implement the methods of `memlog.testing.readback.TrackerReading`. Each test has its own
@@ -240,32 +231,6 @@ class SinkContract(TrackerReading):
         self._holds_files(run, {_GRAPH: CONTENT})
         self._has_ended(run, "killed", ENDED_US)
 
-    def test_a_whole_run_arrives_once(self, tmp_path: Path) -> None:
-        """Without failures nothing is stored twice, whether the sink is durable or not."""
-        run = recorded(tmp_path)
-        tracked = self._deliver(run, Fault(-1))
-        self._has_all_of(run, tracked, Fault(-1), repeated=False)
-
-    def test_a_failure_at_any_call_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
-        """Each call in turn fails before or after it was done, and another uploader continues."""
-        for answered in (False, True):
-            folder = tmp_path / str(answered)
-            self._check_each_failure(folder, partial(Fault, answered=answered, error=unavailable))
-
-    def test_a_refusal_of_any_call_costs_that_alone(self, tmp_path: Path) -> None:
-        """Refused data is counted, and everything else arrives."""
-        self._check_each_failure(tmp_path, partial(Fault, error=refused))
-
-    def test_an_odd_error_of_any_call_loses_nothing(self, tmp_path: Path) -> None:
-        """An unexpected exception of a client counts as an unreachable tracker."""
-        self._check_each_failure(tmp_path, partial(Fault, answered=True, error=odd))
-
-    def test_events_of_a_newer_memlog_are_passed_over(self, tmp_path: Path) -> None:
-        """The journal's reader counts unknown events; known events arrive."""
-        run = recorded(tmp_path, b'[999,["from_the_future",1,{"a":[1]}]]\n')
-        tracked = self._deliver(run, Fault(-1))
-        self._has_all_of(run, tracked, Fault(-1), repeated=False)
-
     # Helpers of the tests above
 
     def _check_joined(self, run: TrackerRun, folder: Path) -> None:
@@ -319,51 +284,6 @@ class SinkContract(TrackerReading):
         self._holds_alerts(run, [alert(0)])
         self._holds_files(run, {_GRAPH: CONTENT})
 
-    def _check_each_failure(self, root: Path, fault_at: Callable[[int], Fault]) -> None:
-        """Make each call of an uploader fail in turn; check that another uploader delivers the rest."""
-        for at in range(_AT_MOST):
-            fault = fault_at(at)
-            run = recorded(root / str(at))
-            with suppress(DeliveryError, OddError):
-                self._deliver(run, fault)
-            self.process_ends()
-            tracked = self._deliver(run, Fault(-1), lost=_lost_to(fault))
-            self._has_all_of(run, tracked, fault, repeated=fault.failed is not None)
-            if fault.failed is None:
-                return
-        raise AssertionError(f"delivering takes more than {_AT_MOST} calls")
-
-    def _has_all_of(
-        self, run: RunDirectory, tracked: TrackerRun, fault: Fault, *, repeated: bool
-    ) -> None:
-        """Check that a recorded run has arrived, except the data that the tracker refused."""
-        lost = _lost_to(fault)
-        alone = fault.points if fault.refuses and len(fault.points) == 1 else ()
-        wanted = [point for point in plan_of(run) if point not in alone]
-        self._holds(tracked, wanted, repeated=repeated, ordered=False)
-        if not (fault.failed == "log_parameters" and fault.refuses):
-            self._holds_facts(tracked, FACTS)
-        self._holds_alerts(
-            tracked, [] if "alerts_rejected" in lost else [alert(3)], repeated=repeated
-        )
-        self._holds_files(tracked, {} if "artifact_rejected" in lost else {_SOURCE: CONTENT})
-        self._has_ended(tracked, "failed", ENDED_US)
-
-    def _deliver(
-        self, run: RunDirectory, fault: Fault, lost: Counter[str] | None = None
-    ) -> TrackerRun:
-        def open_sink(target: Target) -> Sink:
-            return InterruptedSink(self.open_sink(target), fault)
-
-        uploader = Uploader(run, "conformance", open_sink, begun_us=BEGUN_US, may_open_own=True)
-        uploader.deliver(complete=True)
-        uploader.close()
-        if uploader.refused is not None:
-            raise TrackerRejectedError(uploader.refused)
-        assert uploader.state.own_run is not None
-        assert uploader.state.dropped == (_lost_to(fault) if lost is None else lost)
-        return TrackerRun(uploader.state.own_run.run_id)
-
 
 class _OneRow:
     """A `memlog.sink.Rows` with points for one row."""
@@ -385,19 +305,6 @@ class _OneRow:
 
     def failed(self, error: Exception) -> None:
         raise error
-
-
-def _lost_to(fault: Fault) -> Counter[str]:
-    """Return the losses that a fault causes.
-
-    A refused point is lost only if it was sent alone: of several points, each half is sent again.
-    """
-    if not fault.refuses:
-        return Counter()
-    reasons = {"log_alerts": "alerts_rejected", "log_artifact": "artifact_rejected"}
-    if fault.failed == "log_points" and len(fault.points) == 1:
-        return Counter({f"rejected: {fault.points[0].name}": 1})
-    return Counter(reasons[method] for method in [fault.failed] if method in reasons)
 
 
 def _log(sink: Sink, made: Sequence[Point]) -> None:
