@@ -109,7 +109,7 @@ def test_starting_it_loads_nothing_heavy(tmp_path: Path) -> None:
     assert done.stdout == "nothing\n"
 
 
-def test_a_reader_that_leaves_is_no_error_to_speak_of(tmp_path: Path) -> None:
+def test_a_closed_pipe_prints_no_error(tmp_path: Path) -> None:
     for number in range(3):
         MadeRun(root_of(tmp_path), f"run{number}").write(
             Run(at(0), "a long name " * 20_000, None, (), {})
@@ -252,7 +252,7 @@ def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 3])
-def test_ctrl_c_is_how_open_ends_and_no_failure(tmp_path: Path, lines: int) -> None:
+def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
     """Also while it is still saying where the page is."""
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",

@@ -87,7 +87,7 @@ def test_an_alarm_hides_no_growth_that_begins_after_it_was_over() -> None:
     assert 112 <= (second.step or 0) <= 120
 
 
-def test_the_same_swing_again_is_no_second_alarm() -> None:
+def test_a_repeated_rise_and_fall_is_one_alarm() -> None:
     assert steps(judged(STEP, [500 + 10.0 * (n % 40) for n in range(400)])) == [19]
 
 
@@ -110,7 +110,7 @@ def test_growth_in_stairs_is_found_by_longer_windows() -> None:
     assert (alarm.value or 0) == pytest.approx(5 * MIB, rel=0.2)
 
 
-def test_what_steps_for_which_it_is_to_hold_mean() -> None:
+def test_for_n_steps_in_a_growth_rule() -> None:
     rule = "host.rss grows > 1 MiB/step for 50 steps"
     assert steps(judged(rule, [500 + 2.0 * min(n, 40) for n in range(200)])) == []
     assert steps(judged(rule, [500 + 2.0 * n for n in range(200)])) == [49]
@@ -133,7 +133,7 @@ def garbage(size: int) -> None:
 
 
 @glibc
-def test_garbage_that_python_has_not_come_to_collect_is_no_growth() -> None:
+def test_uncollected_garbage_is_not_growth() -> None:
     found: list[Event] = []
     engine = AlertEngine(parse_rules(["host.rss grows > 1 KiB/step"]), found.append, Diagnostics())
     for step in range(60):

@@ -110,7 +110,7 @@ def test_the_level_stands_before_or_after(text: str) -> None:
         ("host.rss\n>\x00\ud800 ^32 GiB".replace("^", "").replace(">", ">^"), "write a size"),
     ],
 )
-def test_what_is_wrong_is_pointed_at(marked: str, remedy: str) -> None:
+def test_the_caret_is_under_the_mistake(marked: str, remedy: str) -> None:
     place = marked.index("^")
     with pytest.raises(ConfigurationError) as raised:
         parse_rule(marked.replace("^", "", 1))

@@ -100,7 +100,7 @@ def test_a_journal_that_names_what_is_elsewhere_brings_nothing(tmp_path: Path) -
     assert "none of the 7 files" in complaint("open", "latest")
 
 
-def test_what_is_not_there_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_run_or_file_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     assert "train with memlog.init()" in complaint("pull", "latest", "-o", "out")
     assert "no file 'x', and no run: there are no runs" in complaint("open", "x")
     run_with(tmp_path, {})
@@ -223,7 +223,7 @@ def test_a_run_known_here_is_looked_for_under_the_trackers_id(
     assert [connection.uri for connection in backend.connected] == ["http://their"]
 
 
-def test_what_came_before_the_tracker_went_away_is_said(
+def test_files_that_came_before_an_outage_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bring(path: Path) -> Path:

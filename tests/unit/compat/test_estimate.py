@@ -85,7 +85,7 @@ def test_a_loss_that_reads_values_is_one_clear_error() -> None:
         estimate_memory(CASES["mlp"].model(), loss)
 
 
-def test_it_can_be_read() -> None:
+def test_the_text_of_an_estimate() -> None:
     lines = estimate("mlp").text().splitlines()
     assert lines[0].split() == ["Model", "weights:", "1.5", "MiB"]
     assert lines[-1].startswith("  Peak: ")

@@ -126,7 +126,9 @@ def test_what_is_wrong_is_one_line_and_nothing_is_started(
     assert executed == []
 
 
-def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_at_once(
+    executed: Executed, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     result = memlog_run("--dir", "file/runs", "--", "true")
     assert result.exit_code == 1
@@ -135,7 +137,7 @@ def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_p
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
-def test_a_folder_that_only_looks_writable_is_said_at_once(executed: Executed) -> None:
+def test_a_folder_that_only_looks_writable_is_an_error_at_once(executed: Executed) -> None:
     result = memlog_run("--dir", "/proc/x", "--", "true")
     assert result.exit_code == 1
     assert "/proc is not a writable folder; pass --dir" in result.stderr
@@ -226,7 +228,7 @@ def test_a_later_rank_opens_no_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"pid":"x"}', '{"pid":1}'])
-def test_a_variable_that_can_not_be_read_is_passed_over(
+def test_an_unreadable_variable_is_ignored(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, text)
@@ -286,7 +288,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mo
         sys.modules.pop(name, None)
 
 
-def test_of_several_modules_the_first_import_is_heard_and_only_an_import(
+def test_the_first_import_of_several_modules_calls_back_once(
     modules: list[ModuleType],
 ) -> None:
     from importlib import import_module

@@ -72,7 +72,7 @@ def test_a_generator_that_is_closed_or_fails_is_over(
     assert [event.error for event in published] == [error]
 
 
-def test_an_async_generator_likewise(published: list[Any]) -> None:
+def test_an_async_generator_is_watched_until_it_is_exhausted(published: list[Any]) -> None:
     closed: list[str] = []
 
     @memlog.monitor_memory(verbose=False)

@@ -222,7 +222,7 @@ def test_a_usage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert line == "After loading: CPU: N | GPU: Not available"
 
 
-def test_numbers_of_batches_are_said_as_people_say_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_announcement_counts_batches_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (0, 1, 2):
         show(Announcement(verbose))
     said = [line for line in capsys.readouterr().out.splitlines() if line]

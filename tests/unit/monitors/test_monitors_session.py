@@ -214,7 +214,7 @@ def test_a_second_monitor_does_not_count_the_same_axis(capsys: pytest.CaptureFix
     assert len([line for line in lines if line.startswith("  Epoch end: ")]) == 6
 
 
-def test_another_monitor_goes_on_counting_where_the_first_is_gone_or_silent() -> None:
+def test_another_monitor_counts_when_the_first_is_deleted_or_idle() -> None:
     session = memlog.init("local")
     loop = Training()
     first, second = memlog.EpochMemoryMonitor(), memlog.EpochMemoryMonitor()

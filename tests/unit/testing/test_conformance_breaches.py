@@ -293,7 +293,7 @@ def test_a_broken_store_is_found(kind: type[ListStore], tmp_path: Path) -> None:
     assert broken(Contract, tmp_path, at_most=1) != {}
 
 
-def test_what_nobody_reads_back_has_to_be_said(tmp_path: Path) -> None:
+def test_unreadable_data_needs_a_reason(tmp_path: Path) -> None:
     class Silent(InMemory):
         def alerts(self, run_id: str) -> Sequence[str]:
             return super(InMemory, self).alerts(run_id)
