@@ -42,7 +42,7 @@ def images(count: int) -> Tensor:
 
 
 def basic() -> None:
-    """Where a training step's memory goes, layer by layer."""
+    """Memory of a training step, layer by layer."""
     model = convolutional()
     optimizer = torch.optim.Adam(model.parameters())
     tracer = memlog.MemoryTracer()
@@ -60,7 +60,7 @@ def basic() -> None:
 
 
 def fragmentation() -> None:
-    """Batches of many sizes, which leave holes in what the allocator holds."""
+    """Fragmentation of the allocator's memory after batches of many sizes."""
     model = convolutional()
     tracer = memlog.MemoryTracer(enable_fragmentation_tracking=True)
     with tracer.trace(model):
@@ -77,7 +77,7 @@ def fragmentation() -> None:
 
 
 def transformer() -> None:
-    """Attention, and what the memory at the peak is for."""
+    """Memory of a transformer at the peak, by purpose."""
     layer = nn.TransformerEncoderLayer(128, 8, 512, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to(DEVICE)
     tracer = memlog.MemoryTracer()
@@ -95,7 +95,7 @@ def transformer() -> None:
 
 
 def flame() -> None:
-    """Files for speedscope, for Perfetto, for PyTorch's memory page, and for programs of your own."""
+    """Files for speedscope, Perfetto, PyTorch's memory page and other programs."""
     model = convolutional()
     tracer = memlog.MemoryTracer()
     with tracer.trace(model):
@@ -108,7 +108,7 @@ def flame() -> None:
 
 
 def overhead() -> None:
-    """What tracing every step costs; a session traces one now and then, and keeps to a budget."""
+    """Cost of tracing every step; a session traces only some steps, within a budget."""
     model, batch = convolutional(), images(16)
 
     def step() -> float:

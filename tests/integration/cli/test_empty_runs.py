@@ -1,4 +1,4 @@
-"""A run in which nothing was recorded says so, and what to call; one in which something was does not."""
+"""An empty run prints that nothing was recorded and what to call; other runs don't."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ REMEDIES = ("session.step() after each step", "monitors", "memlog.watch_loss")
 
 
 def ran(tmp_path: Path, body: str, *launcher: str) -> list[str]:
-    """The lines of memlog's that a script without torch ends with."""
+    """Return memlog's last lines in the output of a script without torch."""
     script = tmp_path / "script.py"
     script.write_text(body)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The example that new users run first, run as they run it, and `memlog demo`, which runs it too."""
+"""The example for new users and `memlog demo`, run as users run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``memlog run``: what becomes of scripts that were never touched, and which processes are recorded."""
+"""``memlog run`` with unchanged scripts: their behaviour, and the processes that are recorded."""
 
 import signal
 import subprocess
@@ -206,7 +206,7 @@ CHILDREN = (
 def test_a_child_process_that_trains_has_a_run_of_its_own(
     tmp_path: Path, method: str, parent_steps: int
 ) -> None:
-    """Also where its parent trains as well; and its end is its own."""
+    """This also holds if its parent trains; each run has its own end."""
     write(tmp_path, CHILDREN)
     launch(tmp_path, PYTHON, "train.py", method, str(parent_steps))
     runs = [(len(run.steps), run.status) for run in recorded(tmp_path / "memlog_runs")]
@@ -250,7 +250,7 @@ BELOW = "import sys; print(sorted(sys.modules), [repr(f).split(' at ')[0] for f 
 def test_a_process_that_has_nothing_to_do_with_training_pays_next_to_nothing(
     tmp_path: Path,
 ) -> None:
-    """No module more than without memlog, and one finder that waits."""
+    """It imports no module more than without memlog, and has one more finder."""
     bare = subprocess.run(
         [PYTHON, "-c", BELOW], env=environment(), capture_output=True, text=True, timeout=TIMEOUT,
         check=True,

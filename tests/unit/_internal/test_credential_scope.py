@@ -1,4 +1,4 @@
-"""The environment's credentials go to the environment's own tracker, whatever a run's folder names."""
+"""The environment's credentials go only to the environment's own tracker."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A descriptor that is known again, whatever a program has made of its number."""
+"""A descriptor whose number may be given to another file."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Counting what goes wrong never goes wrong itself, whatever streams, log handlers and signals do then."""
+"""Counting errors never fails itself, even if streams, log handlers or signals do."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""No user and no password in what memlog writes down or says."""
+"""Files, logs and messages of memlog contain no user and no password."""
 
 import logging
 import string
@@ -92,7 +92,7 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(SCHEMES, ANYTHING, ANYTHING)
 def test_no_password_in_a_whole_address_is_left(scheme: str, before: str, after: str) -> None:
-    """As where an address is written down or shown by itself."""
+    """The address is the whole text."""
     shown = bare_address(f"{scheme}://anna:{before}s3cret{after}@host:5000/a path")
     assert shown == f"{scheme}://host:5000/a path"
 
@@ -181,7 +181,7 @@ def test_neither_an_error_of_memlogs_nor_a_clients_log_tells_one(
 
 
 def test_a_message_is_not_cut_inside_a_password() -> None:
-    """Without its end it would be no part of an address."""
+    """Without its @ a password would not be recognised as one."""
     for length in range(250, 310):
         message = f"{'x' * length} http://anna:s3cret@host"
         assert "s3c" not in describe(MemoryError(message), None).message

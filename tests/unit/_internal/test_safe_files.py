@@ -1,4 +1,4 @@
-"""Files are read and written where they seem to be, and not where a link leads."""
+"""Files below a folder are read and written without following links."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a signal handler of the user's raises reaches the training loop, also from inside memlog."""
+"""Exceptions of a user's signal handlers reach the training loop, also from inside memlog."""
 
 import functools
 import signal

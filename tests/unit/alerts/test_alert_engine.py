@@ -1,4 +1,4 @@
-"""Judging events: once as a threshold is crossed, and not again while the value hovers there."""
+"""Events are judged by rules: one alert when a threshold is crossed, none while the value stays near it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ def alerts(
     limit: int | None = 10 * GIB,
     cooldown: float = 300.0,
 ) -> list[Alert]:
-    """What the rules find in the events."""
+    """Return the alerts that the rules raise for the events."""
     found: list[Event] = []
     texts = [rules] if isinstance(rules, str) else rules
     engine = AlertEngine(
@@ -38,7 +38,7 @@ def steps_of(found: list[Alert]) -> list[int | None]:
 
 
 def rss(*sizes: float | None) -> list[Event]:
-    """Steps of 0.1 s, in GiB."""
+    """Return steps of 0.1 s with these sizes in GiB."""
     return [batch(n, None if size is None else int(size * GIB)) for n, size in enumerate(sizes)]
 
 

@@ -1,4 +1,4 @@
-"""Rules of growth: no alarm where nothing leaks, and none hidden."""
+"""Rules of growth: no alarm without a leak, and no leak without an alarm."""
 
 import gc
 import platform
@@ -26,7 +26,7 @@ LONG_RISES = {"sawtooth of 25", "ring buffer", "sorted by length, again each epo
 
 
 def judged(rule: str, sizes: Iterable[float], *, every: int = 1) -> list[Alert]:
-    """The alarms about steps of 10 ms, of so many MiB: all are within the cooldown."""
+    """Return the alarms for steps of 10 ms with these sizes in MiB, all within the cooldown."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules([rule]), found.append, Diagnostics())
     for step, size in enumerate(sizes):
@@ -178,7 +178,7 @@ def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
 
 
 def test_samples_count_by_the_step_at_which_they_were_taken() -> None:
-    """Ten looks at each step: it is one level, the lowest; files of the tree are left out."""
+    """Of ten samples at each step the lowest counts; mapped files of the tree don't count."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Diagnostics())
     for look in range(300):

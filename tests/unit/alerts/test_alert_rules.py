@@ -1,4 +1,4 @@
-"""Alert rules as text: what is documented parses, and what doesn't parse points at the place."""
+"""Alert rules as text: documented rules parse, and errors point at the mistake."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Whatever is put in, it is read, or refused in one clear line; and nothing is written elsewhere."""
+"""Any input is read, or refused in one clear line; nothing is written elsewhere."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The command line: what it takes, what it prints, and how it fails."""
+"""Arguments, output and errors of the command line."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def said(*arguments: str) -> str:
 
 
 def complaint(*arguments: str, code: int) -> str:
-    """The one line that a command fails with."""
+    """Return the one line that a failing command prints."""
     result = memlog(*arguments)
     assert result.exit_code == code
     assert result.stdout == ""
@@ -154,7 +154,7 @@ def test_runs_are_listed_newest_last(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_is_delivered_and_a_long_name(tmp_path: Path) -> None:
-    """What a tracker lacks is not told as a number of 0; a name of anybody's fills no other line."""
+    """Undelivered points are not shown as 0, and a long name takes no room from other columns."""
     waiting = Run(at(0), "n" * 5000, None, ("mlflow",), {})
     MadeRun(tmp_path).write(waiting, batch(0, GIB), End(at(1), "finished")).closed()
     finished_run(tmp_path, "zzzz2222")

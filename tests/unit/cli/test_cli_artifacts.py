@@ -1,4 +1,4 @@
-"""``memlog pull`` and ``memlog open`` on the command line: what they print, and how they fail."""
+"""Output and errors of ``memlog pull`` and ``memlog open``."""
 
 import gzip
 import json
@@ -40,7 +40,7 @@ def memlog(*arguments: str) -> Result:
 
 
 def complaint(*arguments: str, code: int = 1) -> str:
-    """The one line that a command fails with."""
+    """Return the one line that a failing command prints."""
     result = memlog(*arguments)
     assert result.exit_code == code, result.output
     assert result.stdout == ""
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
 
 
 class Evil:
-    """What a pickle can do to whoever loads it."""
+    """Object whose pickle runs code when it is loaded."""
 
     def __reduce__(self) -> object:
         return os.mkdir, ("made by the attacker",)
@@ -176,7 +176,7 @@ def test_a_snapshot_that_python_would_read_without_end_is_one_line(
 
 
 def test_a_snapshot_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
-    """The unpickler's table of what it has seen grows to the largest number that a file names."""
+    """The unpickler's memo grows to the largest index that a file names."""
     whole = pickle.dumps(training(), 2)
     (tmp_path / "bomb.pickle").write_bytes(whole[:-1] + b"r\xff\xff\xff\x7f.")
     told = complaint("open", "bomb.pickle")

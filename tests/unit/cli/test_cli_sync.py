@@ -1,4 +1,4 @@
-"""`memlog sync`: what a tracker lacks arrives, where it belongs, and failures cost nothing."""
+"""`memlog sync` delivers missing points to the right run, and failures lose nothing."""
 
 import time
 from collections.abc import Callable
@@ -299,7 +299,7 @@ def test_a_run_that_no_tracker_has_yet_is_opened_where_the_environment_says(
 
 
 def strangers(run: RunDirectory, how: str) -> None:
-    """Has the run's folder name a tracker of its choosing."""
+    """Make the run's folder name this tracker."""
     match how:
         case "address":
             UploadState(backend="list", address="http://evil").save(run)

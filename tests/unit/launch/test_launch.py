@@ -1,4 +1,4 @@
-"""What ``memlog run`` checks and hands over, and what reads it in the process below."""
+"""``memlog run``: its checks, the options that it passes on, and how the launched process reads them."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ Executed = list[tuple[Sequence[str], Mapping[str, str]]]
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> Executed:
-    """What this process would have become."""
+    """Return the command and environment that would replace this process."""
     calls: Executed = []
 
     def become(command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -276,7 +276,7 @@ def current_stand_in() -> Any:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModuleType]]:
-    """Those that a watch of ``watched_a`` and ``watched_b`` has heard of."""
+    """Return the modules for which a watch of ``watched_a`` and ``watched_b`` called back."""
     for name in ("watched_a", "watched_b"):
         (tmp_path / f"{name}.py").write_text("whole = True\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""Monitors beside a real session: what is in the journal, and what is not counted twice."""
+"""Monitors with a real session: the journal's contents, and no double counting."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def events(session: memlog.Session, kind: type[Any]) -> list[Any]:
 
 
 class Training:
-    """A PyTorch loop that knows nothing of memlog but its monitor."""
+    """A PyTorch loop that uses only a monitor of memlog."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(4, 1)
