@@ -12,7 +12,6 @@ from memlog.errors import ConfigurationError
 
 Comparison: TypeAlias = Literal[">", ">=", "<", "<="]
 
-MAX_LENGTH = 200
 DEVICE_MEASURES = ("allocated", "reserved", "peak", "fragmentation")
 SIZE_NAMES = "B, KiB, MiB, GiB or TiB"
 """KB, MB, GB and TB mean the same: everywhere in memlog "MB" is 1024² bytes."""
@@ -46,19 +45,16 @@ class Token(NamedTuple):
 class Reader:
     """Reader of one text, from left to right.
 
+    The message of every error has three lines: the remedy, the text, and a caret under the mistake.
+
     Args:
         text: The text.
         what: Name of the expression for error messages, with its article ("an alert rule").
-
-    Raises:
-        ConfigurationError: the text is too long. Like every error of a reader the message has three lines:
-        the
-            remedy, the text, and a caret under the mistake.
     """
 
     def __init__(self, text: str, what: str) -> None:
         self._what = what
-        self._text = text[:MAX_LENGTH]
+        self._text = text
         self._tokens = [
             Token(str(match.lastgroup), match.group(), match.start(), match.end())
             for match in _TOKEN.finditer(self._text)
@@ -67,9 +63,6 @@ class Reader:
         end = len(self._text.rstrip())
         self._tokens.append(Token("end", "", end, end))
         self._at = 0
-        if len(text) > MAX_LENGTH:
-            place = Token("end", "", MAX_LENGTH - 1, MAX_LENGTH)
-            raise self.error(f"write at most {MAX_LENGTH} characters", place)
 
     @property
     def next(self) -> Token:
