@@ -101,9 +101,11 @@ def flame() -> None:
     with tracer.trace(model):
         model(images(16)).sum().backward()
 
-    print(f"{tracer.export_flame_graph('memory_profile.speedscope.json')}: see it by memlog open")
+    print(
+        f"{tracer.export_flame_graph('memory_profile.speedscope.json')}: open it with memlog open"
+    )
     print(f"{tracer.export_trace('memory_trace.json.gz')}: https://ui.perfetto.dev")
-    print(f"{tracer.export_snapshot('memory_snapshot.pickle')}: likewise")
+    print(f"{tracer.export_snapshot('memory_snapshot.pickle')}: https://pytorch.org/memory_viz")
     print(f"{tracer.export_timeline('memory_timeline.json')}: events, layer_stats, summary")
 
 

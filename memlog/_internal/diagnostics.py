@@ -72,8 +72,7 @@ class Diagnostics:
 
         Raises:
             BaseException: ``error`` itself if a signal handler of the user's raised it: the user's code
-            expects
-                it.
+                expects it.
         """
         if raised_by_handler(error):
             try:

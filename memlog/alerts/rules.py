@@ -115,8 +115,7 @@ def parse_rule(text: str) -> Rule:
 
     Raises:
         ConfigurationError: the text is not a rule. The message has three lines: the remedy, the rule, and a
-        caret
-            under the mistake.
+            caret under the mistake.
     """
     return _Parser(text, "an alert rule").rule()
 
