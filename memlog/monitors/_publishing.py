@@ -6,9 +6,6 @@ printed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from memlog._internal import current_session
 from memlog._internal.current_session import Publisher
 from memlog._internal.diagnostics import Diagnostics
@@ -44,11 +41,6 @@ class _MonitorHealth(Diagnostics):
 HEALTH = _MonitorHealth()
 """Counter of errors inside the monitors."""
 
-_print: Callable[[Notice], object] = show
-"""Function that prints a notice."""
-
-T = TypeVar("T")
-
 
 def silenced() -> bool:
     """Return whether a disabled session runs: monitors must do nothing then."""
@@ -81,4 +73,4 @@ def print_notice(notice: Notice) -> None:
     """Print a notice. Never raises: a closed pipe must not end training."""
     if not silenced():
         with HEALTH.contained("printing"):
-            _print(notice)
+            show(notice)
