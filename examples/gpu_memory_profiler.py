@@ -1,4 +1,4 @@
-"""What training a UNet takes on a GPU, derived without one: nothing is computed, and nothing held.
+"""Memory of a UNet's training on a GPU, estimated without a GPU and without computing anything.
 
 python examples/gpu_memory_profiler.py                       # the network of HYCO's documents, batch 16
 python examples/gpu_memory_profiler.py --batch-size 32 --resolution 256
@@ -44,13 +44,13 @@ class Setting(NamedTuple):
 
 
 def network() -> nn.Module:
-    """Two channels in, two out, on four levels with 64 filters: 593,794 parameters."""
+    """Return a network with two channels in and out, four levels and 64 filters: 593,794 parameters."""
     net: nn.Module = u_net(2, 2, levels=4, filters=64)
     return net
 
 
 def estimate(net: nn.Module, setting: Setting) -> MemoryEstimate:
-    """A step of autoregressive training: the network goes on from its own predictions."""
+    """Estimate a step of autoregressive training: the network continues from its own predictions."""
     side = setting.resolution
 
     def loss(model: Any) -> Tensor:
@@ -70,7 +70,7 @@ def estimate(net: nn.Module, setting: Setting) -> MemoryEstimate:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What training a UNet takes on a GPU.")
+    parser = argparse.ArgumentParser(description="Estimate the memory of training a UNet on a GPU.")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=3, help="of the rollout (3)")
     parser.add_argument("--resolution", type=int, default=128)

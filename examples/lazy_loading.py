@@ -1,4 +1,4 @@
-"""What an LRU cache of simulations saves over loading all of them: one process each, measured by memlog.
+"""Memory saved by an LRU cache of simulations compared to loading all of them, measured by memlog.
 
 python examples/lazy_loading.py                     # 20 simulations, 505 MB, 5 of them cached
 python examples/lazy_loading.py --max-cached-sims 3
@@ -27,7 +27,7 @@ MB = 1024**2
 
 
 class Measured(NamedTuple):
-    """One way of loading: sizes in bytes."""
+    """Measurements of one way of loading: sizes in bytes."""
 
     resident: int
     held: int
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
 
 
 def make_simulations(folder: Path, number: int, shape: tuple[int, ...]) -> int:
-    """Writes files of noise, and returns the size of their data in bytes."""
+    """Write files of noise; return the size of their data in bytes."""
     noise = np.random.default_rng(0).standard_normal(shape)
     for index in range(number):
         np.save(folder / f"sim_{index:06d}.npy", noise + index)
@@ -44,7 +44,7 @@ def make_simulations(folder: Path, number: int, shape: tuple[int, ...]) -> int:
 
 
 def train(files: list[Path], max_cached_sims: int | None) -> tuple[memlog.Session, Rollouts]:
-    """Goes through an epoch as a trainer does, but for the training; memlog reads the memory at each step."""
+    """Load an epoch's batches without training on them; memlog reads the memory at each step."""
     torch.set_num_threads(1)
     rollouts = Rollouts(files, STEPS, max_cached_sims)
     sampler = GroupedSampler(rollouts, max_cached_sims, torch.Generator().manual_seed(0))
@@ -55,13 +55,13 @@ def train(files: list[Path], max_cached_sims: int | None) -> tuple[memlog.Sessio
 
 
 def report_on(session: memlog.Session, rollouts: Rollouts) -> None:
-    """Prints what `measure` reads."""
+    """Print the facts that `measure` reads."""
     facts = {"run": str(session.directory), "held": rollouts.cache.held_bytes}
     print(json.dumps({**facts, "loads": rollouts.cache.loads, "hits": rollouts.cache.hits}))
 
 
 def measure(folder: Path, max_cached_sims: int | None) -> Measured:
-    """Runs `train` in a process of its own, and asks memlog for the peak of its steps."""
+    """Run `train` in its own process; return the peak of its steps from memlog, and the cache's figures."""
     program = [sys.executable, __file__, "--folder", str(folder)]
     cached = [] if max_cached_sims is None else ["--max-cached-sims", str(max_cached_sims)]
     facts = json.loads(_output(*program, *cached))
@@ -78,7 +78,7 @@ def _output(*command: str) -> str:
 
 
 def compare(number: int, shape: tuple[int, ...], max_cached_sims: int) -> None:
-    """Prints what each way takes, and what the cache saves."""
+    """Print the memory of each way, and the memory that the cache saves."""
     with tempfile.TemporaryDirectory() as name:
         data = make_simulations(Path(name), number, shape)
         eager, cached = measure(Path(name), None), measure(Path(name), max_cached_sims)
@@ -97,12 +97,12 @@ def compare(number: int, shape: tuple[int, ...], max_cached_sims: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What lazy loading saves.")
+    parser = argparse.ArgumentParser(description="Measure the memory that lazy loading saves.")
     parser.add_argument("--simulations", type=int, default=20)
     parser.add_argument("--frames", type=int, default=101)
     parser.add_argument("--resolution", type=int, default=128)
     parser.add_argument("--max-cached-sims", type=int, help="5 by default")
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # what `measure` runs
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # for `measure`
     options = parser.parse_args()
     if options.folder:
         report_on(*train(sorted(options.folder.glob("*.npy")), options.max_cached_sims))

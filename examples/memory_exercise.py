@@ -1,4 +1,4 @@
-"""Exercise 02, memory profiling, done: by CUDA's own counters on a GPU, by memlog's tracer on the CPU.
+"""Solution of exercise 02, memory profiling: with CUDA's counters on a GPU, with memlog's tracer on the CPU.
 
 python examples/memory_exercise.py             # all four parts, and the questions answered from the run
 python examples/memory_exercise.py phases      # some: profile, snapshot, phases, compare
@@ -36,14 +36,14 @@ DEVICE = "cuda" if CUDA else "cpu"
 WIDTH, TOKENS, BATCH = 128, 32, 64
 STEPS = 30
 TURNS, STEPS_A_TURN = 8, 3
-"""For the times: so many turns of each configuration, and steps in one."""
+"""Turns of each configuration for the measurement of times, and steps in one turn."""
 MIB = 1024**2
 ENOUGH = 0.30
-"""What the exercise wants to be saved."""
+"""Share of memory that the exercise asks to save."""
 
 
 class Block(nn.Module):
-    """Half of a transformer's layer."""
+    """MLP of a transformer's layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Three blocks."""
+    """Model of three blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,19 +73,18 @@ class Model(nn.Module):
 
 
 class CheckpointedModel(Model):
-    """The same, whose first two blocks keep their inputs alone and run again in the backward pass."""
+    """The same model; its first two blocks keep only their inputs and run again in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = checkpoint(self.block1, x, use_reentrant=False)
         x = checkpoint(self.block2, x, use_reentrant=False)
-        out: Tensor = self.block3(
-            x
-        )  # the last block's run again comes at once, and would save nothing
+        # Checkpointing the last block would save nothing: it would run again at once.
+        out: Tensor = self.block3(x)
         return out
 
 
 class Configuration(NamedTuple):
-    """A row of the table."""
+    """Options of one row of the table."""
 
     name: str
     checkpointing: bool
@@ -101,9 +100,9 @@ TABLE = (
 
 
 class Training:
-    """One configuration's training: to do as a fixed random layer does with each token.
+    """Training of one configuration: the model learns the output of a fixed random layer for each token.
 
-    float16 on a GPU needs its loss scaled; bfloat16 on a CPU does not.
+    float16 on a GPU needs a scaled loss; bfloat16 on a CPU does not.
     """
 
     def __init__(self, configuration: Configuration = TABLE[0]) -> None:
@@ -141,12 +140,12 @@ class Training:
         self.optimizer.zero_grad()
 
     def accuracy(self) -> float:
-        """Loss on what was not trained on, in full precision."""
+        """Return the loss on unseen data, in full precision."""
         with torch.no_grad():
             return self.loss_on(self.unseen).item()
 
     def untaught(self) -> float:
-        """The same loss of whoever learned nothing, and says 0."""
+        """Return the same loss for a model that always returns 0."""
         return self.taught(self.unseen).square().mean().item()
 
 
@@ -171,8 +170,8 @@ def part_2_snapshot() -> None:
         torch.cuda.memory._record_memory_history(max_entries=100_000)  # noqa: SLF001 - torch has no public one
         training.step()
         with Path(name).open("wb") as file:
-            pickle.dump(torch.cuda.memory._snapshot(), file)  # noqa: SLF001 - likewise
-        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
+            pickle.dump(torch.cuda.memory._snapshot(), file)  # noqa: SLF001 - see above
+        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - see above
     else:
         tracer = memlog.MemoryTracer()
         with tracer.trace(training.model):
@@ -183,7 +182,7 @@ def part_2_snapshot() -> None:
 
 
 class Phase(NamedTuple):
-    """The memory as a phase ended, in bytes; ``reserved`` is unknown without a caching allocator."""
+    """Memory at the end of a phase in bytes; ``reserved`` is ``None`` without a caching allocator."""
 
     name: str
     allocated: int
@@ -191,14 +190,14 @@ class Phase(NamedTuple):
     max_allocated: int
 
     def gigabytes(self) -> dict[str, float | None]:
-        """As the exercise prints it: 1 GB = 10⁹ bytes."""
+        """Return the sizes in GB of 10⁹ bytes, as the exercise prints them."""
         sizes = self._asdict()
         del sizes["name"]
         return {key: None if size is None else size / 1e9 for key, size in sizes.items()}
 
 
 def measured_phases(training: Training) -> list[Phase]:
-    """One step, phase by phase."""
+    """Measure one step, phase by phase."""
     return _by_cuda(training) if CUDA else _by_tracer(training)
 
 
@@ -240,7 +239,7 @@ def _by_tracer(training: Training) -> list[Phase]:
 
 
 def where_it_peaks(phases: list[Phase]) -> str:
-    """The phase in which the highest level was reached."""
+    """Return the phase in which the peak was reached."""
     peak = max(phase.max_allocated for phase in phases)
     return next(phase.name for phase in phases if phase.max_allocated == peak)
 
@@ -259,7 +258,7 @@ def part_3_phases() -> None:
 
 
 class Row(NamedTuple):
-    """A row of the table, filled in."""
+    """Results of one row of the table."""
 
     name: str
     run: str
@@ -269,30 +268,31 @@ class Row(NamedTuple):
 
 
 def train(configuration: Configuration) -> tuple[str, float]:
-    """Trains under memlog; returns the run, and the loss on what was not trained on."""
+    """Train with memlog; return the run's id and the loss on unseen data."""
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
     training = Training(configuration)
-    training.step()  # what torch sets up once is none of the training's
+    training.step()  # leaves torch's one-time set-up out of the measurement
     name, model = configuration.name, training.model
-    # The first step is traced: its peak, of which layer, and for what.
+    # memlog traces the first step: its peak, by layer and by purpose.
     with memlog.init("local", name=name, model=model, layers=True) as session:
         for _ in range(STEPS):
             training.step()
     return Path(session.directory or "").name, training.accuracy()
 
 
-def told(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a command of memlog's says."""
+def run_memlog(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of memlog and return its output."""
     command = [sys.executable, "-m", "memlog", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - our own
 
 
 def step_times() -> list[float]:
-    """Milliseconds that each configuration's step takes: the median over turns, in which all take part.
+    """Return each configuration's milliseconds per step: the median over turns.
 
-    What else the machine does in the meantime then falls on all alike. On the CPU it is the processor's time,
-    of all threads, rather than the clock's, which also counts waiting for other programs.
+    The configurations take turns, so that other load on the machine affects all of them equally. On the CPU
+    the processor time of all threads is measured, because wall-clock time includes waiting for other
+    programs.
     """
     trainings = [Training(configuration) for configuration in TABLE]
     for training in trainings:
@@ -308,7 +308,7 @@ def step_times() -> list[float]:
 
 
 def _clock() -> float:
-    """Seconds."""
+    """Return the current time in seconds."""
     if CUDA:
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -316,9 +316,11 @@ def _clock() -> float:
 
 
 def fill_in() -> list[Row]:
-    """Trains each configuration, and reads the peaks from the comparison of the runs."""
+    """Train each configuration; read the peaks from the comparison of the runs."""
     trained = [train(configuration) for configuration in TABLE]
-    figures = json.loads(told("compare", *(run for run, _ in trained), "--json").stdout)["figures"]
+    figures = json.loads(run_memlog("compare", *(run for run, _ in trained), "--json").stdout)[
+        "figures"
+    ]
     peaks = figures["device.peak" if CUDA else "trace.peak"]["values"]
     return [
         Row(configuration.name, run, peak, took, loss)
@@ -344,7 +346,7 @@ def part_4_compare() -> None:
     print(f"Time: of a step{'' if CUDA else ', on the processor'}; the four take turns.")
     figure = "device.peak" if CUDA else "trace.peak"
     gate = f"{figure} > -{ENOUGH:.0%}"
-    done = told("compare", base.run, checkpointed.run, "--fail-if", gate)
+    done = run_memlog("compare", base.run, checkpointed.run, "--fail-if", gate)
     print(f'\n$ memlog compare {base.run} {checkpointed.run} --fail-if "{gate}"')
     print(done.stdout + done.stderr, end="")
     print(f"exit code {done.returncode}\n")
@@ -353,9 +355,9 @@ def part_4_compare() -> None:
 
 
 def predictions(base: Row, measured: dict[str, Row]) -> None:
-    """What `memlog advise` knew from the baseline's trace alone."""
+    """Print the predictions of `memlog advise`, which uses only the baseline's trace."""
     print(f"$ memlog advise {base.run}")
-    for hint in json.loads(told("advise", base.run, "--json").stdout)["advice"]["hints"]:
+    for hint in json.loads(run_memlog("advise", base.run, "--json").stdout)["advice"]["hints"]:
         if hint["kind"] in measured:
             peak = measured[hint["kind"]].peak
             print(f"{hint['what']}: {hint['peak'] / MIB:.1f} MiB (measured: {peak / MIB:.1f})")
@@ -363,7 +365,7 @@ def predictions(base: Row, measured: dict[str, Row]) -> None:
 
 
 def questions(base: Row, checkpointed: Row, amp: Row, both: Row) -> None:
-    """The exercise's four, from what was measured."""
+    """Answer the exercise's four questions from the measurements."""
     training = Training()
     training.step()
     print("1. Where does memory peak (forward or backward)?")
@@ -381,7 +383,7 @@ def questions(base: Row, checkpointed: Row, amp: Row, both: Row) -> None:
         f"   After {STEPS + 1} steps the loss on unseen data is {amp.loss:.4f} for {base.loss:.4f} "
         f"({amp.loss / base.loss - 1:+.1%})."
     )
-    print(f"   Who learned nothing, and says 0, has {training.untaught():.4f}.")
+    print(f"   A model that always returns 0 has {training.untaught():.4f}.")
     wanted = "yes" if saved(checkpointed, base) > ENOUGH else "no"
     print(f"Peak memory reduced by more than {ENOUGH:.0%}: {wanted}")
 

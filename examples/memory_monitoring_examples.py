@@ -1,7 +1,7 @@
-"""The six ways to look at memory, each on a small network; without a GPU they tell the host's figures.
+"""Six ways to monitor memory, each on a small network; without a GPU they print the host's figures.
 
-``python examples/memory_monitoring_examples.py`` prints all of them. With ``memlog.init("mlflow")`` before,
-the same figures are in MLflow too.
+``python examples/memory_monitoring_examples.py`` prints all of them. After ``memlog.init("mlflow")`` the same
+figures go to MLflow, too.
 """
 
 # PyTorch leaves Tensor.backward without types.
@@ -25,22 +25,22 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Training:
-    """A network that learns to add up its inputs."""
+    """Training of a network that learns to add its inputs."""
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1)).to(DEVICE)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def batch(self) -> Tensor:
-        """Random inputs."""
+        """Return random inputs."""
         return torch.randn(256, 64, device=DEVICE)
 
     def loss(self, batch: Tensor) -> Tensor:
-        """How far the sums are off."""
+        """Return the mean squared error of the sums."""
         return nn.functional.mse_loss(self.model(batch)[:, 0], batch.sum(dim=1))
 
     def step(self) -> Tensor:
-        """One step of training; returns its loss."""
+        """Make one training step; return its loss."""
         loss = self.loss(self.batch())
         loss.backward()
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Five ways to look at whose memory it is, on a GPU where there is one and on the CPU where not.
+"""Five demonstrations of the tracer, on a GPU if there is one, otherwise on the CPU.
 
 python examples/memory_tracer_demo.py           # all of them
 python examples/memory_tracer_demo.py flame     # one: basic, fragmentation, transformer, flame, overhead
@@ -42,7 +42,7 @@ def images(count: int) -> Tensor:
 
 
 def basic() -> None:
-    """Where a training step's memory goes, layer by layer."""
+    """Memory of a training step, layer by layer."""
     model = convolutional()
     optimizer = torch.optim.Adam(model.parameters())
     tracer = memlog.MemoryTracer()
@@ -60,7 +60,7 @@ def basic() -> None:
 
 
 def fragmentation() -> None:
-    """Batches of many sizes, which leave holes in what the allocator holds."""
+    """Fragmentation of the allocator's memory after batches of many sizes."""
     model = convolutional()
     tracer = memlog.MemoryTracer(enable_fragmentation_tracking=True)
     with tracer.trace(model):
@@ -77,7 +77,7 @@ def fragmentation() -> None:
 
 
 def transformer() -> None:
-    """Attention, and what the memory at the peak is for."""
+    """Memory of a transformer at the peak, by purpose."""
     layer = nn.TransformerEncoderLayer(128, 8, 512, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to(DEVICE)
     tracer = memlog.MemoryTracer()
@@ -95,20 +95,22 @@ def transformer() -> None:
 
 
 def flame() -> None:
-    """Files for speedscope, for Perfetto, for PyTorch's memory page, and for programs of your own."""
+    """Files for speedscope, Perfetto, PyTorch's memory page and other programs."""
     model = convolutional()
     tracer = memlog.MemoryTracer()
     with tracer.trace(model):
         model(images(16)).sum().backward()
 
-    print(f"{tracer.export_flame_graph('memory_profile.speedscope.json')}: see it by memlog open")
+    print(
+        f"{tracer.export_flame_graph('memory_profile.speedscope.json')}: open it with memlog open"
+    )
     print(f"{tracer.export_trace('memory_trace.json.gz')}: https://ui.perfetto.dev")
-    print(f"{tracer.export_snapshot('memory_snapshot.pickle')}: likewise")
+    print(f"{tracer.export_snapshot('memory_snapshot.pickle')}: https://pytorch.org/memory_viz")
     print(f"{tracer.export_timeline('memory_timeline.json')}: events, layer_stats, summary")
 
 
 def overhead() -> None:
-    """What tracing every step costs; a session traces one now and then, and keeps to a budget."""
+    """Cost of tracing every step; a session traces only some steps, within a budget."""
     model, batch = convolutional(), images(16)
 
     def step() -> float:
@@ -140,7 +142,7 @@ DEMOS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Look at whose memory it is.")
+    parser = argparse.ArgumentParser(description="Show which layers hold the memory.")
     parser.add_argument("demos", nargs="*", metavar="DEMO", help=f"of {', '.join(DEMOS)} (all)")
     chosen = parser.parse_args().demos or list(DEMOS)
     for name in chosen:

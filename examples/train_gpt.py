@@ -1,11 +1,11 @@
-"""Trains a small GPT for a minute or two, while memlog records where the memory goes.
+"""Training of a small GPT for a minute or two, while memlog records its memory.
 
     python examples/train_gpt.py                    # into MLflow: ./mlflow.db, or your server
     python examples/train_gpt.py --backend wandb    # into W&B, offline unless WANDB_MODE says otherwise
     python examples/train_gpt.py --backend local    # into memlog's own files only
 
-All of it is plain PyTorch, but for two lines in ``main``: ``memlog.init`` and ``memlog.finish``. Halfway
-through it makes a mistake that many programs make, and memlog raises an alert.
+All of it is plain PyTorch, except two lines in ``main``: ``memlog.init`` and ``memlog.finish``. Halfway
+through it makes a common mistake, and memlog raises an alert.
 """
 
 # PyTorch leaves Tensor.backward without types.
@@ -35,7 +35,7 @@ LEARNING_RATE = 2e-3
 
 
 class Block(nn.Module):
-    """One layer: look back over the text so far, then think about what was seen."""
+    """One transformer layer: self-attention and an MLP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Block(nn.Module):
         )
 
     def attend(self, x: Tensor) -> Tensor:
-        """Causal self-attention."""
+        """Return causal self-attention over ``x``."""
         batch, length, _ = x.shape
         heads = self.query_key_value(x).view(batch, length, 3 * HEADS, WIDTH // HEADS)
         query, key, value = heads.transpose(1, 2).chunk(3, dim=1)
@@ -57,14 +57,14 @@ class Block(nn.Module):
         return out
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds to ``x``, of ``[batch, length, WIDTH]``, what this layer makes of it."""
+        """Return ``x``, of ``[batch, length, WIDTH]``, plus this layer's output."""
         x = x + self.attend(self.attention_norm(x))
-        thought: Tensor = self.mlp(self.mlp_norm(x))
-        return x + thought
+        update: Tensor = self.mlp(self.mlp_norm(x))
+        return x + update
 
 
 class GPT(nn.Module):
-    """Predicts, at every place of a text, the character that follows."""
+    """Network that predicts the next character at every position of a text."""
 
     def __init__(self, alphabet_size: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(WIDTH, alphabet_size)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Scores of ``[batch, length, alphabet_size]`` for a text of ``[batch, length]``."""
+        """Return scores of ``[batch, length, alphabet_size]`` for a text of ``[batch, length]``."""
         places = torch.arange(text.shape[1], device=text.device)
         hidden = self.blocks(self.characters(text) + self.places(places))
         scores: Tensor = self.head(self.norm(hidden))
@@ -83,7 +83,7 @@ class GPT(nn.Module):
 
 
 class Corpus:
-    """Python's documentation of itself: a number for every character, in two parts."""
+    """Text of Python's own documentation as numbers, one per character, split for training and validation."""
 
     def __init__(self, device: str) -> None:
         text = "\n".join(topics.values())
@@ -94,12 +94,12 @@ class Corpus:
         self.validation, self.training = numbers.tensor_split([self.size // 10])
 
     def decode(self, numbers: Tensor) -> str:
-        """The characters again."""
+        """Return the characters of these numbers."""
         return "".join(self.alphabet[i] for i in numbers.tolist())
 
 
 def random_batch(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Pieces of the text, and the same pieces one character on."""
+    """Return pieces of the text, and the same pieces shifted by one character."""
     starts = torch.randint(len(numbers) - CONTEXT, (BATCH_SIZE, 1))
     pieces = numbers[starts + torch.arange(CONTEXT + 1)]
     return pieces[:, :-1], pieces[:, 1:]
@@ -135,7 +135,7 @@ def train(model: GPT, corpus: Corpus, steps: int) -> None:
                 memory=process.memory_info().rss / 1024**2,
                 speed=progress.tasks[task].speed or 0,
             )
-    del validation  # and only now they go
+    del validation  # only now the activations are freed
 
 
 @torch.no_grad()
@@ -160,7 +160,7 @@ def write(model: GPT, corpus: Corpus, length: int = 240) -> str:
 
 
 def too_much(device: str) -> str:
-    """A rule between what training needs and what it needs with the mistake, as text."""
+    """Return an alert rule with a threshold that only the mistake exceeds."""
     if device != "cpu":
         return "device.allocated > 250 MiB"
     now = psutil.Process().memory_info().rss
@@ -183,7 +183,7 @@ def print_where_to_look(backend: str) -> None:
         host = address.netloc.rpartition("@")[2]  # without user and password
         print(f"  open {address.scheme}://{host}{address.path}")
     else:
-        store = '"$MLFLOW_TRACKING_URI"' if address.netloc else uri  # may hold a password, too
+        store = '"$MLFLOW_TRACKING_URI"' if address.netloc else uri  # the URI may hold a password
         print(
             f"  mlflow ui --backend-store-uri {store}   "
             "(http://127.0.0.1:5000: Model training, memlog-demo, its run, Model metrics)"
@@ -191,7 +191,7 @@ def print_where_to_look(backend: str) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small GPT under memlog's eyes.")
+    parser = argparse.ArgumentParser(description="Train a small GPT recorded by memlog.")
     parser.add_argument("--steps", type=int, default=320, help="optimizer steps (%(default)s)")
     parser.add_argument("--backend", default="mlflow", help="mlflow, wandb, local, … (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
@@ -201,10 +201,10 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     torch.manual_seed(args.seed)
-    # Half of the cores: threads that wait for each other on a busy machine are slower than fewer of them.
+    # Half of the cores: on a busy machine many threads that wait for each other are slower than few.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # MLflow's own choice where nothing is set; older versions choose a folder of files instead.
+    # The same as MLflow's default; older versions would use a folder of files instead.
     os.environ.setdefault("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     os.environ.setdefault("WANDB_MODE", "offline")  # the example needs no account
 

@@ -1,5 +1,5 @@
-"""Learns fluids from simulations, and parameters of simulations from their results; memlog watches both."""
+"""Learning of fluids from simulations, and of simulations' parameters from results, recorded by memlog."""
 
 import logging
 
-logging.getLogger("Φ-ML").setLevel(logging.WARNING)  # it says on stdout which backend it takes
+logging.getLogger("Φ-ML").setLevel(logging.WARNING)  # it prints its choice of backend on stdout

@@ -1,4 +1,4 @@
-"""The configuration as typed records: what Hydra composed, checked before anything runs."""
+"""Typed records of the configuration that Hydra composes; it is checked before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Data(msgspec.Struct, frozen=True):
-    """Simulations, and how many of them are held in memory."""
+    """Simulations on disk, and the number of them that are kept in memory."""
 
     data_dir: str
     resolution: int
@@ -24,10 +24,10 @@ class Equation(msgspec.Struct, frozen=True):
     """A partial differential equation on a periodic square.
 
     Attributes:
-        name: Which one.
+        name: Name of the equation.
         dt: Length of a time step.
         size: Length of the square's side.
-        pde_params: Its coefficient, by name.
+        pde_params: The equation's coefficient, by name.
     """
 
     name: Literal["burgers", "heat"]
@@ -37,21 +37,21 @@ class Equation(msgspec.Struct, frozen=True):
 
 
 class UNetShape(msgspec.Struct, frozen=True):
-    """How deep and how wide the network is."""
+    """Depth and width of the network."""
 
     levels: int
     filters: int
 
 
 class Learnable(msgspec.Struct, frozen=True):
-    """What is to be recovered: a coefficient of the equation, or the field at the start."""
+    """Value to recover: a coefficient of the equation, or the field at the start."""
 
     name: str
     initial_guess: float
 
 
 class Monitored(msgspec.Struct, frozen=True):
-    """What both trainers take."""
+    """Parameters of both trainers."""
 
     epochs: int
     num_predict_steps: int
@@ -61,7 +61,7 @@ class Monitored(msgspec.Struct, frozen=True):
 
 
 class SyntheticParams(Monitored, frozen=True, kw_only=True):
-    """A network's training."""
+    """Parameters of a network's training."""
 
     learning_rate: float
     batch_size: int
@@ -72,7 +72,7 @@ class SyntheticParams(Monitored, frozen=True, kw_only=True):
 
 
 class PhysicalParams(Monitored, frozen=True, kw_only=True):
-    """An inverse problem."""
+    """Parameters of an inverse problem."""
 
     method: str
     abs_tol: float
@@ -80,7 +80,7 @@ class PhysicalParams(Monitored, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """One experiment; what a kind of trainer does not need is ``None``."""
+    """One experiment; the parts that its kind of trainer does not need are ``None``."""
 
     kind: Literal["synthetic", "physical"]
     data: Data
@@ -91,7 +91,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> Path:
-        """Where its simulations are: those of another equation or size have another."""
+        """Folder of the experiment's simulations; each equation and size has its own."""
         coefficient = "_".join(f"{k}{v:g}" for k, v in self.equation.pde_params.items())
         side = f"{self.data.resolution}x{self.data.resolution}x{self.data.n_frames}"
         step = f"dt{self.equation.dt:g}_size{self.equation.size:g}"
@@ -99,15 +99,17 @@ class Config(msgspec.Struct, frozen=True):
 
 
 def read_config(composed: Mapping[str, Any]) -> Config:
-    """Checks what Hydra composed.
+    """Check the configuration that Hydra composed.
 
     Raises:
-        ValueError: a value is missing, of the wrong type (`msgspec.ValidationError`), or does not go with
-            another; the message says which.
+        ValueError: a value is missing, has the wrong type (`msgspec.ValidationError`), or does not fit to
+            another one; the message says which.
     """
     kind = composed["run_params"]["model_type"]
     models, given = composed["model"], composed["trainer_params"]
-    others = "method" if kind == "synthetic" else "batch_size"  # which the other trainer alone has
+    others = (
+        "method" if kind == "synthetic" else "batch_size"
+    )  # only the other trainer has this key
     if others in given:
         raise ValueError(
             f"the experiment is {kind}, and the trainer is not: trainer={kind} or {kind}_with_memory"

@@ -1,4 +1,4 @@
-"""Rollouts cut from simulations, of which a few are held in memory."""
+"""Data set of rollouts from simulations; a few simulations are kept in memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.utils.data import Dataset, Sampler
 
 
 class SimulationCache:
-    """Loads simulations when they are asked for, and keeps those that were used last.
+    """Cache that loads simulations on demand and keeps the most recently used ones.
 
     Args:
-        files: One ``.npy`` file a simulation.
-        capacity: How many are kept; ``None``: all of them, loaded at once.
+        files: One ``.npy`` file per simulation.
+        capacity: Number of simulations to keep; ``None``: load all of them now.
 
     Attributes:
-        hits: How often a simulation was there already.
-        loads: How often one was read.
+        hits: Requests for a simulation that was in the cache.
+        loads: Simulations that were read from a file.
     """
 
     def __init__(self, files: Sequence[Path], capacity: int | None) -> None:
@@ -36,7 +36,7 @@ class SimulationCache:
                 self.get(number)
 
     def get(self, number: int) -> Tensor:
-        """A simulation, ``[frame, channel, x, y]``. What outlives the next call is to be a copy of it."""
+        """Return a simulation, ``[frame, channel, x, y]``. Copy parts that you use after the next call."""
         held = self._held.get(number)
         if held is not None:
             self.hits += 1
@@ -50,7 +50,7 @@ class SimulationCache:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept now."""
+        """Bytes of the simulations in the cache."""
         return sum(simulation.nbytes for simulation in self._held.values())
 
 
@@ -58,10 +58,11 @@ class Rollouts(Dataset[tuple[Tensor, Tensor]]):
     """Pairs of a frame and the frames that follow it.
 
     Args:
-        files: One file a simulation.
-        steps: How many frames follow.
-        max_cached_sims: See `SimulationCache`.
-        sliding_window: Every frame begins a rollout; else the first of a simulation alone.
+        files: One file per simulation.
+        steps: Number of frames that follow the first.
+        max_cached_sims: Capacity of the `SimulationCache`.
+        sliding_window: ``True``: a rollout begins at every frame; ``False``: only at a simulation's first
+            frame.
     """
 
     def __init__(
@@ -83,20 +84,22 @@ class Rollouts(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         number, first = divmod(index, self.windows)
         frames = self.cache.get(number)[first : first + self._steps + 1]
-        window = frames.clone()  # a view would hold the whole simulation after it left the cache
+        window = (
+            frames.clone()
+        )  # a view would keep the whole simulation alive after it leaves the cache
         return window[0], window[1:]
 
 
 class GroupedSampler(Sampler[int]):
-    """Shuffles simulations, and windows among as many simulations as the cache holds.
+    """Sampler that shuffles simulations, and windows within groups as large as the cache.
 
-    Shuffled freely, a window's simulation is rarely in the cache (one in four times with 5 of 20 held);
-    like this every simulation is loaded once an epoch.
+    If all windows were shuffled together, a window's simulation would rarely be in the cache (one time in
+    four with 5 of 20 cached). With groups every simulation is loaded once per epoch.
 
     Args:
-        rollouts: What to sample from.
-        group: Simulations that are drawn from together.
-        generator: Of random numbers.
+        rollouts: Data set to sample from.
+        group: Simulations in a group; ``None``: all in one.
+        generator: Generator of random numbers.
     """
 
     def __init__(self, rollouts: Rollouts, group: int | None, generator: torch.Generator) -> None:
@@ -118,9 +121,9 @@ class GroupedSampler(Sampler[int]):
 
 
 def load_simulation(file: Path) -> Tensor:
-    """Reads a file into pages of its own, which the system has back as soon as the tensor is gone.
+    """Read a file into its own memory pages, which return to the system as soon as the tensor is deleted.
 
-    From the C library's heap it would often not: glibc keeps what was freed for the next allocation.
+    Memory from the C library's heap often does not return: glibc keeps freed memory for later allocations.
     """
     stored = np.load(file, mmap_mode="r")
     pages = mmap.mmap(-1, stored.nbytes)

@@ -15,11 +15,11 @@ Field: TypeAlias = Any  # PhiFlow has no types
 Step: TypeAlias = Callable[[Field, Any], Field]
 
 FIELDS = {"burgers": "velocity", "heat": "temperature"}
-"""What changes with time."""
+"""Name of each equation's field."""
 
 
 def time_step(equation: Equation) -> Step:
-    """A field and a coefficient to the field ``dt`` later: explicit diffusion, semi-Lagrangian advection."""
+    """Return a function that advances a field by ``dt``: explicit diffusion, semi-Lagrangian advection."""
 
     def step(field: Field, coefficient: Any) -> Field:
         field = flow.diffuse.explicit(field, coefficient, dt=equation.dt)
@@ -32,7 +32,7 @@ def time_step(equation: Equation) -> Step:
 
 
 def random_field(equation: Equation, resolution: int, simulations: int) -> Field:
-    """Smooth random fields, one a simulation."""
+    """Return smooth random fields, one per simulation."""
     flow.math.seed(0)
     shape = [flow.batch(batch=simulations)]
     if equation.name == "burgers":
@@ -42,14 +42,14 @@ def random_field(equation: Equation, resolution: int, simulations: int) -> Field
 
 
 def to_numpy(field: Field) -> NDArray[np.float32]:
-    """The values of a field as ``[simulation, channel, x, y]``."""
+    """Return a field's values as ``[simulation, channel, x, y]``."""
     dimensions = ["batch", "vector", "x", "y"] if "vector" in field.shape else ["batch", "x", "y"]
     values: NDArray[np.float32] = field.values.numpy(dimensions).astype(np.float32)
     return values if "vector" in field.shape else values[:, np.newaxis]
 
 
 def from_numpy(equation: Equation, values: NDArray[np.float32]) -> Field:
-    """The field with values of ``[simulation, channel, x, y]``."""
+    """Return the field with values of ``[simulation, channel, x, y]``."""
     batch, spatial = flow.batch("batch"), flow.spatial("x,y")
     if equation.name == "burgers":
         tensor = flow.math.tensor(values, batch, flow.channel(vector="x,y"), spatial)

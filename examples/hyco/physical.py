@@ -1,4 +1,4 @@
-"""Recovers what a simulation began with, or a coefficient of its equation, from its frames."""
+"""Recovery of a simulation's first frame, or of a coefficient of its equation, from its frames."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hyco.simulations import simulation_files
 
 
 class PhysicalTrainer:
-    """An inverse problem that PhiFlow's ``math.minimize`` solves through the differentiable simulation.
+    """Inverse problem that PhiFlow's ``math.minimize`` solves through the differentiable simulation.
 
     Args:
-        config: The experiment.
-        params: Its training's part.
+        config: Configuration of the experiment.
+        params: Configuration of the training.
 
     Raises:
-        ValueError: what is to be learned is neither the field nor the coefficient.
+        ValueError: the learnable parameter is neither the field nor the coefficient.
     """
 
     def __init__(self, config: Config, params: PhysicalParams) -> None:
@@ -37,7 +37,7 @@ class PhysicalTrainer:
             )
 
     def train(self) -> None:
-        """Loads the frames, minimises, and tells how close it came."""
+        """Load the frames, minimise, and print the error."""
         if hasattr(self, "memory_monitor"):
             self.memory_monitor.on_epoch_start()
         self.frames = self._ground_truth()
@@ -50,14 +50,14 @@ class PhysicalTrainer:
         print(self._verdict(found))
 
     def _optimize(self) -> Any:
-        """``math.minimize``, watched where that is wanted; its last estimate, converged or not."""
+        """Return the last estimate of ``math.minimize``, converged or not."""
         limits = {"abs_tol": self.params.abs_tol, "max_iterations": self.params.epochs}
         solve = flow.Solve(
             self.params.method, x0=self._guess(), suppress=(flow.NotConverged,), **limits
         )
         if not hasattr(self, "memory_monitor"):
             return flow.math.minimize(self.loss_function, solve)
-        # Outermost: within jit_compile it would be called while tracing alone.
+        # watch_loss is the outermost wrapper: inside jit_compile it would be called only while tracing.
         watched = memlog.watch_loss(
             self.loss_function, verbose_evaluations=self.memory_monitor.verbose_batches
         )
@@ -65,7 +65,7 @@ class PhysicalTrainer:
             return flow.math.minimize(watched, solve)
 
     def loss_function(self, learnable: Any) -> Any:
-        """Mean over the frames of the squared distance to the ground truth, one value a simulation."""
+        """Return the squared distance to the ground truth, averaged over frames, one value per simulation."""
         start, coefficient = self.frames[0], flow.math.tensor(self.true_value)
         if self.wanted.name == self.field:
             start = learnable
@@ -78,7 +78,7 @@ class PhysicalTrainer:
         return total / len(self.frames[1:])
 
     def _ground_truth(self) -> list[Field]:
-        """The first frames of the simulations to learn from, side by side."""
+        """Return the first frames of the simulations to learn from, as one batch."""
         files = simulation_files(self.config)
         chosen = [np.load(files[number]) for number in self.params.train_sim or range(len(files))]
         frames = np.stack(chosen, axis=1)[: self.params.num_predict_steps + 1]

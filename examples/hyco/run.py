@@ -1,10 +1,10 @@
-"""Runs one experiment of ``conf/``, with memlog where its configuration says so.
+"""One experiment of ``conf/``, with memlog if its configuration enables it.
 
     python run.py --config-name=burgers_experiment trainer=synthetic_with_memory
     python run.py --config-name=heat_physical_experiment trainer=physical_with_memory
 
-The trainers know of memlog's monitors only; ``memlog.init`` below takes the tracker and the alerts from the
-configuration's section ``memlog``, and both keys of the monitors from ``trainer_params``.
+The trainers use memlog's monitors only. ``memlog.init`` below takes the tracker and the alerts from the
+configuration's section ``memlog``, and the two keys of the monitors from ``trainer_params``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hyco.config import Config, read_config
 
 
 class Trainer(Protocol):
-    """What the two trainers have in common."""
+    """Interface of both trainers."""
 
     def train(self) -> None:
-        """Trains."""
+        """Train."""
 
 
 def trainer_for(config: Config) -> Trainer:
-    """Imports what the experiment needs, and no more: PhiFlow takes two seconds."""
+    """Return the experiment's trainer. Only its module is imported, because PhiFlow takes two seconds."""
     if config.synthetic and config.network:
         from hyco.synthetic import SyntheticTrainer  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""Simulations on disk: PhiFlow makes them once, as one ``.npy`` file each."""
+"""Simulations on disk: PhiFlow computes them once, one ``.npy`` file each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyco.config import Config
 
 
 def simulation_files(config: Config) -> list[Path]:
-    """The files of ``[frame, channel, x, y]``, which are made where they are missing."""
+    """Return the simulations' files of ``[frame, channel, x, y]``; create them if any is missing."""
     files = [config.folder / f"sim_{number:06d}.npy" for number in range(config.data.n_sims)]
     if not all(file.exists() for file in files):
         print(f"Simulating {len(files)} x {config.data.n_frames} frames into {config.folder}")
@@ -22,8 +22,8 @@ def simulation_files(config: Config) -> list[Path]:
 
 
 def _simulate(config: Config) -> NDArray[np.float32]:
-    """All simulations at once, as ``[simulation, frame, channel, x, y]``."""
-    from hyco.equations import random_field, time_step, to_numpy  # noqa: PLC0415 - 2 s, and once
+    """Compute all simulations at once, as ``[simulation, frame, channel, x, y]``."""
+    from hyco.equations import random_field, time_step, to_numpy  # noqa: PLC0415 - takes 2 s
 
     step = time_step(config.equation)
     [coefficient] = config.equation.pde_params.values()
@@ -36,7 +36,7 @@ def _simulate(config: Config) -> NDArray[np.float32]:
 
 
 def _save(file: Path, frames: NDArray[np.float32]) -> None:
-    """A command that runs beside this one sees a whole file or none."""
+    """Write a file under another name and rename it, so that a parallel run never reads a partial file."""
     beginning = file.with_suffix(".part")
     with beginning.open("wb") as stream:
         np.save(stream, frames)

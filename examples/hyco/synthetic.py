@@ -1,4 +1,4 @@
-"""Trains a network to go on with simulations."""
+"""Training of a network that continues simulations."""
 
 # PyTorch leaves Tensor.backward without types.
 # mypy: allow-untyped-calls
@@ -19,12 +19,12 @@ from hyco.unet import UNet
 
 
 class SyntheticTrainer:
-    """An autoregressive rollout: the network goes on from its own predictions.
+    """Trainer with autoregressive rollouts: the network continues from its own predictions.
 
     Args:
-        config: The experiment.
-        params: Its training's part.
-        shape: Its network's part.
+        config: Configuration of the experiment.
+        params: Configuration of the training.
+        shape: Configuration of the network.
     """
 
     def __init__(self, config: Config, params: SyntheticParams, shape: UNetShape) -> None:
@@ -45,7 +45,7 @@ class SyntheticTrainer:
             )
 
     def train(self) -> None:
-        """All epochs."""
+        """Train for all epochs."""
         epochs = self.params.epochs
         for epoch in range(epochs):
             loss = self._train_epoch()
@@ -66,7 +66,7 @@ class SyntheticTrainer:
         return total.item() / len(self.loader)
 
     def _rollout_loss(self, frame: Tensor, following: Tensor) -> Tensor:
-        """Mean squared error over all predicted frames."""
+        """Return the mean squared error over all predicted frames."""
         losses = []
         amp = self.params.use_amp
         with torch.autocast(self.device.type, dtype=self.precision, enabled=amp):
@@ -83,7 +83,7 @@ class SyntheticTrainer:
         return predicted
 
     def _learn(self, loss: Tensor, batch_idx: int) -> None:
-        """Adds a batch's gradients, and steps once enough of them have been added."""
+        """Add a batch's gradients; make an optimizer step after every few batches."""
         every, batches = self.params.gradient_accumulation_steps, len(self.loader)
         first = batch_idx - batch_idx % every
         together = min(every, batches - first)  # the last of an epoch may be fewer

@@ -11,7 +11,7 @@ from hyco.config import UNetShape
 
 
 class Block(nn.Sequential):
-    """Two convolutions that see the square as periodic."""
+    """Two convolutions with periodic boundaries."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -22,11 +22,12 @@ class Block(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """From one frame, ``[batch, channel, x, y]``, to the next.
+    """Network that maps a frame, ``[batch, channel, x, y]``, to the next one.
 
     Args:
-        channels: Of a frame.
-        shape: Levels, each half as fine as the one before, and filters of the first.
+        channels: Channels of a frame.
+        shape: Number of levels, each with half the resolution of the one before, and filters of the first
+            level.
     """
 
     def __init__(self, channels: int, shape: UNetShape) -> None:
@@ -43,7 +44,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(widths[0], channels, 1)
 
     def forward(self, frame: Tensor) -> Tensor:
-        """Adds the predicted change to the frame."""
+        """Return the frame plus the predicted change."""
         hidden, skipped = frame, []
         for level, block in enumerate(self.down):
             hidden = block(hidden if level == 0 else self.pool(hidden))

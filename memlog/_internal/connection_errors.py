@@ -1,4 +1,4 @@
-"""Why a connection failed, in a few words: clients say it with classes and the numbers of objects."""
+"""Short reasons for failed connections, in place of the clients' messages with class names and object ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POOL = re.compile(
 
 
 def reason_of(text: str) -> str | None:
-    """Why a connection failed, by what a client says of it; ``None`` where it says something else."""
+    """Return why a connection failed, read from a client's message; ``None`` if it tells no such reason."""
     for signs, reason in _REASONS:
         if any(sign in text for sign in signs):
             return reason
@@ -41,7 +41,7 @@ def reason_of(text: str) -> str | None:
 
 
 def address_in(text: str) -> str | None:
-    """The server that a client says it could not reach; ``None`` where it does not."""
+    """Return the server that a client's message names as unreachable; ``None`` if it names none."""
     found = _POOL.search(text)
     if found is None:
         return None
@@ -49,12 +49,12 @@ def address_in(text: str) -> str | None:
 
 
 def does_not_answer(tracker: str, address: str | None, reason: str) -> str:
-    """One line for a tracker that can't be reached.
+    """Return one line that says that a tracker can't be reached.
 
     Args:
-        tracker: What people call it, such as ``"MLflow"``.
-        address: Where it is, which may hold a password; ``None`` where that is not known.
-        reason: Why, in a few words.
+        tracker: The tracker's display name, such as ``"MLflow"``.
+        address: The tracker's address, which may hold a password (it is removed); ``None``: unknown.
+        reason: Cause in a few words.
     """
     at = "" if address is None else f" at {bare_address(address)}"
     return f"{tracker}{at} does not answer ({reason})"

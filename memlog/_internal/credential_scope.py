@@ -1,7 +1,7 @@
-"""Whether an address that a run's folder names may be sent the credentials of whoever delivers the run.
+"""Checks before credentials are sent to an address that a run's folder names.
 
-A run's folder may come from anywhere. What the user's environment holds belongs to the tracker that the
-environment itself names: another one gets none of it, unless the user says so.
+A run's folder may come from anywhere. The credentials in the user's environment belong to the tracker that
+the environment names. No other address gets them unless the user allows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from memlog._internal.redact import bare_address
 
-# So strict that no two readers of addresses can take one for different hosts.
+# So strict that no two URL parsers can read different hosts from one address.
 _SERVER = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:[/?#][^\s\\@]*)?",
     re.IGNORECASE,
@@ -30,27 +30,30 @@ _SECRET = re.compile(
 
 
 class Home(msgspec.Struct, frozen=True):
-    """What the environment alone says of a tracker."""
+    """A tracker's address and credentials as the environment alone gives them."""
 
     address: str | None
-    """Where it is; ``None``: nobody has said."""
+    """The tracker's address; ``None``: the environment names none."""
     credentials: tuple[str, ...] = ()
-    """Variables and files from which its client would take credentials, whatever the address."""
+    """Variables and files from which the tracker's client would take credentials for any address."""
     own_schemes: frozenset[str] = frozenset()
-    """Of addresses that name no host, but a place in a file of the user's."""
+    """Schemes of addresses that name no host but an entry in one of the user's own files."""
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables that hold credentials, as their names tell."""
+    """Return the variables whose names say that they hold credentials."""
     return tuple(
         sorted(name for name, value in environment.items() if value and _SECRET.search(name))
     )
 
 
 def is_same_place(named: str, known: str | None) -> bool:
-    """Whether an address that a run names is a known one, or of the same server: scheme, host and port.
+    """Return whether ``named`` equals ``known`` or has the same scheme, host and port.
 
-    The run's is taken as it stands: with anything cut out of it, it would be another address.
+    Args:
+        named: Address that a run names. It is compared unchanged: without its password, for example, it would
+            be a different address.
+        known: Address that the user or the environment names; ``None``: none.
     """
     if known is None:
         return False
@@ -62,12 +65,15 @@ def is_same_place(named: str, known: str | None) -> bool:
 
 
 def withheld(address: str | None, home: Home, trusted: Iterable[str] = ()) -> tuple[str, ...]:
-    """The credentials that would go to ``address`` although they are another's; empty: it may be asked.
+    """Return the credentials that ``address`` would get although they belong to another tracker.
 
     Args:
-        address: What a run's folder names; ``None``: nothing.
-        home: What the environment says.
-        trusted: Addresses that the user has named, too.
+        address: Address that a run's folder names; ``None``: it names none.
+        home: The tracker's address and credentials in the environment.
+        trusted: More addresses that the user allows.
+
+    Returns:
+        Names of variables and files; empty if memlog may connect to ``address``.
     """
     if not address or _is_local(address, home):
         return ()
@@ -92,7 +98,7 @@ def _is_local(address: str, home: Home) -> bool:
 
 
 def _netrc_files(address: str) -> Iterator[str]:
-    """The files in which HTTP clients find a password by the address's host, or by none."""
+    """Yield the netrc files in which HTTP clients find a password for the address's host."""
     match = _SERVER.fullmatch(address)
     named = os.environ.get("NETRC")
     for name in [named] if named else ["~/.netrc", "~/_netrc"]:
@@ -102,7 +108,7 @@ def _netrc_files(address: str) -> Iterator[str]:
         except FileNotFoundError:
             continue
         except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            yield name  # other clients may read it all the same
+            yield name  # another client's parser may accept it
             continue
         if match is None or known.authenticators(match["host"].lower()) is not None:
             yield name

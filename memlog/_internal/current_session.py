@@ -1,7 +1,7 @@
-"""The session that is running, as those below it may know it: a place to publish to.
+"""The running session, as the modules below `memlog.session` may use it: an object to publish events to.
 
-`memlog.session` puts it here; the monitors, which can be used without a session, look it up at every
-call, so that they may be made before ``init`` and outlive ``finish``.
+`memlog.session` sets it. The monitors work without a session, too. They look the session up at every call, so
+they can be created before ``init`` and used after ``finish``.
 """
 
 from __future__ import annotations
@@ -14,31 +14,35 @@ from memlog.events import Batch, Event
 
 
 class Publisher(Protocol):
-    """What monitors need of a session. Nothing here raises."""
+    """The part of a session that monitors use. No method raises."""
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is recorded."""
+        """True if the session records."""
 
     @property
     def health(self) -> Diagnostics:
-        """Where errors inside memlog are counted."""
+        """Counter of errors inside memlog."""
 
     @property
     def announced(self) -> bool:
-        """Whether it has said on the console that monitoring is on."""
+        """True if the session has printed that monitoring is on."""
 
     def publish(self, event: Event) -> None:
-        """Puts an event on the bus."""
+        """Put an event on the bus."""
 
     def claim_steps(self) -> None:
-        """From now on the caller alone counts steps."""
+        """Make the caller the only one that counts steps from now on."""
 
     def count_step(self) -> tuple[int, Batch | None] | None:
-        """A step is over: its number, and its event where one was published; ``None``: nobody counts."""
+        """Count a step that has ended.
+
+        Returns:
+            The step's number, and its event if one was published; ``None`` if the session counts no steps.
+        """
 
     def next_evaluation(self) -> int:
-        """The number of the next evaluation of a loss function, from 0."""
+        """Return the number of the next evaluation of a loss function, from 0."""
 
 
 _publisher: Publisher | None = None
@@ -47,14 +51,14 @@ _before_finish: list[Callable[[float], None]] = []
 
 
 def publisher() -> Publisher | None:
-    """The running session, enabled or not; ``None`` where there is none."""
+    """Return the running session, enabled or not; ``None`` if there is none."""
     if _begin is not None:
         _begin()
     return _publisher
 
 
 def set_publisher(new: Publisher | None) -> None:
-    """Says which session is running; one that runs needs not be begun on demand any more."""
+    """Set the running session; ``None``: none runs. A running session ends `begin_on_demand`."""
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
     if new is not None:
@@ -62,22 +66,30 @@ def set_publisher(new: Publisher | None) -> None:
 
 
 def begin_on_demand(begin: Callable[[], object] | None) -> None:
-    """Sets what is called when somebody wants to publish and no session has begun; ``None``: nothing."""
+    """Set the function that `publisher` calls to begin a session when none runs; ``None``: no function."""
     global _begin  # noqa: PLW0603 - the one place that holds it
     _begin = begin
 
 
 def on_demand() -> bool:
-    """Whether a session would be begun for whoever wants to publish."""
+    """Return whether the next call of `publisher` begins a session."""
     return _begin is not None
 
 
 def before_finish(settle: Callable[[float], None]) -> None:
-    """Registers what publishes late: called before a session ends, with the seconds that it may take."""
+    """Register a function that publishes pending events; it is called before a session ends.
+
+    Args:
+        settle: Takes the seconds that it may take.
+    """
     _before_finish.append(settle)
 
 
 def settle(seconds: float) -> None:
-    """Lets everybody publish what is still to come."""
+    """Call every function that `before_finish` registered.
+
+    Args:
+        seconds: Time that each may take.
+    """
     for callback in _before_finish:
         callback(seconds)

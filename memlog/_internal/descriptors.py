@@ -1,7 +1,7 @@
-"""Descriptors that memlog keeps open beside a program that may close them all.
+"""File descriptors that memlog keeps open in a program that may close all descriptors.
 
-A program that becomes a daemon closes every descriptor, and the number is soon another file's: what is then
-written to it, or closes it, harms that file.
+A program that becomes a daemon closes every descriptor. The system then gives the same number to another
+file. If memlog wrote to that number or closed it, it would harm that file.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import os
 import resource
 
 _HIGH = 4096
-"""Numbers that few programs reach: below three quarters of so many, or of what is allowed."""
+"""Few programs open more than three quarters of so many files, or of the allowed number if that is less."""
 
 
 class Descriptor:
-    """A descriptor of memlog's own, closed only where its number still stands for it.
+    """A descriptor that memlog owns and closes only if its number still refers to its file.
 
-    It moves to a high number at once: whoever closes them all, and opens files of its own, gets the lowest
-    ones for these. What is written here then meets no file, rather than a stranger's.
+    It moves to a high number at once. A program that closes all descriptors and then opens files gets the
+    lowest numbers for them. A write by memlog then fails instead of reaching one of those files.
 
     Args:
-        number: It is taken over.
+        number: An open descriptor, which this object takes over.
 
     Attributes:
-        number: Its number now; -1 once it is closed.
+        number: Current number; -1 once it is closed.
     """
 
     def __init__(self, number: int) -> None:
@@ -33,7 +33,7 @@ class Descriptor:
         self.number = _moved(number)
 
     def status(self) -> os.stat_result | None:
-        """What the system says of its file now; ``None`` where it is closed, or the number another's."""
+        """Return the file's status; ``None`` if it is closed or the number refers to another file."""
         try:
             status = os.fstat(self.number)
         except OSError:
@@ -41,17 +41,17 @@ class Descriptor:
         return status if self.stands_for(status) else None
 
     def stands_for(self, status: os.stat_result) -> bool:
-        """Whether ``status`` is of the file that was opened."""
+        """Return whether ``status`` belongs to the file that was opened."""
         return os.path.samestat(status, self._file)
 
     def close(self) -> None:
-        """Closes it where it is still what was opened. Calling it again is harmless."""
+        """Close the file if the number still refers to it. Calling it again is harmless."""
         if self.number >= 0 and self.status() is not None:
             os.close(self.number)
         self.number = -1
 
     def __del__(self) -> None:
-        """Nothing stays open of what was interrupted before anybody could close it."""
+        """Close the file if an interruption came before `close`."""
         self.close()
 
 
@@ -62,7 +62,7 @@ def _moved(number: int) -> int:
         return number
     try:
         high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
-    except OSError:  # there is no room above
+    except OSError:  # no number above is free
         return number
     os.close(number)
     return high

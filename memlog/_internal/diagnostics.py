@@ -1,4 +1,4 @@
-"""Counts of what went wrong and what was dropped, so that nothing disappears in silence."""
+"""Counts of errors inside memlog and of dropped events, so that none goes unnoticed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ logger = logging.getLogger("memlog")
 
 
 MAX_SAID = 200
-"""Causes that are said: what comes after them is counted alone."""
+"""Causes that are logged; later causes are only counted."""
 
 
 def warn(message: str, to: logging.Logger = logger) -> bool:
-    """Logs a warning. Never raises, but for what a signal handler of the user's raised meanwhile.
+    """Log a warning. Raises nothing but the exception of a signal handler that ran meanwhile.
 
-    A handler of log lines is the user's own, and so is the stream that it writes to, which may be closed,
-    full, or without a reader.
+    The log handler and its stream are the user's. The stream may be closed, full, or a pipe without a reader.
 
     Returns:
-        Whether nothing went wrong.
+        False if logging failed.
     """
     try:
         to.warning("%s", message)
@@ -39,45 +38,49 @@ def warn(message: str, to: logging.Logger = logger) -> bool:
 
 
 class Diagnostics:
-    """Counts drops and faults of one process; says each cause once.
+    """Counter of the drops and faults of one process. It logs each cause once.
 
     Attributes:
-        dropped: Number of things lost, by reason (``"journal_full"``, ``"rejected"``, …).
-        faults: Number of errors inside memlog, by where they happened and their type.
+        dropped: Number of lost events, points or files by reason (``"journal_full"``, ``"rejected"``, …).
+        faults: Number of errors inside memlog by activity and exception type.
     """
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self._said: set[str] = set()
-        # A signal handler of the user's may count while its own thread is in here.
+        self._logged: set[str] = set()
+        # A signal handler may count while its own thread holds the lock.
         self._lock = threading.RLock()
         fork.renew(self, "_lock", threading.RLock)
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
-        """Counts ``count`` losses for ``reason`` and warns with ``message`` the first time."""
+        """Count ``count`` losses for ``reason``; log ``message`` the first time."""
         self._count(self.dropped, reason, count)
         self.say_once(reason, message)
 
     def drop_each(self, reason: str, message: str) -> None:
-        """Counts a loss for ``reason`` and warns with each ``message`` once."""
+        """Count one loss for ``reason``; log each different ``message`` once."""
         self._count(self.dropped, reason, 1)
         self.say_once(message, message)
 
     def fault(self, where: str, error: BaseException) -> None:
-        """Counts an error inside memlog; training goes on.
+        """Count and log an error inside memlog, so that training goes on.
+
+        Args:
+            where: What memlog was doing, as the subject of a sentence ("writing the journal").
+            error: The error.
 
         Raises:
-            BaseException: ``error`` itself, where a signal handler of the user's raised it: it is no error
-                of memlog's, and whoever waits for it is further out.
+            BaseException: ``error`` itself if a signal handler of the user's raised it: the user's code
+                expects it.
         """
         if raised_by_handler(error):
             try:
                 raise error
             finally:
-                del (
-                    error
-                )  # its traceback holds this frame, and so the user's variables, in a circle
+                # Its traceback holds this frame: a reference cycle that would keep the user's variables
+                # alive.
+                del error
         cause = f"{where}: {type(error).__name__}"
         self.count_fault(cause)
         self.say_once(
@@ -85,28 +88,28 @@ class Diagnostics:
         )
 
     def count_fault(self, cause: str) -> None:
-        """Counts an error inside memlog of which its caller says what there is to say."""
+        """Count an error inside memlog that the caller logs itself."""
         self._count(self.faults, cause, 1)
 
     def _count(self, counts: Counter[str], cause: str, count: int) -> None:
         with self._lock:
-            # Once there is a figure, adding to it is one step for Python: a signal handler that counts, too,
-            # comes before it or after it.
+            # With the key present, Python runs no signal handler within `+=`. Without it, one could run in
+            # Counter.__missing__, which is Python code, and its count would be lost.
             counts.setdefault(cause, 0)
             counts[cause] += count
 
     def say_once(self, cause: str, message: str) -> None:
-        """Logs ``message`` as a warning, once for each ``cause``."""
+        """Log ``message`` as a warning, once for each ``cause``."""
         with self._lock:
-            if cause in self._said or len(self._said) >= MAX_SAID:
+            if cause in self._logged or len(self._logged) >= MAX_SAID:
                 return
-            self._said.add(cause)
+            self._logged.add(cause)
         if not warn(f"memlog: {message}"):
             self.count_fault("a handler of log lines, or its stream")
 
     @contextmanager
     def contained(self, where: str) -> Iterator[None]:
-        """Runs a block whose errors must not reach the trainer."""
+        """Run a block whose errors must not reach the training loop; count them as faults."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the one place that keeps memlog's errors from training
@@ -114,10 +117,10 @@ class Diagnostics:
 
     @contextmanager
     def contained_callback(self, where: str) -> Iterator[None]:
-        """Runs a function of the user's that was handed over: not even ``sys.exit`` in it ends training.
+        """Run a callback that the user passed to memlog: not even ``sys.exit`` in it ends training.
 
-        Ctrl-C alone passes, and what a signal handler raises: it is the user's own wish, and comes at
-        whatever moment.
+        Only Ctrl-C and exceptions of the user's signal handlers pass: they concern the program, not the
+        callback.
         """
         try:
             yield
@@ -128,7 +131,7 @@ class Diagnostics:
 
 
 def _shown(error: BaseException) -> str:
-    """Without what it holds of passwords; an error of the user's own may be unable to show itself."""
+    """Return an error as text without passwords. The ``__repr__`` of a user's exception may itself fail."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "no more files can be opened: close some, or raise the limit with `ulimit -n`"
     try:

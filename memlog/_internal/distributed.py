@@ -1,4 +1,4 @@
-"""Which of several processes that train together this one is."""
+"""Rank of this process among the processes that train together."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import os
 import sys
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-"""What torchrun and most other launchers set."""
+"""Variables that torchrun and most other launchers set."""
 
 
 def described() -> dict[str, str]:
-    """This process's place, as parameters: ``rank``, ``local_rank``, ``world_size``, ….
+    """Return this process's place as parameters: ``rank``, ``local_rank``, ``world_size``, ….
 
-    From the launcher's environment variables, or from torch's process group where there is one already;
-    empty for a process that trains alone.
+    They come from the launcher's environment variables, or from torch's process group if one exists. The
+    result is empty for a process that trains alone.
     """
     known = {name.lower(): os.environ[name] for name in _VARIABLES if os.environ.get(name)}
     return known if "rank" in known else {**_of_the_process_group(), **known}
 
 
 def is_first() -> bool:
-    """Whether this process trains alone, or is the one of rank 0."""
+    """Return whether this process trains alone or has rank 0."""
     return described().get("rank", "0") == "0"
 
 
 def _of_the_process_group() -> dict[str, str]:
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    # A torch that was built without it has the module with little in it.
+    # In a torch built without distributed support the module exists but lacks this function.
     initialized = getattr(distributed, "is_initialized", None)
     if distributed is None or initialized is None or not initialized():
         return {}

@@ -1,6 +1,6 @@
-"""Knowing, for the price of a comparison, that this process is the child of a ``fork``.
+"""Detection of ``fork`` by comparing one number, and locks that are created anew in the child.
 
-Asking for the process number at each step would be a system call; Python itself tells children.
+Comparing process ids would cost a system call at each step. Python calls a function in each child instead.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 generation = 0
-"""How often this process's line has forked: who remembers another number was copied."""
+"""Number of forks between the first process and this one. An object that stored another number was copied."""
 
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
-"""How to make each lock anew, by its owner and its name."""
+"""Functions that create each lock, by owner and attribute name."""
 
 
 def _forked() -> None:
-    global generation  # noqa: PLW0603 - that is what it is for
+    global generation  # noqa: PLW0603 - other modules read it
     generation += 1
     for owner, locks in list(_locks.items()):
         for attribute, make in locks.items():
@@ -26,15 +26,14 @@ def _forked() -> None:
 
 
 def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
-    """Gives every child a lock of its own: the thread that held the parent's is not there to release it.
+    """Give every child process a new lock: a thread that held the parent's lock is absent in the child.
 
     Args:
-        owner: Who has the lock: a module, or an object, which this does not keep alive.
-        attribute: Under which name.
-        make: Makes a new one.
+        owner: Module or object that has the lock; it is not kept alive.
+        attribute: Attribute of ``owner`` that holds the lock.
+        make: Creates a new lock.
     """
     _locks.setdefault(owner, {})[attribute] = make
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)

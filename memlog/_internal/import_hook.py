@@ -1,7 +1,7 @@
-"""Hearing that a module has been imported.
+"""A callback after the import of a module.
 
-Needs nothing but the interpreter: `memlog/launch/site/sitecustomize.py` loads this file by itself, at the
-start of every Python process, so what it imported would be paid there, ``__future__`` included.
+This file imports nothing but ``sys``: `memlog/launch/site/sitecustomize.py` loads it at the start of every
+Python process, and each import, even ``__future__``, would delay that start.
 """
 
 import sys
@@ -18,8 +18,8 @@ class ImportWatch:
     """A finder on ``sys.meta_path`` that calls back once, right after a module has been imported.
 
     Args:
-        names: The module's full name; of several the one that is imported first.
-        callback: Gets the module. What it raises would reach whoever imports: it must not.
+        names: Full names of modules. The one that is imported first triggers the callback.
+        callback: Takes the module. It must not raise: the exception would reach the user's ``import``.
     """
 
     def __init__(self, *names: str, callback: "Callable[[ModuleType], object]") -> None:
@@ -30,7 +30,7 @@ class ImportWatch:
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """A watched module's own spec, with a loader that calls back; ``None`` for every other."""
+        """Return a watched module's own spec with a loader that calls back; ``None`` for other modules."""
         if fullname not in self._names:
             return None
         for finder in sys.meta_path:
@@ -44,35 +44,35 @@ class ImportWatch:
         return None
 
     def _loaded(self, module: "ModuleType") -> None:
-        # Not when it is found: whoever only asks whether a module is installed finds it, too.
+        # Not in find_spec(): code that only checks if a module is installed calls that, too.
         if self in sys.meta_path:
             self.remove()
             self._callback(module)
 
     def remove(self) -> None:
-        """Stops watching. Calling it again is harmless."""
+        """Stop watching. Calling it again is harmless."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
 class _CallbackLoader:
-    """A module's own loader, and a call when it is done."""
+    """A module's own loader, followed by a call of the callback."""
 
     def __init__(self, loader: "Any", callback: "Callable[[ModuleType], object]") -> None:
         self._loader = loader
         self._callback = callback
 
     def __getattr__(self, name: str) -> "Any":
-        # Resource readers, get_source and the like are the true loader's.
+        # Resource readers, get_source and the like come from the module's own loader.
         return getattr(self._loader, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        """As the true loader does."""
+        """Do what the module's own loader does."""
         created: ModuleType | None = self._loader.create_module(spec)
         return created
 
     def exec_module(self, module: "ModuleType") -> None:
-        """As the true loader does; afterwards the module names that one alone."""
+        """Do what the module's own loader does, restore it on the module, and call the callback."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

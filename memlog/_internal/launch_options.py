@@ -1,7 +1,7 @@
-"""What ``memlog run`` tells the processes that it launches, in one environment variable.
+"""Options that ``memlog run`` passes to the processes that it launches, in one environment variable.
 
-``MEMLOG_LAUNCH`` holds it as JSON, without anything secret. `memlog.settings` takes it for defaults;
-`memlog.launch` begins a session where a script calls nothing.
+``MEMLOG_LAUNCH`` holds them as JSON, without secrets. `memlog.settings` uses them as defaults.
+`memlog.launch` begins a session if a script does not call memlog itself.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The options of ``memlog run``, by the names of `memlog.settings.Settings`.
 
     Attributes:
-        pid: The process that was launched. Comes first: see ``launch/site/sitecustomize.py``.
-        directory: The folder that holds the runs' folders, absolute: scripts change theirs.
-        changed: When it was last changed before that, in nanoseconds as the file system counts them;
-            ``None``: there was no such folder. It changes as a run begins.
+        pid: Process id of the launched process. It is the first field: ``launch/site/sitecustomize.py``
+            relies on that.
+        directory: Folder that holds the runs' folders. The path is absolute because a script may change its
+            working directory.
+        changed: Modification time of ``directory`` before the launch, in nanoseconds of the file system's
+            clock; ``None``: the folder did not exist. A new run changes it.
     """
 
     pid: int
@@ -43,29 +45,29 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: float = 0.01
 
     def encode(self) -> str:
-        """The variable's value."""
+        """Return the value of the environment variable."""
         return msgspec.json.encode(self).decode()
 
 
 def launch() -> Launch | None:
-    """What this process was launched with; ``None`` where ``memlog run`` had no part in it."""
+    """Return the options of ``memlog run`` for this process; ``None`` if ``memlog run`` did not launch it."""
     text = os.environ.get(VARIABLE)
     if not text:
         return None
     try:
         return msgspec.json.decode(text, type=Launch)
-    except msgspec.MsgspecError as error:  # another version's, perhaps: no reason to end a script
-        warn(f"memlog: {VARIABLE} can't be read ({error}) and is passed over")
+    except msgspec.MsgspecError as error:  # perhaps written by another version of memlog
+        warn(f"memlog: {VARIABLE} can't be read ({error}) and is ignored")
         return None
 
 
 def defaults() -> dict[str, Any]:
-    """The launcher's options as defaults for ``init``, those alone that it was given.
+    """Return the options that the launcher was given, as defaults for ``init``.
 
-    A run that was given no name is called after its script; the runs of all ranks but the first name theirs.
+    A run without a name gets the script's file name. All ranks but the first add their rank to the name.
 
-    Of ranks that train together the first alone opens a tracker's run of its own. For the others no
-    backend is named: they join what their script opens, and keep their journal.
+    Only the first rank opens a run in a tracker. The other ranks get no backend: they join the run that their
+    script opens, and write their own journals.
     """
     told = launch()
     if told is None:
@@ -80,6 +82,6 @@ def defaults() -> dict[str, Any]:
 
 
 def _script() -> str | None:
-    """The file name of the program that runs here; ``None`` for ``python -c`` and the like."""
+    """Return the file name of the running script; ``None`` for ``python -c`` and the like."""
     name = PurePath(sys.argv[0]).name if sys.argv else ""
     return None if name in {"", "-", "-c", "-m"} else name

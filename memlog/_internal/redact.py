@@ -1,18 +1,19 @@
-"""Keeping secrets out of files, logs and messages."""
+"""Removal of secrets from text for files, logs and messages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from urllib.parse import quote
 
-# Texts may be anybody's: from one place, each pattern tries a bounded part of what follows.
+# Texts may come from anywhere. From each position a pattern tries a bounded number of characters, so that no
+# text takes long to search.
 _WORD = re.compile(r"\S+")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,31}://(?!/)")
 _NAMES = r"token|pass|pwd|secret|key|sig|auth|credential"
 _EQUALS = r"(?:=|%(?:25)*3D)"
-# A connection string within an address is percent-encoded, perhaps more than once.
+# A connection string inside an address is percent-encoded, perhaps more than once.
 _ENCODED_END = r"%(?:25)*(?:3B|26)"
 _BRACED = r"\{[^}]{0,999}\}|%(?:25)*7B(?:(?!%(?:25)*7D)\S){0,199}%(?:25)*7D"
 _QUERY = re.compile(
@@ -25,7 +26,7 @@ _PART = re.compile(
     rf"(?:{_BRACED}|(?:(?!{_ENCODED_END})[^&;#\s])*)",
     re.IGNORECASE,
 )
-# As in a database's connection string, password='it''s' host=db, and in what clients print.
+# In a database's connection string, such as password='it''s' host=db, and in clients' messages.
 _SETTING = re.compile(
     r"(?P<name>\b\w{0,64}?(?:passw(?:or)?d|passphrase|pwd|secret|api_?key|access_?key|credentials?|token)"
     r"['\"]?\s*[=:]\s*)(?P<value>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|\{[^}]{0,999}\}"
@@ -39,7 +40,7 @@ _HEADER = re.compile(
 
 
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
-# All that \s stands for, and as many code points that never stand for a character.
+# Each blank that \s matches is replaced by a code point that Unicode assigns to no character, and back.
 _SOLID = {
     blank: 0xFDD0 + index
     for index, blank in enumerate((*map(ord, _SPACES), *range(0x2000, 0x200B)))
@@ -47,24 +48,27 @@ _SOLID = {
 _LOOSE = {solid: blank for blank, solid in _SOLID.items()}
 
 _MAX_ADDRESS = 4096
-_MAX_PARTS = 16
+"""Longest address that `remember` reads, in characters."""
+_MAX_PATTERNS = 16
+"""Most patterns of one address."""
 _MAX_REMEMBERED = 64
+"""Most patterns of all addresses, the newest."""
 _SHORTEST = 4
-"""Characters of a password with blanks from which on it is taken out also where it stands alone."""
+"""Least characters of a secret with blanks that is removed also without its address around it."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
-"""Characters that those who escape an address let be."""
+"""Characters that URL libraries leave unescaped: each string is one library's choice."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")
 _ANY_BLANK = r"(?:\s|\+|%[0-9a-fA-F]{2}|\\(?:[tnrvf]|x[0-9a-f]{2}|u[0-9a-f]{4}))+"
 
 _remembered: tuple[str, ...] = ()
-"""Patterns of what addresses held, the newest last."""
+"""Patterns of the users and passwords in remembered addresses, the newest last."""
 _known: re.Pattern[str] | None = None
 
 
 def without_credentials(text: str) -> str:
-    """``text`` with what looks like a user, a password, a key or a token taken out.
+    """Return ``text`` without users, passwords, keys and tokens.
 
-    An address ends at a blank, as far as anybody can tell who was not told of it before (`remember`).
+    An address is taken to end at a blank, unless `remember` was called with it.
     """
     if _known is not None:
         text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
@@ -75,54 +79,73 @@ def without_credentials(text: str) -> str:
 
 
 def bare_address(address: str) -> str:
-    """A whole address, blanks in it or not, without its user, its password and secrets in its query."""
+    """Return an address, which may contain blanks, without user, password and secrets in its query."""
     return without_credentials(address.translate(_SOLID)).translate(_LOOSE)
 
 
 def remember(*addresses: str | None) -> None:
-    """From here on takes the users and passwords of these addresses out of every text.
+    """Remove the users and passwords of these addresses from every later text.
 
-    Clients repeat an address in spellings of their own: escaped or not, with its blanks as one, or from a
-    "/" in the password on.
+    Clients print an address in several spellings: escaped or not, with several blanks as one, or only the
+    part after a "/" in the password.
     """
-    global _remembered, _known  # noqa: PLW0603 - made anew where there is something new
-    parts = [part for address in addresses for part in islice(_parts(address or ""), _MAX_PARTS)]
-    if not set(parts) <= set(_remembered):
-        kept = [part for part in _remembered if part not in parts]
-        _remembered = (*kept, *dict.fromkeys(parts))[-_MAX_REMEMBERED:]
-        # The longest first: of two passwords one may be the beginning of the other.
+    global _remembered, _known  # noqa: PLW0603 - replaced when there is a new pattern
+    new = [
+        found for address in addresses for found in islice(_patterns(address or ""), _MAX_PATTERNS)
+    ]
+    if not set(new) <= set(_remembered):
+        kept = [pattern for pattern in _remembered if pattern not in new]
+        _remembered = (*kept, *dict.fromkeys(new))[-_MAX_REMEMBERED:]
+        # The longest first: one password may be the beginning of another.
         _known = re.compile("|".join(sorted(_remembered, key=len, reverse=True)))
 
 
-def _parts(address: str) -> Iterator[str]:
-    """Patterns of what may stand before an @ in a message, and of secrets with blanks by themselves."""
+def _patterns(address: str) -> Iterator[str]:
+    """Yield patterns of the user and password of an address, and of secrets with blanks in it."""
     scheme = _SCHEME.search(address)
     if scheme is None or len(address) > _MAX_ADDRESS:
         return
-    rest = address[scheme.end() :]
+    for spelling in _spellings(address[scheme.end() :]):
+        yield from _user_patterns(spelling)
+        for secret in _settings(spelling):
+            yield from _secret_pattern(secret)
+
+
+def _spellings(rest: str) -> Iterable[str]:
+    """Return an address without its scheme as clients write it: unchanged, unescaped, escaped in two ways."""
     plain = _ESCAPED.sub(_unescaped, rest)
     escaped = (quote(plain, safe=kept, errors="surrogatepass") for kept in _KEPT_BY_CLIENTS)
-    for written in dict.fromkeys((rest, plain, *escaped)):
-        for at in reversed([found.start() for found in re.finditer("@", written)]):
-            _, colon, password = written[:at].partition(":")
-            if colon:
-                yield f"{_spelt(written[:at])}@"
-                ends = filter(None, re.split("[/?#]", password)[1:])
-                yield from (f"(?<=[/?#]){_spelt(end)}@" for end in ends)
-            yield from _alone(password)
-        for pattern in (_QUERY, _PART):
-            for found in pattern.finditer(written.translate(_SOLID)):
-                yield from _alone(found[0].removeprefix(found["name"]).translate(_LOOSE))
+    return dict.fromkeys((rest, plain, *escaped))
 
 
-def _alone(secret: str) -> Iterator[str]:
-    """Where a secret has blanks, nothing else tells in a message how far it goes."""
+def _user_patterns(spelling: str) -> Iterator[str]:
+    """Yield patterns of the text before each @, the last @ first, because a password may contain an @."""
+    for at in reversed([found.start() for found in re.finditer("@", spelling)]):
+        user = spelling[:at]
+        _, colon, password = user.partition(":")
+        if colon:
+            yield f"{_spelt(user)}@"
+            # A client that splits the address at a "/" in the password prints only the text after it.
+            ends = filter(None, re.split("[/?#]", password)[1:])
+            yield from (f"(?<=[/?#]){_spelt(end)}@" for end in ends)
+        yield from _secret_pattern(password)
+
+
+def _settings(spelling: str) -> Iterator[str]:
+    """Yield the values of secret settings in an address: in its query or in a connection string."""
+    for pattern in (_QUERY, _PART):
+        for found in pattern.finditer(spelling.translate(_SOLID)):
+            yield found[0].removeprefix(found["name"]).translate(_LOOSE)
+
+
+def _secret_pattern(secret: str) -> Iterator[str]:
+    """Yield a pattern of a secret with blanks; no other pattern finds where it ends in a message."""
     if len(secret) >= _SHORTEST and not _WORD.fullmatch(secret):
         yield _spelt(secret)
 
 
 def _spelt(text: str) -> str:
-    """A pattern of ``text`` as messages have it: as it is, or as Python shows a string."""
+    """Return a pattern that matches ``text`` as it is and as Python's ``repr`` shows it."""
     words = []
     for word in re.split(r"\s+", text):
         shown = (word, repr(word)[1:-1], ascii(word)[1:-1], repr(f'"{word}')[2:-1])
@@ -135,11 +158,11 @@ def _unescaped(escaped: re.Match[str]) -> str:
 
 
 def _without_user(word: re.Match[str]) -> str:
-    """A word without what stands between a scheme and the last @.
+    """Return a word without the text between a scheme and the last @.
 
-    A password may hold a raw "/", "@" or quotation mark. An address that has an @ further on loses more than
-    it must, which is the safe side. Where a path follows the scheme at once, as in
-    sqlite:////home/me@work/mlflow.db, there is no user.
+    A password may contain an unescaped "/", "@" or quotation mark. If the path of an address has an @, too
+    much is removed, which is safe. An address whose scheme is followed by a path, such as
+    sqlite:////home/me@work/mlflow.db, has no user.
     """
     text = word[0]
     end = text.rfind("@")

@@ -1,7 +1,7 @@
-"""Bounds on what servers answer, in processes of memlog's own: the helper and the commands.
+"""Limits on the size and duration of servers' answers, in the helper process and in memlog's commands.
 
-The trackers' clients bound the silence between two bytes and nothing else: a server that sends a byte a
-second holds them for hours, and one that sends without end, or a bomb of gzip, takes all memory.
+The trackers' clients limit only the time between two bytes. A server that sends one byte a second would hold
+them for hours. An endless answer, or a small one that unpacks to a huge size, would take all memory.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from memlog._internal.units import format_bytes
 
 MAX_ANSWER = 32 * 1024**2
-"""Bytes, once unpacked, of an answer that a client reads into memory. A list of thousands of files has 2 MiB.
-What is downloaded goes to a file, whose size `memlog pull` bounds."""
+"""Unpacked bytes of an answer that a client reads into memory. A list of thousands of files has 2 MiB.
+Downloads go to a file; `memlog pull` limits their size."""
 _SECONDS = 60.0
-"""Time for an answer that is read into memory, and for one whose client sets no bound."""
+"""Time for an answer that is read into memory, and for one whose client sets no limit."""
 RATE = 1024
-"""Bytes a second that an answer must bring once its client's time for a single read is over."""
+"""Bytes a second that an answer must transfer after its client's time limit for a single read."""
 
 
 def bound_answers() -> None:
-    """Bound every answer that Python's HTTP clients get in this process.
+    """Limit every answer that Python's HTTP clients get in this process.
 
-    Call it in a process of memlog's own: clients of the user's are none of memlog's business.
+    Call it only in memlog's own processes: the user's clients must stay unchanged.
     """
     from requests.adapters import HTTPAdapter  # noqa: PLC0415 - the trackers' clients bring it
 
@@ -39,7 +39,7 @@ def bound_answers() -> None:
 
     def bounded_send(self: Any, request: Any, stream: bool = False, **more: Any) -> Any:
         response = send(self, request, stream=stream, **more)
-        # What a redirect says is read into memory as well, whoever asked.
+        # requests reads a redirect's body into memory even when streaming.
         if not stream or response.is_redirect:
             _bound(response.raw)
         return response
@@ -63,15 +63,15 @@ def patience(seconds: float) -> float:
 
 
 class _Answer(http.client.HTTPResponse):
-    """An answer whose bytes are timed as they arrive, its headers' too."""
+    """An answer with a time limit on all its bytes, headers included."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
-        # All that the parent does with the socket is make a file of it.
+        # The parent class only calls makefile() on the socket.
         super().__init__(_Timed(sock), *arguments, **named)  # type: ignore[arg-type]
 
 
 class _Timed:
-    """A socket as an answer sees it."""
+    """A socket's ``makefile`` method, which returns a file with a time limit."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -81,10 +81,10 @@ class _Timed:
 
 
 class _TimedReader(io.RawIOBase):
-    """Reads an answer, and raises ``TimeoutError`` if that takes too long altogether.
+    """Reader of one answer. It raises ``TimeoutError`` if the whole answer takes too long.
 
     Attributes:
-        limit: Seconds that an answer gets at most, of every one in this process.
+        limit: Longest time for each answer in this process, in seconds; ``None``: each client's own.
     """
 
     limit: float | None = None
@@ -119,7 +119,7 @@ class _TimedReader(io.RawIOBase):
 
 
 def _bound(raw: Any) -> None:
-    """Bound what a response, of urllib3's, brings once it is unpacked."""
+    """Limit the unpacked size and the duration of a urllib3 response."""
     stream = raw.stream
 
     def bounded(amt: int | None = None, decode_content: bool | None = None) -> Iterator[bytes]:

@@ -1,10 +1,10 @@
-"""Reading and writing files of a folder that anybody may have made, without following a link out of it.
+"""Reading and writing files in an untrusted folder without following a link out of it.
 
-A run's folder may come from elsewhere, or be written by others at the same time. So a new file is made under
-a name that nobody can guess, where nothing is yet, and then takes the place of the old one; and what is read
-must be a plain file. Every folder on the way down from the one named is opened as none of a link's, and the
-next thing is looked for in what was opened, so that nothing changes between looking and using. The folder
-that is named may itself be reached through links: the user named it.
+A run's folder may come from another user, or another process may write to it at the same time. A new file is
+created under a random name that does not exist yet, and then replaces the old file. Only regular files are
+read. Every folder below the root is opened without following links, and the next name is looked up relative
+to the open folder. So no path can change between check and use. The root itself may be reached through links:
+the user named it.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from typing import BinaryIO
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Nobody may be at the other end of a pipe: opening it must not wait for that.
+# O_NONBLOCK: opening a pipe must not wait for a process at its other end.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_plain(root: Path, name: str) -> BinaryIO:
-    """Opens a file below ``root`` for reading.
+    """Open a file below ``root`` for reading.
 
     Args:
         root: The folder.
-        name: A path below it, with ``/``.
+        name: Path below ``root``, with ``/``.
 
     Raises:
-        OSError: it can't be read, it is no plain file, or a link leads to it.
-        ValueError: the name leads out of the folder.
+        OSError: the file can't be read, is not a regular file, or a link leads to it.
+        ValueError: ``name`` leads out of ``root``.
     """
     with _parent(root, name) as (folder, last):
         return _plain(_opened(last, _READ, folder, root / name), root / name, "rb")
 
 
 def open_to_append(root: Path, name: str) -> BinaryIO:
-    """Opens a file below ``root``, which is made if it is not there, its folder too, to write at its end.
+    """Open a file below ``root`` to append to it. The file and its folder are created if they are missing.
 
     Raises:
-        OSError: it can't be written, it is no plain file, or a link leads to it.
-        ValueError: the name leads out of the folder.
+        OSError: the file can't be written, is not a regular file, or a link leads to it.
+        ValueError: ``name`` leads out of ``root``.
     """
     with _parent(root, name, make=True) as (folder, last):
         return _plain(_opened(last, _APPEND, folder, root / name), root / name, "ab")
 
 
 def read_plain(root: Path, name: str, max_bytes: int) -> bytes:
-    """What stands in a file below ``root``.
+    """Return the content of a file below ``root``.
 
     Raises:
-        OSError: as `open_plain`, or it is larger than ``max_bytes``.
-        ValueError: the name leads out of the folder.
+        OSError: as `open_plain`, or the file is larger than ``max_bytes``.
+        ValueError: ``name`` leads out of ``root``.
     """
     with open_plain(root, name) as file:
         content = file.read(max_bytes + 1)
@@ -67,11 +67,13 @@ def read_plain(root: Path, name: str, max_bytes: int) -> bytes:
 
 @contextmanager
 def replacing(root: Path, name: str) -> Iterator[BinaryIO]:
-    """Writes a file below ``root``, which takes its place once all is written; folders are made.
+    """Yield a new file that replaces the file ``name`` below ``root`` when the block ends without an error.
+
+    Missing folders are created.
 
     Raises:
-        OSError: it can't be written, or its folder is a link. What was there is as it was.
-        ValueError: the name leads out of the folder.
+        OSError: the file can't be written, or a folder on its path is a link. The old file is unchanged then.
+        ValueError: ``name`` leads out of ``root``.
     """
     with _parent(root, name, make=True) as (folder, last):
         unfinished = _unguessable(last)
@@ -88,10 +90,10 @@ def replacing(root: Path, name: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def beside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new file in ``path``'s folder, and its path, which is gone afterwards.
+    """Yield a new file in ``path``'s folder and its path; remove the file afterwards.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     unfinished = path.with_name(_unguessable(path.name))
     with os.fdopen(os.open(unfinished, _NEW, 0o666), "w+b") as file:
@@ -107,7 +109,7 @@ def _unguessable(name: str) -> str:
 
 @contextmanager
 def _parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """The open folder in which ``name`` is to be looked for, and the last part of it."""
+    """Yield the open folder that contains ``name``, and the last part of ``name``."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\0" in name:
         raise ValueError(f"{name!r} leads out of {root}")
@@ -129,15 +131,15 @@ def _opened(name: str, flags: int, folder: int, path: Path) -> int:
     try:
         return os.open(name, flags, 0o666, dir_fd=folder)
     except OSError as error:
-        told = error.strerror
+        reason = error.strerror
         if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and flags & os.O_DIRECTORY):
-            told = "it is a link, or no folder: what it leads to is left alone"
-        raise type(error)(error.errno, told, str(path)) from None
+            reason = "it is a link, or not a folder: memlog does not follow links here"
+        raise type(error)(error.errno, reason, str(path)) from None
 
 
 def _plain(descriptor: int, path: Path, mode: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no plain file")
+        raise OSError(f"{path} is not a regular file")
     file: BinaryIO = os.fdopen(descriptor, mode)  # type: ignore[assignment]  # both modes are binary
     return file

@@ -1,6 +1,6 @@
-"""Telling the user's own exceptions from memlog's errors.
+"""Distinction between memlog's errors and exceptions that a user's signal handler raises inside memlog.
 
-A signal handler runs between any two instructions, so also inside memlog: what it raises, such as the end
+A signal handler can run between any two instructions, so also inside memlog. Its exception, such as the end
 of a time limit, is meant for the training loop and must reach it.
 """
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 from types import FrameType
 
 _TAKES_ANY_NUMBER = 0x04
-"""Of a code object's flags, by `inspect.CO_VARARGS`: there is an ``*args``."""
+"""Flag of a code object with an ``*args`` parameter, the same as `inspect.CO_VARARGS`."""
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Whether ``error`` comes from a signal handler that interrupted the code which it then went through.
+    """Return whether a signal handler raised ``error`` inside the code that it interrupted.
 
-    A handler's frame is known by its arguments: a signal's number and, as no ordinary call has it, the very
-    frame that it interrupted.
+    A handler's frame has two arguments: the signal's number and the interrupted frame. No ordinary call gets
+    its caller's frame as an argument.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -1,4 +1,4 @@
-"""Writing lines to the standard streams, which may be missing, or unable to show some sign of a line."""
+"""Writing to the standard streams, which may be missing or unable to encode a character."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from memlog._internal.signals import raised_by_handler
 
 
 def out(text: str) -> None:
-    """Writes lines to the standard output.
+    """Write lines to standard output.
 
     Raises:
-        Exception: whatever the stream raises: it may be closed, full, or of the user's own making.
+        Exception: any error of the stream, which may be closed, full, or replaced by the user.
     """
     _write(sys.stdout, text)
 
 
 def err(text: str) -> None:
-    """Writes lines to the standard error.
+    """Write lines to standard error.
 
     Raises:
-        Exception: whatever the stream raises.
+        Exception: any error of the stream.
     """
     _write(sys.stderr, text)
 
 
 def say(message: str) -> None:
-    """Tells the user something on the standard error, in one line that says who speaks.
+    """Print a message on standard error, on one line that begins with ``memlog:``.
 
-    Never raises, but for what a signal handler of the user's raised meanwhile: where the stream is broken
-    there is nobody to tell.
+    Errors of the stream are ignored, because no other place exists to report them. Only an exception of a
+    user's signal handler that ran meanwhile passes.
     """
     try:
         err(f"memlog: {message}")

@@ -1,6 +1,6 @@
-"""What the short texts that users write have in common: words, numbers, sizes, and a caret under a mistake.
+"""Parser for users' short expressions: words, numbers, sizes, and errors with a caret under the mistake.
 
-Alert rules (``host.rss > 80%``) and comparison gates (``device.peak > +5%``) are read with it.
+Alert rules (``host.rss > 80%``) and comparison gates (``device.peak > +5%``) use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from memlog.errors import ConfigurationError
 
 Comparison: TypeAlias = Literal[">", ">=", "<", "<="]
 
-MAX_LENGTH = 200
 DEVICE_MEASURES = ("allocated", "reserved", "peak", "fragmentation")
 SIZE_NAMES = "B, KiB, MiB, GiB or TiB"
 """KB, MB, GB and TB mean the same: everywhere in memlog "MB" is 1024² bytes."""
@@ -34,7 +33,7 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """A piece of the text."""
+    """A word, number or sign of the text."""
 
     kind: str
     """``number``, ``word``, ``sign`` or ``end``."""
@@ -44,20 +43,18 @@ class Token(NamedTuple):
 
 
 class Reader:
-    """Reads one text from left to right.
+    """Reader of one text, from left to right.
+
+    The message of every error has three lines: the remedy, the text, and a caret under the mistake.
 
     Args:
-        text: It.
-        what: What it ought to be, with its article, for the message where it is not.
-
-    Raises:
-        ConfigurationError: it is too long. The message has three lines, as all of a reader's: what would
-            be right, the text, and a caret under the place.
+        text: The text.
+        what: Name of the expression for error messages, with its article ("an alert rule").
     """
 
     def __init__(self, text: str, what: str) -> None:
         self._what = what
-        self._text = text[:MAX_LENGTH]
+        self._text = text
         self._tokens = [
             Token(str(match.lastgroup), match.group(), match.start(), match.end())
             for match in _TOKEN.finditer(self._text)
@@ -66,41 +63,38 @@ class Reader:
         end = len(self._text.rstrip())
         self._tokens.append(Token("end", "", end, end))
         self._at = 0
-        if len(text) > MAX_LENGTH:
-            place = Token("end", "", MAX_LENGTH - 1, MAX_LENGTH)
-            raise self.error(f"write at most {MAX_LENGTH} characters", place)
 
     @property
     def next(self) -> Token:
-        """What comes now."""
+        """The next token, which is not consumed."""
         return self._tokens[self._at]
 
     @property
     def after_next(self) -> str:
-        """The text of what comes then."""
+        """Text of the token after `next`."""
         return self._tokens[min(self._at + 1, len(self._tokens) - 1)].text
 
     def take(self) -> Token:
-        """Goes on."""
+        """Consume and return the next token."""
         token = self.next
         self._at += token.kind != "end"
         return token
 
     def took_word(self, *words: str) -> bool:
-        """Goes on where one of the words comes."""
+        """Consume the next token if it is one of these words; return whether it was."""
         found = self.next.kind == "word" and self.next.text in words
         self._at += found
         return found
 
     def took_sign(self, sign: str) -> bool:
-        """Goes on where the sign comes."""
+        """Consume the next token if it is this sign; return whether it was."""
         found = self.next.kind == "sign" and self.next.text == sign
         self._at += found
         return found
 
     def error(self, remedy: str, token: Token | None = None) -> ConfigurationError:
-        """What to raise; the caret stands under the token, or under what comes now."""
-        # What can't be printed keeps its width, so that the caret stays under the place.
+        """Return an error to raise, with a caret under ``token`` (by default the next token)."""
+        # Each unprintable character becomes one character, so that the caret stays under the mistake.
         shown = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in self._text)
         place = (token or self.next).start
         return ConfigurationError(
@@ -108,14 +102,18 @@ class Reader:
         )
 
     def comparison(self) -> Comparison | None:
-        """Goes on where a comparison comes."""
+        """Consume and return a comparison; ``None`` if the next token is none."""
         for comparison in _COMPARISONS:
             if self.took_sign(comparison):
                 return comparison
         return None
 
     def device(self) -> tuple[str, str] | None:
-        """Goes on where a measure of one device comes, such as ``cuda0.peak``: the device and the measure."""
+        """Consume a measure of one device, such as ``cuda0.peak``.
+
+        Returns:
+            The device and the measure; ``None`` if the next token is no such measure.
+        """
         owner, _, measure = self.next.text.partition(".")
         is_device = _DEVICE.fullmatch(owner) is not None and not owner.startswith("gpu")
         if self.next.kind != "word" or not is_device or measure not in DEVICE_MEASURES:
@@ -124,7 +122,7 @@ class Reader:
         return owner, measure
 
     def refuse_torchs_name(self) -> None:
-        """A device is not spelt as torch does here: ``cuda:0.peak`` has a level's colon in it."""
+        """Raise an error if a device is spelt as in torch, ``cuda:0.peak``: the colon marks a level here."""
         owner, colon, number, dot, measure = (
             self._tokens[min(self._at + ahead, len(self._tokens) - 1)] for ahead in range(5)
         )
@@ -135,7 +133,10 @@ class Reader:
             raise self.error(f"write {name}{number.text}.{measure.text}")
 
     def size(self, number: Token) -> float:
-        """Takes the unit of a size, whose number has been taken.
+        """Consume the unit of a size.
+
+        Args:
+            number: The size's number, already consumed.
 
         Returns:
             Bytes.
@@ -150,6 +151,10 @@ class Reader:
         return size
 
     def end(self, what: str) -> None:
-        """Nothing may follow."""
+        """Raise an error if more text follows.
+
+        Args:
+            what: Name of the expression for the message.
+        """
         if self.next.kind != "end":
-            raise self.error(f"the {what} is over here: leave out what follows")
+            raise self.error(f"the {what} ends here: remove the rest")

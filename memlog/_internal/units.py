@@ -1,7 +1,7 @@
-"""Bytes and the text that people write for them.
+"""Conversion of bytes to MiB and to text for people.
 
-Everywhere in memlog "MB" and "MiB" mean 1024² bytes, as in the tools that it takes over from; names of
-metrics say ``mib``.
+Everywhere in memlog "MB" and "MiB" mean 1024² bytes, as in the tools that it replaces. Names of metrics use
+``mib``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def mib(size: int | None) -> float | None:
-    """Bytes as MiB; ``None`` (unknown) stays ``None``."""
+    """Convert bytes to MiB; ``None`` (unknown) stays ``None``."""
     return None if size is None else size / MIB
 
 
 def format_bytes(size: float | None) -> str:
-    """A size for a person: ``"1.5 GiB"``, ``"512 B"``, ``"unknown"`` for ``None``."""
+    """Return a size as text: ``"1.5 GiB"``, ``"512 B"``, ``"unknown"`` for ``None``."""
     if size is None:
         return "unknown"
     scaled = float(size)

@@ -1,9 +1,8 @@
-"""Judging events by the rules: a subscriber that publishes an `Alert` when a threshold is crossed.
+"""Evaluation of alert rules: a subscriber that publishes an `Alert` when a threshold is crossed.
 
-What it publishes is a pure function of the rules, the host's limit, the events, and what of the
-process's memory is mapped files or garbage. The figures of the
-process and its devices are judged in the trainer's process, those of the process tree and the machine
-where they are read: in the helper process.
+The alerts are a pure function of the rules, the host's limit, the events, and the sizes of mapped files and
+garbage in the process. The trainer's process judges its own figures and its devices'. The helper process
+judges the process tree and the machine, because it reads those figures.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from memlog.events import Alert, Batch, Device, DeviceReading, Epoch, Evaluation
 from memlog.metrics import fragmentation
 
 COOLDOWN_S = 300.0
-"""Between two alerts of one rule about one thing."""
-MAX_SERIES = 64
-"""Devices that a rule is judged for, at most."""
+"""Least seconds between two alerts of one rule about the same device or host."""
 
 Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
 
@@ -41,16 +38,16 @@ def engine_for(
     *,
     sampled: bool = False,
 ) -> AlertEngine | None:
-    """The engine for those of the rules that this process judges; ``None`` where there are none.
+    """Return an engine for the rules that this process judges; ``None`` if it judges none.
 
     Args:
         rules: All rules.
         publish: Takes the alerts.
         diagnostics: Counts errors.
-        pid: The trainer's process number: its control group is the limit that ``%`` means.
+        pid: The trainer's process id. The memory limit of its control group is 100% of a host figure.
         on_alert: Called with each alert after it was published; its errors are counted.
         files: As for `AlertEngine`.
-        sampled: Whether this is the helper process.
+        sampled: True in the helper process.
     """
     mine = [rule for rule in rules if rule.sampled == sampled]
     if not mine:
@@ -61,17 +58,18 @@ def engine_for(
 
 
 class AlertEngine:
-    """Judges events, from any thread.
+    """Subscriber that judges events by rules; events may come from any thread.
 
     Args:
-        rules: What to judge by.
+        rules: The rules.
         publish: Takes the alerts, on the thread of the event that caused them.
-        diagnostics: Counts the callback's errors, and is told of limits that are unknown.
-        limit: Bytes that ``%`` of a host's figure is of.
-        cooldown: Seconds between two alerts of one rule about one thing, by the events' own time.
-        on_alert: Called with each alert after it was published.
-        files: Says how many bytes of this process's resident set are pages of mapped files, where that is
-            known: reading a file in is no growth.
+        diagnostics: Counts the callback's errors and logs unknown limits.
+        limit: Bytes that are 100% of a host figure; ``None``: unknown.
+        cooldown: Seconds between two alerts of one rule about the same device or host, in the events' own
+            time.
+        on_alert: Called with each alert after it was published; ``None``: no callback.
+        files: Returns the bytes of this process's resident set that are pages of mapped files; ``None`` if
+            unknown. Reading a file is not counted as growth.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class AlertEngine:
         self._diagnostics = diagnostics
         self._on_alert = on_alert
         self._limits: dict[str, int | None] = {"host": limit}
-        # A signal handler may publish while its own thread is in here.
+        # A signal handler may publish while its own thread holds the lock.
         self._lock = threading.RLock()
         self._watches = watches = [
             _Watch(rule, self._limits, diagnostics, round(cooldown * 1e6), files) for rule in rules
@@ -100,7 +98,7 @@ class AlertEngine:
         }
 
     def __call__(self, event: Event) -> None:
-        """Judges one event."""
+        """Judge one event."""
         judges = self._judges.get(type(event))
         if judges:
             alerts: list[Alert] = []
@@ -108,22 +106,22 @@ class AlertEngine:
                 for judge in judges:
                     judge(event, alerts)
             for alert in alerts:
-                self._tell(alert)
-        elif isinstance(event, Device) and len(self._limits) <= MAX_SERIES:
+                self._raise_alert(alert)
+        elif isinstance(event, Device):
             self._limits[event.name] = event.capacity
 
     def never_judged(self) -> dict[str, str]:
-        """Rules of which nothing can be said, since no value of theirs was ever compared; and why."""
+        """Return the rules for which no value was ever compared with the threshold, with the reasons."""
         return {watch.text: why for watch in self._watches if (why := watch.why_not_judged())}
 
     def recall(self, alerts: Iterable[Alert]) -> None:
-        """What had fired before a new helper process began to judge does not do so again at once."""
+        """Restore alerts of an earlier helper process, so that their rules do not fire again at once."""
         for watch in self._watches:
             for alert in alerts:
                 if alert.rule == watch.text:
                     watch.recall(alert)
 
-    def _tell(self, alert: Alert) -> None:
+    def _raise_alert(self, alert: Alert) -> None:
         self._publish(alert)
         if self._on_alert is not None:
             with self._diagnostics.contained_callback("on_alert"):
@@ -131,7 +129,7 @@ class AlertEngine:
 
 
 class _Series:
-    """One rule about one thing: the host, or a device."""
+    """State of one rule for the host or for one device."""
 
     __slots__ = ("limit", "meter", "trigger")
 
@@ -143,7 +141,7 @@ class _Series:
 
 
 class _Watch:
-    """One rule, judged for everything that it is about."""
+    """One rule and its state for every device, or for the host."""
 
     def __init__(
         self,
@@ -163,28 +161,28 @@ class _Watch:
         self.judge = self._judge_host if rule.figure.startswith("host.") else self._judge_devices
         self.kinds = _kinds(rule)
         self.text = rule.text
-        self._asked = self._devices = self._known = self._judged = False
+        self._event_seen = self._device_seen = self._value_read = self._judged = False
 
     def recall(self, alert: Alert) -> None:
-        """Takes an alert about the host for its own."""
+        """Restore an earlier alert about the host, as if this watch had raised it."""
         self._judged = True
         series = self._begin("host")
         if series is not None:
             series.trigger.has_fired(alert.time_us)
 
     def why_not_judged(self) -> str | None:
-        """Why no value was ever compared with the threshold; ``None`` where one was."""
+        """Return why no value was ever compared with the threshold; ``None`` if one was."""
         if self._judged:
             return None
         return self._why_no_value() or self._why_not_compared()
 
     def _why_no_value(self) -> str | None:
         rule = self._rule
-        if not self._asked:
+        if not self._event_seen:
             return _NOTHING_CAME[self.kinds]
-        if rule.figure.startswith("device.") and not self._devices:
+        if rule.figure.startswith("device.") and not self._device_seen:
             return f"there was no {rule.device or 'accelerator'}"
-        return None if self._known else f"{rule.attribute} could not be read"
+        return None if self._value_read else f"{rule.attribute} could not be read"
 
     def _why_not_compared(self) -> str:
         rule = self._rule
@@ -196,22 +194,22 @@ class _Watch:
         return f"no {rule.held_axis} came, and it is to hold for {rule.hold}"
 
     def _judge_host(self, event: Reading, alerts: list[Alert]) -> None:
-        self._asked = True
+        self._event_seen = True
         value = getattr(event, self._attribute)
         if value is not None:
             self._take("host", value - self._of_files(event), event, alerts)
 
     def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """A growth without the cycles that Python had not come to collect; ``None``: they were all of it."""
+        """Return growth without garbage that Python had not collected; ``None`` if all was garbage."""
         if self._rule.figure != "host.rss":
             return growth
-        from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - for an alarm
+        from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - needed at an alarm only
 
         found = collect_garbage()
         return growth if found is None else meter.without_garbage(found.freed, found.left)
 
     def _of_files(self, event: Reading) -> int:
-        """What growth leaves out: the kernel drops the pages of mapped files if it needs room."""
+        """Return bytes of mapped files, which don't count as growth: the kernel can drop these pages."""
         if self._rule.growth is None:
             return 0
         if isinstance(event, Sample):
@@ -219,10 +217,10 @@ class _Watch:
         return self._files() or 0
 
     def _judge_devices(self, event: Batch | Epoch | Evaluation, alerts: list[Alert]) -> None:
-        self._asked = True
+        self._event_seen = True
         for reading in event.devices:
             if self._rule.device is None or self._rule.device == reading.name:
-                self._devices = True
+                self._device_seen = True
                 value = self._value(reading)
                 if value is not None:
                     self._take(reading.name, value, event, alerts)
@@ -234,7 +232,7 @@ class _Watch:
         return value
 
     def _take(self, subject: str, value: float, event: Reading, alerts: list[Alert]) -> None:
-        self._known = True
+        self._value_read = True
         series = self._series.get(subject)
         if series is None:
             series = self._begin(subject)
@@ -264,8 +262,6 @@ class _Watch:
                 "write a size in place of %",
             )
             return None
-        if len(self._series) >= MAX_SERIES:
-            return None
         series = self._series[subject] = _Series(self._rule, limit, self._cooldown_us)
         return series
 
@@ -281,7 +277,7 @@ _ATTRIBUTES = {"tree": "tree_pss"}
 
 
 def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
-    """The events that a rule is judged by."""
+    """Return the types of events that a rule is judged by."""
     if rule.sampled:
         return (Sample,)
     if rule.growth is None:
@@ -290,7 +286,7 @@ def _kinds(rule: Rule) -> tuple[type[Reading], ...]:
 
 
 def _index(event: Reading, rule: Rule) -> int | None:
-    """Where an event lies on the axis by which its rule is judged."""
+    """Return an event's index on the axis of a rule; ``None`` if it has none."""
     if isinstance(event, Evaluation):
         return None
     if rule.growth is not None and rule.growth.axis == "epoch" and isinstance(event, Epoch):

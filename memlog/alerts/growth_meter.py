@@ -1,4 +1,4 @@
-"""Rules that say ``grows``: which levels are judged, when, and which growth is an alarm of its own."""
+"""Rules with ``grows``: choice of the levels to judge, and decision which growth raises a new alarm."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ from memlog.alerts.rules import Rule
 from memlog.growth import FEW, keeps_growing, trend
 
 LEAST_STEPS = 20
-"""Steps that a rule is judged by at least: growth has to outlast warm-up."""
+"""Fewest steps by which a rule is judged: growth has to outlast warm-up."""
 LEAST_EPOCHS = 3
 _MOST = 128
-"""Levels that a window holds at most."""
+"""Most levels in a window."""
 _JOINED = 4
-"""Levels of a window of which the lowest is one level of the next, longer window."""
+"""Levels of a window that become one level of the next, longer window: their lowest."""
 _LONGER = 2
-"""Windows that are longer than the rule names: they show growth that comes in stairs, or in noise."""
+"""Windows longer than the rule's own: they show growth in large steps, or growth hidden by noise."""
 _LOOKS = 8
-"""How often a window is judged while all its levels are replaced once."""
+"""Number of times that a window is judged while all its levels are replaced once."""
 _OVER = 0.5
-"""Share of a rule's growth below which growth is over."""
+"""Share of a rule's growth below which growth counts as ended."""
 _GARBAGE = 0.25
-"""Share of a growth from which on what a collection frees may be its cause."""
+"""Least share of a growth that a garbage collection must free to count as a possible cause."""
 _LARGER = 2
-"""Times as fast as the last alarm's growth, from which on growth is an alarm of its own."""
+"""Factor over the last alarm's growth from which growth raises a new alarm."""
 
 
 class _Look(NamedTuple):
-    """What a window shows."""
+    """Result of judging a window."""
 
     pace: float
     """Growth per epoch or step."""
     level: float
-    """At its end."""
+    """Level at the window's end, in bytes or as a ratio."""
     span: float
-    """Epochs or steps that it covers."""
+    """Epochs or steps that the window covers."""
     lasts: bool
-    """Whether it grew throughout, as fast as the rule names."""
+    """True if the level grew throughout, at least as fast as the rule says."""
 
 
 _NOTHING = _Look(0.0, 0.0, 0.0, lasts=False)
 
 
 class _Alarm(NamedTuple):
-    """The last growth that was an alarm."""
+    """The last growth that raised an alarm."""
 
     pace: float
     window: int
-    """The number of the window that showed it."""
+    """Number of the window that showed it."""
     time_us: int
 
 
 class GrowthMeter:
-    """One rule's state for one series of levels.
+    """State of one rule for one series of levels.
 
-    Windows of several lengths hold the levels; the first that can covers as much as the rule names. So
-    memory is bounded, whatever that is. All of them begin anew after an alarm, and when growth is over: the
-    next alarm is of what came since.
+    Windows of several lengths hold the levels. The shortest window that can covers as many steps or epochs as
+    the rule names, so memory is bounded for any rule. All windows are cleared after an alarm and when growth
+    ends: the next alarm is about later growth.
 
     Args:
         rule: A rule with a `Growth`.
-        threshold: The growth that it names, in the levels' unit.
-        cooldown_us: Time after an alarm in which growth is another one only if it is much faster, or leads
-            above the level that had been reached then.
+        threshold: The rule's growth, in the levels' unit.
+        cooldown_us: Microseconds after an alarm in which new growth raises another alarm only if it is much
+            faster or goes above the level that the last growth reached.
     """
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
@@ -89,27 +89,27 @@ class GrowthMeter:
         self._span = 0.0
         self._collected: tuple[int, int] | None = None
         self.judged = False
-        """Whether there were enough levels once."""
+        """True once there were enough levels to judge."""
 
     def take(self, level: float, index: int, time_us: int) -> float | None:
-        """Takes the level at an epoch or step; says which growth is an alarm, if any.
+        """Take the level at an epoch or step; return a growth that raises an alarm.
 
         Args:
-            level: Of the figure that the rule is about.
-            index: The epoch's or step's number.
-            time_us: The event's own time, Unix time in microseconds.
+            level: Value of the rule's figure.
+            index: Number of the epoch or step.
+            time_us: Unix time of the event in microseconds.
 
         Returns:
-            Growth in as many epochs or steps as the rule names.
+            Growth in as many epochs or steps as the rule names; ``None``: no alarm.
         """
         if self._first is None:
             self._first = index
-        elif index == self._last:  # looked at from outside several times in one step
+        elif index == self._last:  # the helper process may sample several times within one step
             self._windows[0].lower(level)
             return None
         elif index < self._last:
             self._begin_anew()
-        if self._active:  # one spike alone is no level that was reached
+        if self._active:  # a level counts as reached if two readings in a row show it
             self._highest = max(self._highest, min(level, self._before))
         self._last, self._before = index, level
         joined: float | None = level
@@ -126,16 +126,16 @@ class GrowthMeter:
         return None
 
     def without_garbage(self, freed: int, left: int) -> float | None:
-        """What the last alarm's growth is without garbage; takes the alarm back if that is too little.
+        """Return the last alarm's growth without garbage; withdraw the alarm if too little is left.
 
-        Garbage may be much, and hide a leak beside it: so what two collections leave is compared, too.
+        Much garbage may hide a leak. So the bytes in use after two collections are compared, too.
 
         Args:
-            freed: Bytes that collecting has just freed.
-            left: Bytes that are in use after it.
+            freed: Bytes that a garbage collection has just freed.
+            left: Bytes in use after it.
 
         Returns:
-            Growth in as many epochs or steps as the rule names; ``None``: it was no alarm.
+            Growth in as many epochs or steps as the rule names; ``None``: the alarm is withdrawn.
         """
         before, self._collected = self._collected, (self._last, left)
         pace = 0.0 if self._alarm is None else self._alarm.pace
@@ -150,7 +150,7 @@ class GrowthMeter:
         return pace * self._every
 
     def why_not_judged(self) -> str:
-        """Why there were never enough levels."""
+        """Return why there were never enough levels."""
         seen = 0 if self._first is None else self._last - self._first + 1
         least = f"fewer than {self._reach} {self._axis}s came"
         return least if seen < self._reach else f"it was read fewer than {FEW} times"
@@ -176,7 +176,7 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Whether growth that began after the last alarm's was over is more than the same swing again."""
+        """Return whether new growth differs from a repetition of the last alarm's rise."""
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace
@@ -187,11 +187,10 @@ class GrowthMeter:
 
 
 def _reach(rule: Rule) -> int:
-    """Epochs or steps that a rule is judged by: as many as it names, and no fewer than show a trend."""
+    """Return the number of epochs or steps by which a rule is judged: enough of them to show a trend."""
     every = 1 if rule.growth is None else rule.growth.every
-    if (
-        rule.held_axis == "epoch"
-    ):  # those of which it is to hold are the rises between so many and one
+    if rule.held_axis == "epoch":
+        # `for N epochs` means N rises, which lie between N + 1 epochs.
         return max(every, LEAST_EPOCHS, rule.hold + 1)
     return max(every, LEAST_STEPS, rule.hold)
 
@@ -200,8 +199,8 @@ class _Window:
     """The newest levels at one scale.
 
     Args:
-        reach: Epochs or steps that have to be covered.
-        least: Levels that are judged at least.
+        reach: Epochs or steps that the judged levels must cover.
+        least: Fewest levels that are judged.
     """
 
     __slots__ = ("_added", "_indexes", "_least", "_levels", "_reach", "_unseen")
@@ -214,36 +213,36 @@ class _Window:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all levels."""
+        """Remove all levels."""
         self._indexes.clear()
         self._levels.clear()
         self._added = 0
         self._unseen = _MOST
 
     def add(self, index: int, level: float) -> None:
-        """Takes the next level."""
+        """Add the next level."""
         self._indexes.append(index)
         self._levels.append(level)
         self._added += 1
         self._unseen += 1
 
     def lower(self, level: float) -> None:
-        """Takes another reading of the newest level: the lowest counts."""
+        """Add another reading of the newest level: the lowest counts."""
         if self._levels:
             self._levels[-1] = min(self._levels[-1], level)
 
     def joined(self) -> float | None:
-        """The level of the next window that is complete with the newest one; ``None``: none is."""
+        """Return a level for the next window if the newest level completes one, otherwise ``None``."""
         if not self._added or self._added % _JOINED:
             return None
         return min(islice(reversed(self._levels), _JOINED))
 
     def look(self, wanted: float, *, cursory: bool) -> _Look | None:
-        """Judges the newest levels; ``None`` if too few are there, or if it has just been done.
+        """Judge the newest levels; return ``None`` if too few levels, or too few new ones, are there.
 
         Args:
-            wanted: Growth per epoch or step.
-            cursory: Look no further if the newest level is hardly above the oldest: most steps end here.
+            wanted: The rule's growth per epoch or step.
+            cursory: Stop early if the newest level is hardly above the oldest. Most steps end here.
         """
         held = len(self._levels)
         if held < self._least:

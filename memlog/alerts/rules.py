@@ -12,14 +12,14 @@
     AMOUNT      32 GiB   80%   0.4 (fragmentation alone)
     LEVEL       info  warning  error   (warning, where none is named)
 
-Growth is judged by as many steps as a rule names or is to hold for, 20 at least (three epochs), as
-`memlog.growth` has it: it has to last.
+Growth has to last: it is judged over as many steps as the rule names or holds for, at least 20 steps or three
+epochs (see `memlog.growth`).
 
 Sizes are written in B, KiB, MiB, GiB or TiB; KB, MB, GB and TB mean the same: everywhere in memlog "MB"
-is 1024² bytes. ``%`` is of the memory that the host's control group allows (or the machine has), of the
-device's capacity, or, for fragmentation, of one.
+is 1024² bytes. ``%`` refers to the memory that the host's control group allows (or that the machine has), to
+the device's capacity, or, for fragmentation, to 1.
 
-A level in front makes YAML take an unquoted rule for a mapping; ``as error`` at its end does not.
+YAML reads an unquoted rule with a level in front as a mapping. With ``as error`` at its end it stays text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAMPLED_FIGURES = ("host.tree", "host.available")
 """Figures that the helper process reads, about once a second and after some fast steps."""
 
 MAX_COUNT = 10**9
-"""Steps or epochs that a rule may name."""
+"""Most steps or epochs that a rule may name."""
 
 _LEVELS: tuple[Level, ...] = get_args(Level)
 _FIGURES = (*HOST_FIGURES, *(f"device.{measure}" for measure in DEVICE_MEASURES))
@@ -48,59 +48,61 @@ _THERE_ARE = f"there are {', '.join(_FIGURES)}; one device is cuda0.allocated"
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """A rule about how fast a figure grows: over how many epochs or steps."""
+    """Number of epochs or steps over which a ``grows`` rule measures growth."""
 
     every: int
     axis: GrowthAxis
 
     def __str__(self) -> str:
-        """``epoch``, ``100 steps``."""
+        """Return it as text: ``epoch``, ``100 steps``."""
         return self.axis if self.every == 1 else f"{self.every} {self.axis}s"
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule, understood."""
+    """One parsed rule."""
 
     text: str
-    """As it was written."""
+    """The rule as the user wrote it."""
     figure: str
     """One of `HOST_FIGURES`, or ``device.`` and one of `DEVICE_MEASURES`."""
     device: str | None = None
-    """The one device that is meant; ``None``: each."""
+    """The rule's device; ``None``: any device."""
     comparison: Comparison
     amount: float
-    """Bytes; where ``share``, a part of the limit, 0 to 1; for fragmentation a number from 0 to 1."""
+    """Bytes; if ``share``, a part of the limit from 0 to 1; for fragmentation a number from 0 to 1."""
     share: bool = False
+    """True if ``amount`` is a part of the limit."""
     said: str
-    """The amount as it was written: ``32 GiB``."""
+    """The amount as the user wrote it: ``32 GiB``."""
     growth: Growth | None = None
+    """The period of a ``grows`` rule; ``None``: the rule compares levels."""
     hold: int = 1
-    """Number of steps (of epochs, for growth an epoch) for which it has to hold."""
+    """Number of steps (epochs, for growth per epoch) for which the condition has to hold."""
     level: Level = "warning"
 
     @property
     def sampled(self) -> bool:
-        """Whether the helper process judges it."""
+        """True if the helper process judges the rule."""
         return self.figure in SAMPLED_FIGURES
 
     @property
     def attribute(self) -> str:
-        """The figure's last part: ``rss``, ``allocated``."""
+        """Last part of the figure's name: ``rss``, ``allocated``."""
         return self.figure.partition(".")[2]
 
     @property
     def upward(self) -> bool:
-        """Whether high values are what it warns of."""
+        """True if the rule warns of high values."""
         return self.comparison in (">", ">=")
 
     @property
     def held_axis(self) -> GrowthAxis:
-        """What ``hold`` counts."""
+        """Unit of ``hold``."""
         return "step" if self.growth is None else self.growth.axis
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Parses several rules; the same text twice is one rule.
+    """Parse several rules; the same text twice gives one rule.
 
     Raises:
         ConfigurationError: see `parse_rule`.
@@ -109,11 +111,11 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
 
 
 def parse_rule(text: str) -> Rule:
-    """Parses a rule.
+    """Parse a rule.
 
     Raises:
-        ConfigurationError: it is none. The message has three lines: what would be right, the rule, and
-            a caret under the place.
+        ConfigurationError: the text is not a rule. The message has three lines: the remedy, the rule, and a
+            caret under the mistake.
     """
     return _Parser(text, "an alert rule").rule()
 
@@ -125,7 +127,7 @@ class _Amount(NamedTuple):
 
 
 class _Parser(Reader):
-    """Reads one rule."""
+    """Parser of one rule."""
 
     def rule(self) -> Rule:
         level = self._level_before()
@@ -163,7 +165,7 @@ class _Parser(Reader):
         if not self.took_word("as"):
             return before
         if before is not None:
-            raise self.error("the level is said twice: leave one out", here)
+            raise self.error("the level is given twice: remove one", here)
         return self._level()
 
     def _level(self) -> Level:
@@ -179,7 +181,7 @@ class _Parser(Reader):
         token = self.next
         if self.took_word(*_FIGURES):
             return token.text, None
-        self.refuse_torchs_name()  # behind a level
+        self.refuse_torchs_name()  # the device may follow a level
         found = self.device()
         if found is not None:
             device, measure = found
@@ -215,12 +217,12 @@ class _Parser(Reader):
 
     def _growth(self, figure: str) -> Growth:
         if not self.took_sign("/"):
-            raise self.error("say how fast: /epoch, /step or /100 steps")
+            raise self.error("write how fast: /epoch, /step or /100 steps")
         every = self._count() if self.next.kind == "number" else 1
         axis = self.next
         if self.took_word("epoch", "epochs"):
             if figure in SAMPLED_FIGURES:
-                raise self.error(f"{figure} is known by steps only: write /100 steps", axis)
+                raise self.error(f"{figure} is not measured by epoch: write /100 steps", axis)
             return Growth(every, "epoch")
         if self.took_word("step", "steps"):
             return Growth(every, "step")
@@ -231,7 +233,7 @@ class _Parser(Reader):
             return 1
         count = self._count()
         if not self.took_word(axis, f"{axis}s"):
-            raise self.error(f"write {axis}s: that is what this rule is judged by")
+            raise self.error(f"write {axis}s: this rule is judged by {axis}s")
         return count
 
     def _count(self) -> int:
@@ -248,15 +250,15 @@ def _unknown_figure(token: Token) -> str:
     name, small = token.text, token.text.lower()
     owner, _, measure = name.partition(".")
     if token.kind == "end":
-        return f"nothing is written: begin with a figure; {_THERE_ARE}"
+        return f"the rule is empty: begin with a figure; {_THERE_ARE}"
     if small in _LEVELS:
         return f"put a colon behind the level, as in '{small}: host.rss > 80%'"
     if small in _FIGURES:
         return f"figures are in small letters: write {small}"
     if owner.startswith("gpu") and measure in DEVICE_MEASURES:
         return f"write device.{measure} for any device, or cuda0.{measure} for one"
-    # Who leaves out whose memory it is means the host's or any device's.
+    # A measure without its owner ("rss", "peak") means the host's or any device's.
     whole = [figure for figure in _FIGURES if figure.endswith(f".{small}")]
     close = whole or difflib.get_close_matches(small, _FIGURES, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"{name!r} is no figure: {hint}{_THERE_ARE}"
+    return f"{name!r} is not a figure: {hint}{_THERE_ARE}"

@@ -1,23 +1,24 @@
-"""When a rule fires: once as its threshold is crossed, and not again while the value hovers there."""
+"""Decision when a rule fires: once when its threshold is crossed, not again while the value stays near it."""
 
 from __future__ import annotations
 
 from memlog.alerts.rules import Rule
 
 HYSTERESIS = 0.05
-"""Part of the threshold by which a value has to come back before the rule can fire again."""
+"""Part of the threshold by which a value has to go back before the rule can fire again."""
 
 
 class Trigger:
-    """One rule's state for one series of values.
+    """State of one rule for one series of values.
 
-    It fires at the first value beyond the threshold (for ``hold`` steps, where the rule says so), and is
-    then silent until a value was clearly on the good side again, and for ``cooldown_us`` in any case.
+    It fires at the first value beyond the threshold, or once values were beyond it for ``rule.hold`` steps.
+    It fires again only after a value was clearly back on the other side, and no earlier than ``cooldown_us``
+    later.
 
     Args:
-        rule: Says the direction and for how long it has to hold.
-        threshold: In the values' unit.
-        cooldown_us: Between two alerts, by the events' own time.
+        rule: Gives the direction and the steps for which the condition has to hold.
+        threshold: Threshold in the values' unit.
+        cooldown_us: Least microseconds between two alerts, in the events' own time.
     """
 
     __slots__ = (
@@ -33,7 +34,7 @@ class Trigger:
     )
 
     def __init__(self, rule: Rule, threshold: float, cooldown_us: int) -> None:
-        # A rule that warns of low values is one that warns of high ones with the signs changed.
+        # A rule that warns of low values is judged with all signs changed.
         self._sign = 1 if rule.upward else -1
         self._line = self._sign * threshold
         self._rearm = self._line - HYSTERESIS * abs(threshold)
@@ -45,12 +46,12 @@ class Trigger:
         self._fired_us: int | None = None
 
     def fires(self, value: float, index: int | None, time_us: int) -> bool:
-        """Takes the next value; says whether that is an alert.
+        """Take the next value; return whether it raises an alert.
 
         Args:
-            value: Of the figure that the rule is about.
-            index: The step that it belongs to; ``None``: it lies on another axis.
-            time_us: The event's own time, Unix time in microseconds.
+            value: Value of the rule's figure.
+            index: Step of the value; ``None``: the value belongs to no step.
+            time_us: Unix time of the event in microseconds.
         """
         value *= self._sign
         if value < self._line or (value == self._line and not self._inclusive):
@@ -66,7 +67,7 @@ class Trigger:
         return True
 
     def has_fired(self, time_us: int) -> None:
-        """It did, at that time, before a new helper process began to judge."""
+        """Restore the state after an alert that an earlier helper process raised at this time."""
         self._armed, self._fired_us = False, time_us
 
     def _has_held(self, index: int | None) -> bool:

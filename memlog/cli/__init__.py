@@ -1,1 +1,1 @@
-"""The command line: one file per command; errors become exit codes in ``main`` alone."""
+"""Command line: one file per command. Only ``main`` converts errors to exit codes."""

@@ -1,4 +1,4 @@
-"""Where a run that the journal knows is: its address without, and the environment's with credentials."""
+"""Addresses of trackers: the journal's, which have no credentials, and the environment's, which may."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ trust_option = click.option(
     "trusted",
     metavar="ADDRESS",
     multiple=True,
-    help="Send your environment's credentials to this tracker, too, where the run names it.",
+    help="Send your environment's credentials also to this tracker, if the run names it.",
 )
 
 
 class Guard:
-    """Keeps the environment's credentials from an address that a run's folder alone names.
+    """Check that credentials from the environment don't go to an address that only a run's folder names.
 
     Args:
-        backend: The tracker's.
-        trusted: Addresses that the user has named.
+        backend: Backend of the tracker.
+        trusted: Addresses that the user allows.
     """
 
     def __init__(self, backend: Backend, trusted: Sequence[str] = ()) -> None:
@@ -35,25 +35,29 @@ class Guard:
         self._trusted = tuple(trusted)
 
     def require(self, address: str | None) -> None:
-        """Returns where ``address`` may be asked.
+        """Return if memlog may connect to ``address``.
 
         Raises:
-            UntrustedAddressError: it would get credentials that are another's.
+            UntrustedAddressError: the address would get credentials of another tracker.
         """
-        held = withheld(address, self._home, self._trusted)
-        if not held:
+        credentials = withheld(address, self._home, self._trusted)
+        if not credentials:
             return
         home = self._home.address
         known = "names none" if home is None else f"names {bare_address(home)}"
         shown = bare_address(str(address))
         raise UntrustedAddressError(
             f"{self._backend.name}: the run names {shown} as its tracker, your environment {known}: nothing "
-            f"was sent, since your credentials ({', '.join(held)}) would go there; where you know that "
-            f"address, pass --trust-address {shown}"
+            f"was sent, because your credentials ({', '.join(credentials)}) would go there; if you trust "
+            f"that address, pass --trust-address {shown}"
         )
 
     def open_sink(self, target: Target) -> Sink:
-        """The backend's, for a target whose every address may be asked."""
+        """Return the backend's sink for a target after checking each of its addresses.
+
+        Raises:
+            UntrustedAddressError: an address would get credentials of another tracker.
+        """
         runs = (target.joined, target.opened, target.beside)
         for address in (target.connection.uri, *(run.uri for run in runs if run is not None)):
             self.require(address)
@@ -61,14 +65,14 @@ class Guard:
 
 
 def connection_of(backend: Backend) -> Connection:
-    """How its client would connect from here; what that holds of passwords is said by nobody."""
+    """Return how the backend's client would connect from here; later messages omit its passwords."""
     connection = backend.connection()
     remember(connection.uri, *connection.environment.values())
     return connection
 
 
 def known_address(known: str | None, connection: Connection) -> str | None:
-    """The journal's address of a run, with the user and password that the environment has for it."""
+    """Return a run's address from the journal, with the user and password that the environment has for it."""
     if known is None:
         return connection.uri
     for candidate in (connection.uri, *connection.environment.values()):
@@ -77,8 +81,8 @@ def known_address(known: str | None, connection: Connection) -> str | None:
     return known
 
 
-def told_place(backend: str, uri: str | None) -> str:
-    """Where a tracker's run is, to follow its id; empty where nobody knows."""
+def place_of(backend: str, uri: str | None) -> str:
+    """Return text for a tracker's address, to follow the run's id; empty if the address is unknown."""
     if not uri:
         return ""
     if uri.startswith(DISABLED):
@@ -90,6 +94,6 @@ def told_place(backend: str, uri: str | None) -> str:
 
 
 def _near(folder: str) -> str:
-    """A folder, from here where it is below."""
+    """Return a folder's path, relative to the working directory if it is below it."""
     path, here = Path(folder), Path.cwd()
     return f"./{path.relative_to(here)}" if path.is_relative_to(here) else folder

@@ -1,4 +1,4 @@
-"""``memlog advise``: what would make a run's worst step smaller."""
+"""``memlog advise``: changes that would lower the peak of a run's worst step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 class RunAdvice(msgspec.Struct, frozen=True):
-    """The JSON document: docs/advise.md tells of every field."""
+    """JSON document of the command; docs/advise.md explains every field."""
 
     schema: int
     run: str
@@ -36,35 +36,35 @@ class RunAdvice(msgspec.Struct, frozen=True):
 @json_option
 @dir_option
 def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
-    """Says what holds a run's memory, and what would make it less.
+    """Show what holds a run's memory, and which changes would reduce it.
 
-    RUN is a run's id, the unique beginning of one, or "latest". It needs a traced step:
-    memlog.init(model=model, layers=True). docs/advise.md says how the peaks are predicted.
+    RUN is a run's id, the unique beginning of one, or "latest". The run needs a traced step:
+    memlog.init(model=model, layers=True). docs/advise.md explains how the peaks are predicted.
     """
     found = find_run(runs_directory(directory), run)
     event, trace = read_worst_step(found)
-    told = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
+    document = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
     if as_json:
-        print_json(msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2))
+        print_json(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2))
         return
     with page() as console:
-        _print(console, told)
+        _print(console, document)
 
 
-def _print(console: Console, told: RunAdvice) -> None:
-    advice = told.advice
-    step = "a step that was not over" if told.step is None else f"step {told.step}"
+def _print(console: Console, document: RunAdvice) -> None:
+    advice = document.advice
+    step = "a step that did not end" if document.step is None else f"step {document.step}"
     console.print(
         plain(
-            f"run {told.run}, {step}: {format_bytes(advice.traced_peak)} at the peak on {advice.device}, "
-            f"{among(told.standing.traced_steps)}"
+            f"run {document.run}, {step}: {format_bytes(advice.traced_peak)} at the peak on {advice.device}, "
+            f"{among(document.standing.traced_steps)}"
         )
     )
-    larger = not_the_largest(told.standing, told.step, advice)
+    larger = not_the_largest(document.standing, document.step, advice)
     if larger is not None:
         console.print(plain(larger.replace("`", "")))
     _print_holders(console, advice)
-    _print_hints(console, told)
+    _print_hints(console, document)
     for note in advice.notes:
         console.print(plain(note, "dim"))
 
@@ -83,9 +83,9 @@ def _print_holders(console: Console, advice: Advice) -> None:
         console.print(rows)
 
 
-def _print_hints(console: Console, told: RunAdvice) -> None:
+def _print_hints(console: Console, document: RunAdvice) -> None:
     console.print()
-    advice, held = told.advice, told.standing.held
+    advice, held = document.advice, document.standing.held
     if not advice.hints:
         console.print(plain(_nothing(advice, held)))
         return
@@ -102,8 +102,8 @@ def _print_hints(console: Console, told: RunAdvice) -> None:
 def _nothing(advice: Advice, held: int | None) -> str:
     if held is None or held <= (advice.peak or 0):
         return "Nothing that memlog can predict would make it smaller."
-    who = "the process" if advice.device == "cpu" else advice.device
+    owner = "the process" if advice.device == "cpu" else advice.device
     return (
-        f"Nothing that memlog can predict would save a hundredth of the {format_bytes(held)} that {who} held "
+        f"Nothing that memlog can predict would save 1% of the {format_bytes(held)} that {owner} held "
         "at that step."
     )

@@ -1,4 +1,4 @@
-"""``memlog compare``: runs side by side, and a gate for continuous integration."""
+"""``memlog compare``: a table of several runs, and gates for continuous integration."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from memlog.settings import runs_directory
     "gates",
     metavar="GATE",
     multiple=True,
-    help='Exit with 1 where this is true of a run, such as "device.peak > +5%". May be repeated.',
+    help='Exit with code 1 if this is true of a run, such as "device.peak > +5%". May be repeated.',
 )
 @click.option(
     "--allow-unfinished",
     is_flag=True,
-    help="Judge runs that failed, were killed or still run by what there is of them.",
+    help="Also judge runs that failed, were killed or still run, by the data that they have.",
 )
 @json_option
 @dir_option
@@ -43,10 +43,10 @@ def compare_runs(
     directory: Path | None,
     as_json: bool,
 ) -> None:
-    """Shows runs side by side: peaks, step time, categories and layers.
+    """Show runs side by side: peaks, step time, categories and layers.
 
-    Changes are in per cent of the first run's. A RUN is a run's id, the unique beginning of one, or
-    "latest". docs/compare.md tells of gates and of the JSON document.
+    Changes are in per cent of the first run's values. A RUN is a run's id, the unique beginning of one, or
+    "latest". docs/compare.md explains gates and the JSON document.
     """
     if len(runs) < 2:  # noqa: PLR2004 - one alone can't be compared
         raise ConfigurationError("name two runs or more: `memlog runs` lists them")
@@ -65,10 +65,10 @@ def compare_runs(
 
 
 def _judge(verdicts: Sequence[Verdict]) -> None:
-    """Ends the command where a gate failed, or could not be judged."""
-    told = [_failed(verdict) for verdict in verdicts if verdict.failed is not False]
-    if told:
-        raise GateFailedError("; ".join(told))
+    """Raise an error if a gate failed or could not be judged."""
+    failures = [_failed(verdict) for verdict in verdicts if verdict.failed is not False]
+    if failures:
+        raise GateFailedError("; ".join(failures))
 
 
 def _failed(verdict: Verdict) -> str:
@@ -84,7 +84,7 @@ def _print(console: Console, comparison: Comparison) -> None:
     figures = {
         name: compared
         for name, compared in comparison.figures.items()
-        if _is_known(compared) and not _is_said_twice(name, comparison)
+        if _is_known(compared) and not _is_repeated(name, comparison)
     }
     _print_table(console, "", figures, comparison)
     _print_table(console, "at the traced peak", comparison.categories, comparison)
@@ -99,8 +99,8 @@ def _is_known(compared: Compared) -> bool:
     return any(value is not None for value in compared.values)
 
 
-def _is_said_twice(name: str, comparison: Comparison) -> bool:
-    """Whether ``device.…`` stands for one device only, whose own row says the same."""
+def _is_repeated(name: str, comparison: Comparison) -> bool:
+    """Return whether a device's row has the same values as the row ``device.…`` for any device."""
     owner, _, measure = name.partition(".")
     if owner == ANY_DEVICE:
         return False

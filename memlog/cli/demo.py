@@ -1,4 +1,4 @@
-"""``memlog demo``: trains a small GPT for a minute or two, recorded by memlog."""
+"""``memlog demo``: training of a small GPT for a minute or two, recorded by memlog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memlog.sink import LOCAL, is_installed, load_backend
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Optimizer steps; by default as many as two CPU cores do in a minute or two.",
+    help="Optimizer steps; by default two CPU cores need a minute or two.",
 )
 @click.option(
     "--backend",
@@ -27,9 +27,9 @@ from memlog.sink import LOCAL, is_installed, load_backend
     help="Where the memory is recorded: mlflow, wandb (offline), local (memlog's own files only), …",
 )
 def demo(steps: int | None, backend: str) -> None:
-    """Trains a small GPT, so that there is something to look at.
+    """Train a small GPT and record its memory, as an example run.
 
-    This is examples/train_gpt.py, an ordinary PyTorch program of one file.
+    The program is examples/train_gpt.py, an ordinary PyTorch program in one file.
     """
     _require_torch()
     _require_client(backend)
@@ -47,7 +47,7 @@ def _require_torch() -> None:
 
 
 def _require_client(backend: str) -> None:
-    """Looks before PyTorch is loaded, so that the answer comes at once."""
+    """Check the tracker's client before PyTorch is loaded, so that an error comes at once."""
     if backend == LOCAL:
         return
     try:
@@ -57,19 +57,19 @@ def _require_client(backend: str) -> None:
 
 
 def _example() -> Path:
-    """The program: an installed memlog has a copy beside this file, a checkout has the original."""
+    """Return the program's path: beside this file if memlog is installed, in examples/ in a checkout."""
     beside = Path(__file__).with_name("train_gpt.py")
     return beside if beside.exists() else Path(__file__).parents[2] / "examples" / "train_gpt.py"
 
 
 def _run_program(path: Path, arguments: list[str]) -> None:
-    """Runs a Python program in this process, as ``python path arguments…`` would."""
+    """Run a Python program in this process, as ``python path arguments…`` would."""
     before = sys.argv
     sys.argv = [str(path), *arguments]
     try:
         runpy.run_path(str(path), run_name="__main__")
     except KeyboardInterrupt:
-        finish("killed")  # the command line catches it next, and the run would count as finished
+        finish("killed")  # main() catches Ctrl-C, and the run would end as finished without this
         raise
     finally:
         sys.argv = before

@@ -1,4 +1,4 @@
-"""What the user watched by hand, by label, as tables for people."""
+"""Tables of blocks and points that the user recorded, by label."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from memlog.cli.output import duration, plain, table
 from memlog.reports.schema import Levels, PointFacts, ScopeFacts
 
 _SHOWN = 50
-"""Labels that a page shows; the document has more."""
+"""Most labels in a table; the JSON document has more."""
 
 
 def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
-    """A row for each label's blocks, and one below it for each accelerator."""
+    """Return a table with a row for each label's blocks, and a row below it for each accelerator."""
     made = _made(
         console, ("label", "of", "count", "time", "last change", "largest change", "peak", "errors")
     )
@@ -38,7 +38,7 @@ def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
 
 
 def points(console: Console, by_label: Mapping[str, PointFacts]) -> Table:
-    """A row for each label's points, and one below it for each accelerator."""
+    """Return a table with a row for each label's points, and a row below it for each accelerator."""
     made = _made(console, ("label", "of", "count", "last", "largest"))
     for label, facts in list(by_label.items())[:_SHOWN]:
         made.add_row(plain(label), "host", f"{facts.count:,}", *_sizes(facts.rss))
@@ -59,7 +59,7 @@ def _made(console: Console, headings: tuple[str, ...]) -> Table:
 
 def _with_the_rest(made: Table, labels: int) -> Table:
     if labels > _SHOWN:
-        made.add_row(f"and {labels - _SHOWN:,} labels more: --json has them")
+        made.add_row(f"and {labels - _SHOWN:,} more labels: --json has them")
     return made
 
 

@@ -1,4 +1,4 @@
-"""The command line's root: the commands, and what an error turns into."""
+"""Root of the command line: the list of commands, and the conversion of errors to exit codes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from memlog.cli.sync import sync
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
 
 INTERRUPTED = 130
-"""As a shell has it for a program that Ctrl-C ended."""
+"""Exit code after Ctrl-C, the same as a shell's."""
 
 
 class _Failure(click.ClickException):
-    """One line on standard error, and an exit code."""
+    """Error that ends a command with one line on standard error and exit code 1."""
 
     exit_code = 1
 
@@ -40,14 +40,14 @@ class _Failure(click.ClickException):
         return one_line(text)
 
     def show(self, file: Any = None) -> None:
-        """Prints the line as memlog prints all its messages."""
+        """Print the line with memlog's prefix."""
         click.echo(f"memlog: {self.message}", file=file, err=file is None)
 
 
 class _WrongUse(_Failure):
-    """What was asked for can't be right: click's own exit code for that.
+    """Error in the command's arguments, with click's exit code for it.
 
-    A wrong rule's or gate's message has more lines than one: they show the place.
+    The message of a wrong rule or gate has three lines, which show the mistake.
     """
 
     exit_code = 2
@@ -58,10 +58,10 @@ class _WrongUse(_Failure):
 
 
 class _Commands(click.Group):
-    """The group that turns errors into exit codes; no command does so itself."""
+    """Group of commands that converts their errors to exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command that was asked for."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except ConfigurationError as error:
@@ -80,7 +80,7 @@ class _Commands(click.Group):
 
 
 def _of_the_system(error: OSError) -> str:
-    """An error that names a file, without its number."""
+    """Return the text of a system error; an error about a file is shown without the error number."""
     if error.strerror is None or error.filename is None:
         return str(error)
     return f"{error.filename}: {error.strerror}"
@@ -89,7 +89,7 @@ def _of_the_system(error: OSError) -> str:
 @click.group(cls=_Commands, context_settings=SETTINGS)
 @click.version_option(__version__, prog_name="memlog")
 def cli() -> None:
-    """Where the memory of your training goes, step by step."""
+    """Record and show where the memory of your training goes, step by step."""
 
 
 for _command in (advise_run, compare_runs, demo, open_file, pull, run, runs, show, sync):
@@ -97,9 +97,9 @@ for _command in (advise_run, compare_runs, demo, open_file, pull, run, runs, sho
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line: entry point of the console script."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that can't show a character in a run's journal still shows the rest.
+            # If the terminal can't show a character, the rest of the text is still shown.
             stream.reconfigure(errors="replace")
     cli(prog_name="memlog")

@@ -1,4 +1,4 @@
-"""How far a delivery or a download is, drawn while it runs."""
+"""Progress bars of deliveries and downloads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from memlog.delivery.uploader.uploader import Uploader
 
 
 class Meter(Progress):
-    """A bar on standard error, where that is a terminal: the journal's bytes, and the points.
+    """Progress bar of a delivery on standard error, if that is a terminal: bytes and points.
 
-    It looks at what the uploader remembers whenever it draws, which it does in a thread of its own.
+    Its own thread draws it, and reads the uploader's state each time.
 
     Args:
-        uploader: What delivers.
+        uploader: The uploader that delivers.
     """
 
     def __init__(self, uploader: Uploader) -> None:
-        self._uploader = uploader  # first: the parent's constructor draws already
+        self._uploader = uploader  # first, because the parent's constructor already draws
         self._before = uploader.state.delivered
         console = Console(stderr=True)
         super().__init__(
@@ -45,14 +45,14 @@ class Meter(Progress):
         self.add_task(f"to {uploader.backend}", total=total, points=0)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn now."""
+        """Return the bar with the uploader's current state."""
         points = self._uploader.state.delivered - self._before
         for task in self.task_ids:
             self.update(task, completed=self._read(), points=points)
         return super().get_renderables()
 
     def _read(self) -> int:
-        """Bytes of the journal whose points are delivered."""
+        """Return the bytes of the journal whose points are delivered."""
         progress = dict(self._uploader.state.files)
         return sum(
             file.bytes_before(progress[file.process].sent)
@@ -62,10 +62,10 @@ class Meter(Progress):
 
 
 class TransferMeter(Progress):
-    """A bar on standard error, where that is a terminal, for files that come one after the other.
+    """Progress bar of a download of several files on standard error, if that is a terminal.
 
     Args:
-        total: Bytes of all of them; ``None`` where some size is unknown.
+        total: Bytes of all files; ``None`` if a size is unknown.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -82,9 +82,9 @@ class TransferMeter(Progress):
         self._task = self.add_task("", total=total)
 
     def begin(self, name: str) -> None:
-        """Shows which file is coming."""
+        """Show the name of the next file."""
         self.update(self._task, description=name)
 
     def arrived(self, count: int) -> None:
-        """Takes note of more bytes."""
+        """Add received bytes."""
         self.advance(self._task, count)

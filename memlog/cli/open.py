@@ -1,4 +1,4 @@
-"""``memlog open``: shows a flame graph or a snapshot in the browser, from this machine alone."""
+"""``memlog open``: display of a flame graph or a snapshot in the browser, without any other server."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _FLAMEGRAPH = "flamegraph"
 @click.command(
     "open",
     context_settings=SETTINGS,
-    short_help="Shows a flame graph or a snapshot in the browser.",
+    short_help="Show a flame graph or a snapshot in the browser.",
 )
 @click.argument("what", metavar="FILE|RUN")
 @click.option(
-    "--no-browser", "browser", flag_value=False, default=True, help="Print the address only."
+    "--no-browser", "browser", flag_value=False, default=True, help="Only print the address."
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Where to serve it on this machine; by default a free port.",
+    help="Port of the page on this machine; by default a free port.",
 )
 @dir_option
 def open_file(what: str, browser: bool, port: int, directory: Path | None) -> None:
-    """Shows a flame graph, or a snapshot of CUDA's allocator as one, in the browser, until Ctrl-C.
+    """Show a flame graph, or a snapshot of CUDA's allocator as one, in the browser, until Ctrl-C.
 
-    The file is recognised by what is in it, whatever its name, and served from this machine to itself:
-    nothing of it leaves the machine. For a run (an id, the unique beginning of one, or "latest") its
-    newest flame graph is shown.
+    The file is recognised by its content, not by its name. It is served on this machine for this machine
+    only: nothing leaves the machine. For a run (an id, the unique beginning of one, or "latest") the newest
+    flame graph is shown.
     """
     path = _find(what, directory)
     page = page_of(path, announce=lambda line: click.echo(f"memlog: {line}", err=True))
@@ -65,7 +65,7 @@ def _find(what: str, directory: Path | None) -> Path:
 
 
 def _newest(run: RunDirectory) -> Path:
-    """The run's newest flame graph; where nothing is called one, the newest file that can be shown."""
+    """Return the run's newest flame graph; if there is none, the newest file that can be shown."""
     events = kept(run)[::-1]
     events.sort(key=lambda event: event.kind != _FLAMEGRAPH)
     for event in events:
@@ -74,7 +74,7 @@ def _newest(run: RunDirectory) -> Path:
             return path
     if not events:
         raise UnopenableFileError(
-            f"run {run.id} has kept no files: session.save_artifact(path, kind='flamegraph') keeps one"
+            f"run {run.id} has no files: session.save_artifact(path, kind='flamegraph') adds one"
         )
     raise UnopenableFileError(
         f"none of the {len(events):,} files of run {run.id} is a flame graph that is still here: "
@@ -92,7 +92,7 @@ def _show(page: Page, path: Path, port: int, *, browser: bool) -> None:
     try:
         with server:
             _serve(server, path, browser=browser)
-    except KeyboardInterrupt:  # as it is meant to end, whatever it was just doing
+    except KeyboardInterrupt:  # the normal end of this command
         click.echo("\nmemlog: no longer shown")
 
 
@@ -106,18 +106,18 @@ def _serve(server: PageServer, path: Path, *, browser: bool) -> NoReturn:
     click.echo("for this machine only; Ctrl-C ends it")
     sys.stdout.flush()
     server.serve_forever()
-    raise AssertionError  # nobody shuts it down
+    raise AssertionError  # no code calls shutdown()
 
 
 def _has_screen() -> bool:
-    """Whether a browser can open a window; a text browser would take the terminal over."""
-    if sys.platform in {"darwin", "win32"}:
+    """Return whether a browser can open a window. A text browser would take over the terminal."""
+    if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def _how_to_forward(port: int) -> str:
-    """What to type on the machine that one sits at."""
+    """Return the command with which another machine can reach the page."""
     host = platform.node() or "HOST"
     forward = f"ssh -N -L {port}:{LOOPBACK}:{port} {host}"
-    return f"no screen here; from the machine you sit at, first:\n  {forward}"
+    return f"no screen here; first run this on the machine in front of you:\n  {forward}"

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments and options that several commands take."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import click
 from memlog.settings import DEFAULT_DIRECTORY
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""What every command is made with: click remembers its help option from the first call, whoever called."""
+"""Settings of every command. They are the same for all: click keeps the help option of the first call."""
 
 run_argument = click.argument("run", metavar="RUN")
-"""An id, the unique beginning of one, or ``latest``."""
+"""A run's id, the unique beginning of one, or ``latest``."""
 
 dir_option = click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    help=f"The folder that holds the runs; by default $MEMLOG_DIR, or ./{DEFAULT_DIRECTORY}.",
+    help=f"Folder that holds the runs; by default $MEMLOG_DIR, or ./{DEFAULT_DIRECTORY}.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -1,4 +1,4 @@
-"""What the commands' output has in common: a terminal's page or a pipe's plain lines."""
+"""Formatting of the commands' output: tables in a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ STATUS_STYLES: dict[RunStatus, str] = {
 }
 
 _PIPE_WIDTH = 100_000
-"""Columns where nobody looks at lines but programs: nothing is wrapped or cut."""
+"""Columns in a pipe, where lines must not be wrapped or cut because programs read them."""
 _SMALL = 100
-"""Below it, four digits say more than one decimal."""
+"""Numbers below this are shown with four significant digits, larger ones with one decimal."""
 _MINUTE = 60
 _HOUR = 3600
 
 
 @contextmanager
 def page() -> Iterator[Console]:
-    """A console for standard output; into a pipe it prints when all is said."""
+    """Yield a console for standard output. In a pipe the output is written at the end of the block."""
     console = Console(highlight=False, markup=False, emoji=False)
     if console.is_terminal:
         yield console
@@ -39,13 +39,13 @@ def page() -> Iterator[Console]:
     console.width = _PIPE_WIDTH
     with console.capture() as capture:
         yield console
-    # Tables fill their last column with blanks, which is of no use to a program.
+    # Tables fill their last column with blanks, which programs don't need.
     for line in capture.get().splitlines():
         click.echo(line.rstrip())
 
 
 def table(console: Console) -> Table:
-    """A table without frames."""
+    """Return an empty table without a frame."""
     if not console.is_terminal:
         return Table(box=None, pad_edge=False)
     return Table(
@@ -59,28 +59,28 @@ def table(console: Console) -> Table:
 
 
 def number(value: float) -> str:
-    """A number for a person: ``"1,234.5"``, ``"0.00412"``, ``"2"``."""
+    """Return a number as text: ``"1,234.5"``, ``"0.00412"``, ``"2"``."""
     return f"{value:,.1f}" if abs(value) >= _SMALL else f"{value:.4g}"
 
 
 def plain(text: object, style: str = "") -> Text:
-    """``text`` as it is: a journal is anybody's file, and must not steer the terminal."""
+    """Return text without control characters: a journal from elsewhere must not control the terminal."""
     return Text(one_line(str(text)), style)
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line, and without what would steer a terminal."""
+    """Return ``text`` on one line, without control characters."""
     joined = " ".join(text.splitlines())
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in joined)
 
 
 def print_json(document: bytes) -> None:
-    """Writes a document for programs, as UTF-8 whatever the terminal's encoding is."""
+    """Write a JSON document as UTF-8, independent of the terminal's encoding."""
     click.echo(document)
 
 
 def sign(console: Console, symbol: str, word: str) -> str:
-    """``symbol``, or ``word`` where the output can't show it."""
+    """Return ``symbol``, or ``word`` if the output can't encode the symbol."""
     try:
         symbol.encode(console.encoding)
     except (UnicodeEncodeError, LookupError):
@@ -89,19 +89,19 @@ def sign(console: Console, symbol: str, word: str) -> str:
 
 
 def local_time(iso: str | None) -> str:
-    """A document's time on this machine's clock; ``"unknown"`` for ``None``."""
+    """Return a document's time in this machine's time zone; ``"unknown"`` for ``None``."""
     if iso is None:
         return "unknown"
-    # fromisoformat() takes a "Z" from Python 3.11 on only.
+    # fromisoformat() accepts a "Z" only since Python 3.11.
     moment = datetime.fromisoformat(iso.replace("Z", "+00:00"))
     try:
         return moment.astimezone().strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):
-        return iso  # a damaged journal's year 9999
+        return iso  # a damaged journal may have the year 9999
 
 
 def duration(seconds: float | None) -> str:
-    """A span for a person: ``"8.3 s"``, ``"12 min 5 s"``, ``"3 h 4 min"``, ``"unknown"``."""
+    """Return a duration as text: ``"8.3 s"``, ``"12 min 5 s"``, ``"3 h 4 min"``, ``"unknown"``."""
     if seconds is None:
         return "unknown"
     if seconds < _MINUTE:

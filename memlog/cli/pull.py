@@ -1,4 +1,4 @@
-"""``memlog pull``: brings a run's files back, from a tracker or from the run's own folder."""
+"""``memlog pull``: download of a run's files, from a tracker or from the run's own folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHOWN_FAILURES = 3
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A run in a store."""
+    """A run in a store of artifacts."""
 
     backend: str
     run_id: str
@@ -71,13 +71,13 @@ def pull(
     trusted: tuple[str, ...],
     directory: Path | None,
 ) -> None:
-    """Brings a run's files back.
+    """Download a run's files.
 
     RUN is a run's id, the unique beginning of one, or "latest". With --backend it may also be the
-    tracker's own id of a run, on a machine that has never seen it; for MLflow, your environment says
-    where that is (MLFLOW_TRACKING_URI).
+    tracker's id of a run that this machine does not know. For MLflow, your environment names the
+    server (MLFLOW_TRACKING_URI).
 
-    Nothing that is there is replaced without --force: a file that differs gets a number in its name.
+    Without --force no existing file is replaced: a file that differs gets a number in its name.
     """
     pulled: list[Pulled] = []
     failures: list[str] = []
@@ -89,9 +89,9 @@ def pull(
                 puller = Puller(source.store, source.run_id, output, force=force)
                 _pull(source, choice, puller, pulled, failures)
             if choice.refused:
-                failures.append(_told_refused(choice))
+                failures.append(_refused(choice))
     finally:
-        # Also where the tracker went away in the middle: what has come is there.
+        # Also if the tracker failed in the middle: the files before that are complete.
         if pulled:
             _print(pulled, sources)
     if failures:
@@ -103,7 +103,7 @@ def pull(
 def _sources(
     name: str, backend_name: str | None, directory: Path | None, trusted: Sequence[str]
 ) -> list[Source]:
-    """Where the run's files are."""
+    """Return the stores that hold the run's files, with the run's id in each."""
     root = runs_directory(directory)
     if backend_name in {None, LOCAL}:
         try:
@@ -116,7 +116,9 @@ def _sources(
     assert backend_name is not None  # noqa: S101 - for the type checker
     backend = load_backend(backend_name)
     if not hasattr(backend, "open_store"):
-        raise ConfigurationError(f"backend {backend_name!r} can't bring files back: name another")
+        raise ConfigurationError(
+            f"backend {backend_name!r} can't download files: name another with --backend"
+        )
     try:
         found = find_run(root, name)
     except RunNotFoundError:
@@ -129,7 +131,7 @@ def _sources(
 def _delivered(
     run: RunDirectory, backend: Backend, name: str, trusted: Sequence[str]
 ) -> list[Source]:
-    """The tracker's runs that a run known here was delivered to."""
+    """Return the tracker's runs to which a run of this machine was delivered."""
     delivery = summarize(run, all_states(run), remember=True).health.delivered.get(name)
     guard, connection = Guard(backend, trusted), connection_of(backend)
     sources = []
@@ -140,8 +142,8 @@ def _delivered(
         sources.append(Source(name, tracked.id, store))
     if not sources:
         raise ConfigurationError(
-            f"run {run.id} was not delivered to {name}: leave --backend out to have its files from here, "
-            f"or deliver it with `memlog sync {run.id} --to {name}`"
+            f"run {run.id} was not delivered to {name}: leave out --backend to copy its files from its "
+            f"folder, or deliver it with `memlog sync {run.id} --to {name}`"
         )
     return sources
 
@@ -156,7 +158,7 @@ def _choice(source: Source, kind: str | None) -> Choice:
 def _pull(
     source: Source, choice: Choice, puller: Puller, pulled: list[Pulled], failures: list[str]
 ) -> None:
-    """Brings the files; one that can't be had does not keep back the others."""
+    """Download the files; go on with the others if one fails."""
     puller.room_for(choice.size)
     with TransferMeter(choice.size) as meter:
         for artifact in choice.files:
@@ -181,10 +183,10 @@ def _joined(failures: list[str]) -> str:
     return "; ".join([*shown, f"and {more:,} more like these"] if more else shown)
 
 
-def _told_refused(choice: Choice) -> str:
+def _refused(choice: Choice) -> str:
     return (
-        f"left out, since their names are none of memlog's and not safe to write: {len(choice.refused):,} "
-        f"files (such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
+        f"{len(choice.refused):,} files were left out, because their names are none of memlog's and not safe "
+        f"to write (such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
     )
 
 
@@ -192,9 +194,7 @@ def _nothing(sources: list[Source], kind: str | None) -> str:
     run = ", ".join(source.run_id for source in sources)
     of_kind = f" of kind {kind!r}" if kind else ""
     where = "" if sources[0].backend == LOCAL else f" in {sources[0].backend}"
-    remedy = (
-        "leave --kind out to see what there is" if kind else "session.save_artifact(path) keeps one"
-    )
+    remedy = "leave out --kind for all files" if kind else "session.save_artifact(path) adds one"
     return f"run {run}{where} has no files{of_kind}: {remedy}"
 
 

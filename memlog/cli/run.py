@@ -1,4 +1,4 @@
-"""``memlog run``: records a training script that was never touched."""
+"""``memlog run``: recording of a training script without changes to it."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from memlog.settings import Settings, enabled_by_environment, resolve
 from memlog.sink import LOCAL, load_backend
 
 
-# What follows the command's name is the command's, also where it looks like an option of memlog's.
+# Arguments after the command's name belong to the command, even if they look like memlog's options.
 @click.command(context_settings={**SETTINGS, "allow_interspersed_args": False})
 @click.option(
     "--backend",
     "backends",
     metavar="BACKEND",
     multiple=True,
-    help="Where the memory is recorded: mlflow, wandb, local (memlog's own files only) or what another "
+    help="Tracker for the memory: mlflow, wandb, local (memlog's own files only) or one that another "
     "package provides; may be repeated. "
-    "Without it the run that the script opens is joined.",
+    "Without it memlog joins the run that the script opens.",
 )
 @click.option(
     "--alert",
     "alerts",
     metavar="RULE",
     multiple=True,
-    help='Such as "host.rss > 80%" or "device.allocated > 30 GiB"; may be repeated.',
+    help='Alert rule, such as "host.rss > 80%" or "device.allocated > 30 GiB"; may be repeated.',
 )
 @click.option("--project", help="The tracker's project for a run that memlog opens.")
 @click.option("--name", help="That run's name.")
 @click.option(
     "--every",
     type=click.IntRange(min=1),
-    help="Record at every so many steps.",
+    help="Steps between two recordings (default 1).",
 )
 @click.option(
     "--layers",
     is_flag=True,
-    help="Trace a step now and then, layer by layer: whose memory it is.",
+    help="Trace a step now and then to show the memory of each layer.",
 )
 @click.option(
     "--budget",
@@ -58,7 +58,7 @@ from memlog.sink import LOCAL, load_backend
 @dir_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoReturn:
-    """Runs COMMAND and records the memory of whatever trains in it.
+    """Run COMMAND and record the memory of its training.
 
     \b
     memlog run --backend mlflow -- python train.py --epochs 3
@@ -66,11 +66,11 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
     memlog run --layers -- python train.py
     memlog run -- bash job.sh
 
-    Each Python process that steps a PyTorch optimizer has a run of its own; all others are left alone.
-    What the script itself says to memlog.init goes before the options here.
-    """  # noqa: D301 - click's mark for lines that stay apart is the character itself
+    Each Python process that steps a PyTorch optimizer gets its own run; other processes are not
+    recorded. Arguments of memlog.init in the script take precedence over the options here.
+    """  # noqa: D301 - click needs the character \b itself to keep lines apart
     if given["budget"] is not None and not given["layers"]:
-        raise ConfigurationError("--budget says what tracing layers may cost: pass --layers, too")
+        raise ConfigurationError("--budget limits the cost of tracing layers: pass --layers, too")
     settings = resolve(
         {
             **given,
@@ -87,7 +87,7 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
 
 
 def _split(backends: Iterable[str]) -> tuple[str, ...]:
-    """``--backend wandb,mlflow`` names two, as ``$MEMLOG_BACKEND`` does."""
+    """Split ``wandb,mlflow`` into two names, as for ``$MEMLOG_BACKEND``; remove repeated names."""
     names = (name.strip() for given in backends for name in given.split(","))
     return tuple(dict.fromkeys(name for name in names if name))
 
@@ -115,7 +115,7 @@ def _changed(directory: str) -> int | None:
 
 
 def _check(settings: Settings) -> None:
-    """Finds what would go wrong at the first step while somebody looks."""
+    """Report errors now that would otherwise appear at the first training step."""
     for text in settings.alerts:
         _check_rule(text)
     for name in settings.backends:
@@ -128,20 +128,20 @@ def _check_rule(text: str) -> None:
     try:
         parse_rule(text)
     except ConfigurationError as error:
-        # Its message points at the place below the rule; a command has one line for it.
-        said, _, shown = str(error).partition("\n")
+        # The message shows the mistake with a caret on its third line. A command prints one line.
+        problem, _, shown = str(error).partition("\n")
         place = shown.rpartition("\n")[2].find("^") - 1
-        raise ConfigurationError(f"{said} (in {text!r}, at character {place})") from error
+        raise ConfigurationError(f"{problem} (in {text!r}, at character {place})") from error
 
 
 def _check_directory(directory: Path) -> None:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     try:
-        # Tried rather than asked: in /proc everything may be written, says the system, and nothing can.
+        # os.access() is not enough: it reports /proc as writable, although nothing can be created there.
         with tempfile.TemporaryDirectory(prefix=".memlog-", dir=existing):
             pass
     except OSError as error:
         raise UnwritableDirectoryError(
-            f"can't make a folder for the run in {directory}: {existing} is no folder that can be written; "
+            f"can't create a folder for the run in {directory}: {existing} is not a writable folder; "
             "pass --dir or set MEMLOG_DIR"
         ) from error

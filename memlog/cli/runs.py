@@ -1,4 +1,4 @@
-"""``memlog runs``: lists the runs."""
+"""``memlog runs``: list of the runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from memlog.reports.schema import SCHEMA, Delivery, RunStatus
 from memlog.settings import LONGEST_NAME, runs_directory
 
 _ROOMY = 110
-"""Columns of a terminal from which on a run needs one line only."""
+"""Columns of a terminal from which one line is enough for a run."""
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in the document of ``memlog runs --json``; the names mean what they do in ``show``."""
+    """One run in the document of ``memlog runs --json``, with the field names of ``memlog show --json``."""
 
     id: str
     name: str | None
@@ -51,7 +51,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of ``memlog runs --json``, oldest run first."""
+    """Document of ``memlog runs --json``, the oldest run first."""
 
     schema: int = SCHEMA
     runs: list[RunLine]
@@ -61,7 +61,7 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 @json_option
 @dir_option
 def runs(directory: Path | None, as_json: bool) -> None:
-    """Lists the runs, the newest last."""
+    """List the runs, the newest last."""
     root = runs_directory(directory)
     found = list_runs(root)
     if as_json:
@@ -78,25 +78,25 @@ def runs(directory: Path | None, as_json: bool) -> None:
 
 
 def _lines(found: Iterable[RunDirectory]) -> Iterator[RunLine]:
-    """One run that can't be read, for whatever reason, is said, and the others are listed."""
+    """Yield a line for each run. A run that can't be read is left out with a warning."""
     for run in found:
         try:
             line = _line(run)
         except Exception as error:  # noqa: BLE001 - a folder may hold anything
-            told = one_line(f"memlog: {run.path} is left out, since it can't be read: {error}")
-            click.echo(told, err=True)
+            warning = f"memlog: {run.path} is left out, because it can't be read: {error}"
+            click.echo(one_line(warning), err=True)
             continue
         yield line
 
 
 def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
-    """What keeps points from being delivered: too long for the table."""
+    """Yield the problems of deliveries, which are too long for the table."""
     for line in lines:
         for backend, delivery in line.delivered.items():
             if delivery.problem:
                 sync = f"memlog sync {line.id}"
-                is_told = line.status == "running" or sync in delivery.problem
-                remedy = "" if is_told else f"; `{sync}` delivers what waits"
+                has_remedy = line.status == "running" or sync in delivery.problem
+                remedy = "" if has_remedy else f"; `{sync}` delivers the rest"
                 yield f"{line.id}: {backend}: {delivery.problem}{remedy}"
 
 
@@ -117,7 +117,7 @@ def _line(run: RunDirectory) -> RunLine:
 
 
 def _device_peak(summary: Summary) -> int | None:
-    """Of the device that used most."""
+    """Return the largest peak of all devices; ``None`` if unknown."""
     sizes = [
         peak.bytes
         for kind, peak in summary.peaks.items()
@@ -151,7 +151,7 @@ def _table(console: Console, lines: Sequence[RunLine]) -> Table:
 
 
 def _name(line: RunLine) -> str:
-    """As ``init`` was told, or what trackers call the runs that were joined."""
+    """Return the name passed to ``init``, or the trackers' names of the joined runs."""
     joined = dict.fromkeys(
         run.name for delivery in line.delivered.values() for run in delivery.runs if run.name
     )
@@ -159,9 +159,9 @@ def _name(line: RunLine) -> str:
 
 
 def _name_width(console: Console) -> int:
-    """Names are anybody's: a long one must not push out what counts, nor fill every other run's line."""
+    """Return the width of the column of names, limited so that a long name leaves room for the figures."""
     if not console.is_terminal:
-        return LONGEST_NAME  # nothing that init takes is cut
+        return LONGEST_NAME  # init accepts no longer name
     return 10 if console.width < _ROOMY else 24
 
 
@@ -170,11 +170,11 @@ def _size(size: int | None) -> str:
 
 
 def _delivered(console: Console, line: RunLine) -> Text:
-    told = [_told(console, name, delivery) for name, delivery in line.delivered.items()]
-    return plain(", ".join(told) or "-")
+    states = [_state(console, name, delivery) for name, delivery in line.delivered.items()]
+    return plain(", ".join(states) or "-")
 
 
-def _told(console: Console, backend: str, delivery: Delivery) -> str:
+def _state(console: Console, backend: str, delivery: Delivery) -> str:
     if delivery.stage == "done":
         return f"{backend} {delivery.points:,} {sign(console, '✓', 'done')}"
     if delivery.stage == "delivering":

@@ -1,4 +1,4 @@
-"""``memlog show``: one run on one page."""
+"""``memlog show``: summary of one run on one page."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from memlog.settings import runs_directory
 @json_option
 @dir_option
 def show(run: str, directory: Path | None, as_json: bool) -> None:
-    """Shows one run: its memory, and where its points went.
+    """Show one run: its memory, and the delivery of its points.
 
-    RUN is a run's id, the unique beginning of one, or "latest". docs/show-json.md tells of every field
+    RUN is a run's id, the unique beginning of one, or "latest". docs/show-json.md explains every field
     of the JSON document.
     """
     found = find_run(runs_directory(directory), run)

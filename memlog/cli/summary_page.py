@@ -1,4 +1,4 @@
-"""A run's summary as a page for people."""
+"""Page with a run's summary, for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memlog._internal.units import format_bytes
-from memlog.cli.addresses import told_place
+from memlog.cli.addresses import place_of
 from memlog.cli.label_tables import points, scopes
 from memlog.cli.output import (
     STATUS_STYLES,
@@ -44,18 +44,18 @@ _SOURCES: dict[PeakSource | None, str] = {
     None: "",
 }
 _UNITS = {"mib": "MiB", "ms": "ms"}
-"""By the end of a metric's name."""
+"""Units by the suffix of a metric's name."""
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
-_NOTHING = (
+_EMPTY = (
     "nothing: no step was noticed (without PyTorch none is); call session.step() after each step, or use "
     "memlog's monitors or memlog.watch_loss"
 )
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Prints the page."""
+    """Print the page."""
     _print_head(console, summary)
     _print_section(console, "Peaks", _peaks(console, summary))
     for axis in _AXES:
@@ -87,12 +87,12 @@ def _print_head(console: Console, summary: Summary) -> None:
     console.print(title)
     facts = _head(run, summary.steps)
     if summary.status == "finished" and _is_empty(summary):
-        facts["recorded"] = plain(_NOTHING, "yellow")
+        facts["recorded"] = plain(_EMPTY, "yellow")
     console.print(_indented(_facts(facts)))
 
 
 def _is_empty(summary: Summary) -> bool:
-    """Whether it holds nothing that a user's program did."""
+    """Return whether the run has no data of the user's program."""
     return not (
         summary.steps or summary.metrics or summary.scopes or summary.points or summary.artifacts
     )
@@ -109,12 +109,12 @@ def _indented(content: RenderableType) -> Padding:
 
 
 def _facts(facts: Mapping[str, str | Text]) -> Table:
-    """Lines of a name and what is to be said of it."""
+    """Return a table with a name and its text on each line."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, said in facts.items():
-        grid.add_row(plain(name), said if isinstance(said, Text) else plain(said))
+    for name, text in facts.items():
+        grid.add_row(plain(name), text if isinstance(text, Text) else plain(text))
     return grid
 
 
@@ -153,7 +153,7 @@ def _peaks(console: Console, summary: Summary) -> Table:
 
 
 def _share(run: RunFacts, kind: str, peak: Peak) -> str:
-    """A device's peak as part of what it has."""
+    """Return a device's peak as a share of its capacity; empty if either is unknown."""
     device = run.devices.get(kind.removesuffix(ALLOCATED).removesuffix(RESERVED))
     if device is None or not device.capacity_bytes or peak.bytes is None:
         return ""
@@ -183,7 +183,7 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
     made.add_column("unit", no_wrap=True)
     for heading in ("last", "min", "max"):
         made.add_column(heading, justify="right", no_wrap=True)
-    # What people came for stands above what memlog says of itself.
+    # The user's metrics stand above memlog's metrics of itself.
     for name, metric in sorted(metrics.items(), key=lambda item: item[0].startswith("memlog/")):
         unit = _UNITS.get(name.rpartition("_")[2], "")
         made.add_row(plain(name), unit, number(metric.last), number(metric.min), number(metric.max))
@@ -193,7 +193,7 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
     if traced.worst_peak_bytes is not None:
-        step = "one that was never over"
+        step = "one that never ended"
         if traced.worst_step is not None:
             step = f"step {traced.worst_step:,}"
         facts["peak"] = (
@@ -217,9 +217,9 @@ def _alerts(console: Console, summary: Summary) -> Table:
     made.add_column("rule", overflow="fold")
     made.add_column("what", overflow="fold")
     for alert in summary.alerts:
-        told = plain(f"{alert.title}: {alert.text}" if alert.text else alert.title)
+        text = plain(f"{alert.title}: {alert.text}" if alert.text else alert.title)
         made.add_row(
-            _where(alert), plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), told
+            _where(alert), plain(alert.level, _LEVELS[alert.level]), plain(alert.rule), text
         )
     return made
 
@@ -240,35 +240,35 @@ def _deliveries(console: Console, summary: Summary) -> RenderableType:
     delivered = summary.health.delivered
     sync = f"memlog sync {summary.run.id}"
     if not delivered:
-        return plain(f"to no tracker; `{sync} --to mlflow` brings it to one")
+        return plain(f"to no tracker; `{sync} --to mlflow` delivers it to one")
     facts: dict[str, str | Text] = {
         name: _delivery(console, name, delivery) for name, delivery in delivered.items()
     }
     unfinished = any(delivery.stage != "done" for delivery in delivered.values())
     if unfinished and summary.status != "running":
-        facts[""] = f"`{sync}` brings what is left"
+        facts[""] = f"`{sync}` delivers the rest"
     return _facts(facts)
 
 
 def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
-    told = Text(f"{delivery.points:,} points")
+    text = Text(f"{delivery.points:,} points")
     if delivery.stage != "done":
-        told = Text(
+        text = Text(
             f"{delivery.points:,} points delivered" if delivery.points else "nothing delivered"
         )
-        told.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
+        text.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
     elif not delivery.problem:
-        told.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
+        text.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
     if delivery.problem:
-        told.append(": ").append(plain(delivery.problem))
+        text.append(": ").append(plain(delivery.problem))
     for run in delivery.runs[:_RUNS_SHOWN]:
-        whose = "own run" if run.own else "run"
-        called = f" {run.name!r}" if run.name else ""
-        told.append(f"\n{whose} ").append(plain(f"{run.id}{called}{told_place(name, run.uri)}"))
+        kind = "own run" if run.own else "run"
+        title = f" {run.name!r}" if run.name else ""
+        text.append(f"\n{kind} ").append(plain(f"{run.id}{title}{place_of(name, run.uri)}"))
     if len(delivery.runs) > _RUNS_SHOWN:
         more = len(delivery.runs) - _RUNS_SHOWN
-        told.append("\nand 1 run more" if more == 1 else f"\nand {more:,} runs more")
-    return told
+        text.append("\nand 1 more run" if more == 1 else f"\nand {more:,} more runs")
+    return text
 
 
 def _health(summary: Summary) -> dict[str, str | Text]:
@@ -285,18 +285,18 @@ def _health(summary: Summary) -> dict[str, str | Text]:
             "yellow",
         )
     if health.unjudged:
-        told = "; ".join(f"{rule} ({why})" for rule, why in health.unjudged.items())
-        facts["never judged"] = plain(told, "yellow")
+        rules = "; ".join(f"{rule} ({why})" for rule, why in health.unjudged.items())
+        facts["never judged"] = plain(rules, "yellow")
     if summary.omitted:
         facts["omitted"] = _counted(summary.omitted)
     return facts
 
 
 def _published(health: HealthFacts) -> str:
-    told = f"{health.published:,} events"
+    text = f"{health.published:,} events"
     if health.thinned:
-        told += f", {health.thinned:,} of them thinned to keep the journal's size limit"
-    return told
+        text += f", {health.thinned:,} of them thinned to keep the journal's size limit"
+    return text
 
 
 def _counted(counts: Mapping[str, int]) -> str | Text:
@@ -309,8 +309,8 @@ def _overhead(health: HealthFacts) -> str:
     if health.overhead_ms_total is None:
         return "unknown"
     a_step = health.overhead_ms_per_step
-    told = "" if a_step is None else f"{a_step:.3f} ms a step, "
-    return f"{told}{health.overhead_ms_total:,.1f} ms in all"
+    per_step = "" if a_step is None else f"{a_step:.3f} ms a step, "
+    return f"{per_step}{health.overhead_ms_total:,.1f} ms in all"
 
 
 def _listed(items: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""``memlog sync``: delivers, in the foreground, what a run's trackers don't have yet."""
+"""``memlog sync``: delivery, in the foreground, of the points that a run's trackers don't have yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from memlog._internal.response_limits import waiting_at_most
-from memlog.cli.addresses import Guard, connection_of, known_address, told_place, trust_option
+from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
@@ -40,26 +40,26 @@ from memlog.sink import (
 )
 
 _RETRY = 1.0
-"""Seconds between attempts at a tracker that is in trouble."""
+"""Seconds between two attempts to reach a tracker."""
 _LEAST = 5.0
-"""Seconds that an answer of the tracker's gets at least, whatever the timeout is."""
+"""Shortest time for an answer of the tracker, in seconds, even if the timeout is less."""
 
 
 @click.command(context_settings=SETTINGS)
 @run_argument
-@click.option("--to", "backend", metavar="BACKEND", help="Deliver to this one instead.")
+@click.option("--to", "backend", metavar="BACKEND", help="Deliver to this tracker instead.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Seconds to go on trying a tracker that can't be reached.",
+    help="Seconds to retry if the tracker can't be reached.",
 )
 @click.option(
     "--own-run",
     "replace",
     is_flag=True,
-    help="What the tracker refuses a run, as one that is deleted for good, goes to one of memlog's own.",
+    help="If the tracker refuses a run (deleted for good, for example), deliver to a run of memlog's own.",
 )
 @trust_option
 @dir_option
@@ -71,19 +71,20 @@ def sync(
     trusted: tuple[str, ...],
     directory: Path | None,
 ) -> None:
-    """Delivers what a run's trackers don't have yet.
+    """Deliver the points that a run's trackers don't have yet.
 
-    RUN is a run's id, the unique beginning of one, or "latest". Its points go to the trackers that it was
-    recorded for. Nothing is lost where that fails, and nothing doubled where it is done again. The helper
-    process of a run that is over, where it still waits for a tracker, makes way.
+    RUN is a run's id, the unique beginning of one, or "latest". Its points go to the trackers for which it
+    was recorded. If that fails, nothing is lost; if it is repeated, nothing is doubled. If the run has
+    ended and its helper process still waits for a tracker, this command stops the helper process.
 
-    It goes on where the training script sent it, whatever address your environment names; a user and
-    password for that very address are taken from there. Where it is another and your environment holds
-    credentials, nothing is sent until you name it with --trust-address. With --to, a run that this
-    tracker does not have yet is opened where your environment says (for MLflow: MLFLOW_TRACKING_URI).
+    The points go to the address to which the training script sent them, even if your environment names
+    another one. A user and password for exactly that address are taken from the environment. If the
+    addresses differ and your environment holds credentials, nothing is sent until you name the address
+    with --trust-address. With --to, a run that this tracker does not have yet is opened at the address
+    in your environment (for MLflow: MLFLOW_TRACKING_URI).
 
-    What is for a run that is deleted waits until that is restored, and everything else is delivered. Where
-    it is gone for good, --own-run brings it to a run of memlog's own.
+    Points for a deleted run wait until it is restored; all others are delivered. If it is gone for good,
+    --own-run delivers them to a run of memlog's own.
     """
     found = find_run(runs_directory(directory), run)
     explain_afterwards(found)
@@ -93,25 +94,25 @@ def sync(
     for name in _backends(summary, backend):
         delivery = _Delivery(found, summary, name, trusted, elsewhere=elsewhere, replace=replace)
         try:
-            told, refused = _sync(delivery, timeout)
-            click.echo(one_line(told))
+            outcome, refused = _sync(delivery, timeout)
+            click.echo(one_line(outcome))
             if refused:
                 failures.append(TrackerRejectedError(f"{name}: {refused}"))
-        except MemlogError as error:  # one tracker's trouble is not the others'
+        except MemlogError as error:  # the other trackers are still delivered to
             failures.append(error)
     if failures:
         raise _joined(failures)
     if summary.status == "running":
         click.echo(
-            f"run {found.id} is still going: its newest points follow when it is synced again"
+            f"run {found.id} is still running: call `memlog sync {found.id}` again for its newest points"
         )
 
 
 def _backends(summary: Summary, wanted: str | None) -> list[str]:
-    """Where the run is to be delivered."""
+    """Return the names of the backends to deliver to."""
     if wanted == LOCAL:
         raise ConfigurationError(
-            f"{LOCAL} is the journal itself, which has everything: {_choices()}"
+            f"{LOCAL} is the journal itself, which already has everything: {_choices()}"
         )
     backends = [wanted] if wanted else list(summary.health.delivered)
     if not backends:
@@ -126,40 +127,44 @@ def _choices() -> str:
 
 
 def _joined(failures: list[MemlogError]) -> MemlogError:
-    """One error for all that went wrong, of the first one's kind."""
+    """Join several errors into one of the first error's type."""
     return type(failures[0])("; ".join(str(failure) for failure in failures))
 
 
 class _Delivery(NamedTuple):
-    """What is to be delivered where, and how."""
+    """A run, the backend that it is delivered to, and the command's options."""
 
     run: RunDirectory
     summary: Summary
     name: str
     trusted: Sequence[str]
     elsewhere: bool
-    """Whether the backend was named: a run is opened where the environment says."""
+    """True with --to: a new run is opened at the environment's address."""
     replace: bool
-    """Whether runs of memlog's own take the place of those that are refused."""
+    """True with --own-run: a run of memlog's own replaces a refused one."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the journal is."""
+        """True if the journal is complete."""
         return self.summary.status != "running"
 
     @property
     def known(self) -> Delivery | None:
-        """What is known of it already."""
+        """State of the delivery in the summary; ``None`` if the backend is new."""
         return self.summary.health.delivered.get(self.name)
 
 
 def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
-    """Delivers to one backend; returns what is to be said of it, and which runs it refuses."""
+    """Deliver to one backend.
+
+    Returns:
+        A line about the outcome, and the reason if the backend refuses runs.
+    """
     run, name, complete = delivery.run, delivery.name, delivery.is_complete
     state = next((state for state in read_states(run) if state.backend == name), None)
     if state is not None and complete and _is_done(run, state):
-        told = f"nothing is left to deliver, it has {state.delivered:,} points"
-        return f"{name}: {told}{_where(state, delivery.known)}", None
+        outcome = f"nothing is left to deliver, it has {state.delivered:,} points"
+        return f"{name}: {outcome}{_where(state, delivery.known)}", None
     backend = load_backend(name)
     with TakenOver(run, name, timeout, is_over=complete):
         uploader = _uploader(delivery, backend, Guard(backend, delivery.trusted))
@@ -169,8 +174,8 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
         user_run = InProcessState.load(run, name)
         if user_run is not None and complete and uploader.refused is None:
             user_run.made_good(run)
-    told = f"{name}: {_told(before, uploader.state)}{_where(uploader.state, delivery.known)}"
-    return told, uploader.refused
+    outcome = _outcome(before, uploader.state)
+    return f"{name}: {outcome}{_where(uploader.state, delivery.known)}", uploader.refused
 
 
 def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
@@ -189,7 +194,7 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
     )
     connection = connection_of(backend)
     if uploader.state.address is not None and not delivery.elsewhere:
-        # It may never have been reached: a run is opened where the trainer would have opened it.
+        # If the tracker was never reached, the run is opened where the trainer would have opened it.
         uri = known_address(uploader.state.address, connection)
         connection = msgspec.structs.replace(connection, uri=uri)
     for known in delivery.known.runs if delivery.known else ():
@@ -202,14 +207,14 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
 
 
 def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) -> ClaimOf | None:
-    """What runs of the user's have that the trainer wrote to itself."""
+    """Return a function for the points that the trainer itself wrote to the user's runs; ``None`` if none."""
     if not writes_in_process(backend):
         return None
     return claims_of(run, name, complete=summary.status != "running")
 
 
 def _is_done(run: RunDirectory, state: UploadState) -> bool:
-    """Whether an uploader has delivered the whole journal; answered without asking the tracker."""
+    """Return whether an uploader has delivered the whole journal, without a request to the tracker."""
     if state.stage != "done":
         return False
     sent = {file: state.files.get(file.process, Progress()).sent for file in run.files()}
@@ -217,10 +222,10 @@ def _is_done(run: RunDirectory, state: UploadState) -> bool:
 
 
 def _deliver(uploader: Uploader, timeout: float, *, complete: bool) -> None:
-    """Delivers everything, patiently: only time without any progress counts.
+    """Deliver everything. Only time without progress counts towards the timeout.
 
     Raises:
-        TrackerUnavailableError: there was none for ``timeout`` seconds.
+        TrackerUnavailableError: there was no progress for ``timeout`` seconds.
     """
     since, delivered = time.monotonic(), uploader.state.delivered
     while True:
@@ -245,7 +250,9 @@ def _attempt(uploader: Uploader, *, complete: bool) -> None:
         uploader.close()
     except MemlogError:
         raise
-    except Exception as error:  # whatever a tracker's client raises, it may pass
+    except (
+        Exception
+    ) as error:  # a tracker's client may raise anything; the next attempt may succeed
         raise TrackerUnavailableError(f"{type(error).__name__}: {error}") from error
 
 
@@ -257,15 +264,15 @@ def _gave_up(uploader: Uploader, timeout: float, error: Exception) -> str:
     )
 
 
-def _told(before: UploadState, after: UploadState) -> str:
-    """What was delivered."""
+def _outcome(before: UploadState, after: UploadState) -> str:
+    """Return what was delivered, as text."""
     points = after.delivered - before.delivered
     left = "nothing more was delivered" if after.refused else "nothing was left to deliver"
-    told = f"{points:,} points delivered" if points else left
+    outcome = f"{points:,} points delivered" if points else left
     refused = sum(after.dropped.values()) - sum(before.dropped.values())
     if refused:
-        told += f", {refused:,} refused (`memlog show` says which)"
-    return told
+        outcome += f", {refused:,} refused (`memlog show` lists them)"
+    return outcome
 
 
 def _where(state: UploadState, delivery: Delivery | None) -> str:
@@ -276,4 +283,4 @@ def _where(state: UploadState, delivery: Delivery | None) -> str:
     if len(runs) != 1:
         return f" ({len(runs):,} runs)" if runs else ""
     uri = uris.get(runs[0])
-    return f" (run {runs[0]}{told_place(state.backend, uri)})"
+    return f" (run {runs[0]}{place_of(state.backend, uri)})"

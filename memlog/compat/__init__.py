@@ -1,4 +1,4 @@
-"""The modules that memlog takes over, under the names of their contents: an old import is a one-line change.
+"""Replacements of older modules: a program changes only its import line.
 
 ==============================================  ==============================================
 before                                          now

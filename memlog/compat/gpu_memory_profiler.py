@@ -1,6 +1,6 @@
-"""What ``src/utils/gpu_memory_profiler.py`` told in fixed figures: what a step of training takes, derived.
+"""Memory of a training step, computed from the model; ``src/utils/gpu_memory_profiler.py`` had fixed figures.
 
-``python examples/gpu_memory_profiler.py`` prints it for the UNet that HYCO's documents describe.
+``python examples/gpu_memory_profiler.py`` prints it for the UNet of HYCO's documents.
 """
 
 from memlog.tracer.estimate import MemoryEstimate, estimate_memory

@@ -1,7 +1,7 @@
-"""What was ``gpu_optimizer``: the tracer's three names, with their old arguments.
+"""Replacement of ``gpu_optimizer``: the tracer's three names, with their old arguments.
 
-They are memlog's own. The device is the model's where none is named, so that the same lines run without a
-GPU; docs/tracer.md says what is measured where.
+They are memlog's own classes. The default device is the model's, so the same lines run without a GPU.
+docs/tracer.md lists what is measured on which device.
 """
 
 from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer

@@ -1,6 +1,6 @@
-"""What was ``src.utils.memory_monitor``: six names, with their old signatures and defaults.
+"""Replacement of ``src.utils.memory_monitor``: six names, with their old signatures and defaults.
 
-They are memlog's own monitors. docs/monitors.md says where their lines differ from the old ones.
+They are memlog's own monitors. docs/monitors.md lists the differences between their lines and the old ones.
 """
 
 from memlog.monitors import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import fcntl
 import time
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -15,9 +15,6 @@ from memlog.events import Alert, Artifact
 from memlog.journal import Binding, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
-
-if sys.platform != "win32":
-    import fcntl
 
 MAX_ALERTS = 1000
 """Alerts of one run that a tracker shows at most."""
@@ -290,8 +287,6 @@ def _is_held(path: Path) -> bool:
 
 def _locked(file: BinaryIO, *, shared: bool) -> bool:
     """Locks an open file until it is closed; ``False`` where another process has it."""
-    if sys.platform == "win32":
-        return True  # uploaders are kept apart by their users alone
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""``memlog run``: recording a script that was never touched.
+"""``memlog run``: recording of a script without changes to it.
 
-The launcher puts the folder ``site`` first on ``PYTHONPATH``. The ``sitecustomize`` in it runs at the
-start of every Python process below, and waits for torch's optimizers or memlog itself to be imported:
-then `memlog.launch.starter` waits for the first step.
+The launcher puts the folder ``site`` first on ``PYTHONPATH``. Its ``sitecustomize`` runs at the start of
+every Python process that the command starts, and waits for the import of torch's optimizers or of memlog.
+Then `memlog.launch.starter` waits for the first step.
 """

@@ -1,4 +1,4 @@
-"""Handing this process over to the command that is to be recorded."""
+"""Replacement of this process by the command to record."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ SITE = Path(__file__).with_name("site")
 """The folder that goes first on ``PYTHONPATH``."""
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-"""As a shell has it."""
+"""Exit codes, the same as a shell's."""
 
 
 def environment(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: two variables differ from the one that is inherited."""
+    """Return the command's environment: the inherited one with two variables changed."""
     paths = [
         path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path != str(SITE)
     ]
-    # An empty PYTHONPATH names nothing, an empty part of a longer one the working directory.
+    # An empty PYTHONPATH adds no folder. An empty part of a longer one adds the working directory.
     behind = os.pathsep.join(paths)
     path = f"{SITE}{os.pathsep}{behind}" if behind else str(SITE)
     return {**inherited, "PYTHONPATH": path, VARIABLE: launch.encode()}
 
 
 def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Becomes the command: its output, exit code and signals are nobody else's.
+    """Replace this process by the command, so that output, exit code and signals are the command's own.
 
     Raises:
-        LaunchError: it can't be run.
+        LaunchError: the command can't be run.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    # Python ignores these two, and what is ignored stays so in the command.
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in _ignored_by_python()}
+    # Python ignores these two signals, and the command would inherit that.
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ignored}
     try:
         os.execvpe(command[0], list(command), environ)  # noqa: S606 - it is the user's own command
     except OSError as error:
@@ -51,11 +52,6 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignored_by_python() -> list[signal.Signals]:
-    found = (getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ"))
-    return [number for number in found if number is not None]
 
 
 def _refused(program: str, error: OSError) -> LaunchError:

@@ -1,8 +1,8 @@
-"""Beginning a session in a process that ``memlog run`` launched, when it turns out to train.
+"""Start of a session in a process of ``memlog run``, at its first training step.
 
-What it begins with is what ``memlog.init()`` takes from `memlog._internal.launch_options`. Starting at the
-first step costs that step what ``init`` costs, a twentieth of a second; in return a process that never
-steps, such as pip, a data loader's worker or torchrun's agent, starts nothing.
+``memlog.init()`` takes the options from `memlog._internal.launch_options`. The first step takes about 0.05 s
+longer because ``init`` runs in it. In return a process that never steps, such as pip, a data loader's worker
+or torchrun's agent, starts no session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memlog.session.session import init
 
 
 class Starter:
-    """Waits, in one process, for the first optimizer step or the first thing that is published."""
+    """Waits in one process for the first optimizer step or the first published event."""
 
     def __init__(self) -> None:
         self._began = False
@@ -27,7 +27,7 @@ class Starter:
         self._listen()
 
     def _listen(self) -> None:
-        # A signal handler may publish while its own thread is in here.
+        # A signal handler may publish while its own thread holds the lock.
         self._lock = threading.RLock()
         self._beginning = False
         self._autolog = Autolog(self._stepped)
@@ -35,35 +35,35 @@ class Starter:
         current_session.begin_on_demand(self._published)
 
     def _stepped(self, optimizer: Any) -> None:
-        """The first step, or one after a session that the script switched off."""
+        """Begin a session at the first step; ignore steps after the script ended its session."""
         if current_session.on_demand():
             self._begin()
-            if self._autolog.clock.on_step != self._stepped:  # the session listens now
+            if self._autolog.clock.on_step != self._stepped:  # the session has taken over
                 self._autolog.clock.on_step(optimizer)
 
     def _published(self) -> None:
-        """Something is about to be published. A pool's or a data loader's worker begins no session so."""
+        """Begin a session before the first event, except in a worker of a pool or a data loader."""
         if fork.generation == self._generation and not _is_a_child_of_multiprocessing():
             self._begin()
 
     def _begin(self) -> None:
-        with self._lock:  # another thread waits until there is a session for it, too
+        with self._lock:  # another thread waits here until the session exists
             if self._beginning or not current_session.on_demand():
                 return
             self._beginning = True
             try:
                 init()
                 self._began = True
-            except Exception as error:  # noqa: BLE001 - memlog's errors end here, not in training
+            except Exception as error:  # noqa: BLE001 - memlog's errors must not end training
                 say(" ".join(f"nothing is recorded, training goes on: {error}".split()))
             finally:
                 self._beginning = False
                 current_session.begin_on_demand(None)
 
     def forked(self) -> None:
-        """This is the child of a fork: if it trains, that is a run of its own.
+        """Wait again in the child of a fork: if it trains, it gets its own run.
 
-        Where the script itself began a session, its forks are its own affair.
+        If the script itself began a session, memlog leaves the script's forks alone.
         """
         if self._began or current_session.on_demand():
             self._autolog.remove()
@@ -72,10 +72,8 @@ class Starter:
 
 
 def wait() -> None:
-    """Begins a session when this process turns out to train. Called once a process."""
-    starter = Starter()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=starter.forked)
+    """Begin a session when this process trains. Call it once per process."""
+    os.register_at_fork(after_in_child=Starter().forked)
 
 
 def _is_a_child_of_multiprocessing() -> bool:

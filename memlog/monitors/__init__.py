@@ -1,6 +1,6 @@
-"""What a trainer holds: monitors that publish, and print through the one console subscriber.
+"""Monitors that a training script creates. They publish events and print lines.
 
-They can be made before ``memlog.init`` and used without it: then they only print.
+They can be created before ``memlog.init`` and used without it. Without a session they only print.
 """
 
 from memlog.monitors.epochs import EpochMemoryMonitor

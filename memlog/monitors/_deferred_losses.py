@@ -1,4 +1,4 @@
-"""What becomes known later than it happened: losses that a device is still computing."""
+"""Losses that a device is still computing when they are passed to memlog."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from memlog.monitors._losses import Pending, Reading, Value
 from memlog.monitors._publishing import HEALTH
 
 MAX_WAITING = 10_000
-_LOOK_S = 0.002
+"""Most losses that wait for a device."""
+_POLL_S = 0.002
+"""Seconds between two checks whether losses still wait."""
 
 
-class LateLosses:
-    """Waits for devices on a thread of its own, which begins with the first loss that needs it.
+class DeferredLosses:
+    """Thread that waits for losses on a device; it starts with the first such loss.
 
-    What is handed over is delivered in order, a value that is known already at once where nothing
-    waits before it.
+    Losses are delivered in order. A loss whose value is known is delivered at once if no other waits before
+    it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,12 @@ class LateLosses:
         self._thread: threading.Thread | None = None
 
     def deliver(self, reading: Reading, then: Callable[[Value | None], None]) -> None:
-        """Calls ``then`` with the value: here and now, or from the thread once it is known."""
+        """Call ``then`` with the value: at once, or from the thread when it is known.
+
+        Args:
+            reading: The loss, known or still computed; ``None``: there is no loss.
+            then: Takes the value.
+        """
         if fork.generation != self._generation:
             self._begin()
         if not isinstance(reading, Pending) and not self._left:
@@ -42,7 +49,10 @@ class LateLosses:
             return
         with self._lock:
             if self._left >= MAX_WAITING:
-                HEALTH.drop("losses_waiting", "losses wait for a device: the newest are left out")
+                HEALTH.drop(
+                    "losses_waiting",
+                    f"more than {MAX_WAITING:,} losses wait for a device: the newest are not recorded",
+                )
                 return
             self._left += 1
             if self._thread is None:
@@ -52,12 +62,16 @@ class LateLosses:
         self._waiting.put((reading, then))
 
     def settle(self, seconds: float) -> None:
-        """Waits until nothing is left, for so long at most."""
+        """Wait until no loss waits any more.
+
+        Args:
+            seconds: Longest time to wait.
+        """
         deadline = time.monotonic() + seconds
         if fork.generation != self._generation:
-            return  # what was under way is the parent's
+            return  # the waiting losses are the parent process's
         while self._left and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _run(self) -> None:
         while True:
@@ -68,6 +82,6 @@ class LateLosses:
                 self._left -= 1
 
 
-LATE = LateLosses()
-"""The process's one: a thread for all monitors."""
-fork.renew(LATE, "_lock", threading.Lock)
+DEFERRED_LOSSES = DeferredLosses()
+"""The only instance in a process: all monitors share its thread."""
+fork.renew(DEFERRED_LOSSES, "_lock", threading.Lock)

@@ -1,4 +1,4 @@
-r"""Who of several `EpochMemoryMonitor`\ s counts a session's steps and epochs: one at a time."""
+r"""Choice of the one `EpochMemoryMonitor` that counts a session's steps and epochs, if there are several."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from memlog._internal.current_session import Publisher
 
-SILENT_EPOCHS = 2
-"""Epochs of another monitor, with none of the counting one's batches between them, after which the other one
-counts: training goes on with it. A validation between two epochs of training is one."""
+IDLE_EPOCHS = 2
+"""Epochs of another monitor, without a batch of the counting monitor between them, after which the other
+counts: training continues with it. A validation between two training epochs is only one."""
 
 
-class Axes:
-    """The steps and the epochs of the running session, and the monitor that counts them."""
+class EpochOwner:
+    """Number of the session's next epoch, and the monitor that counts its steps and epochs."""
 
     def __init__(self) -> None:
         self._session: weakref.ref[Publisher] | None = None
@@ -27,33 +27,33 @@ class Axes:
         self._epochs_of_other = 0
 
     def counts(self, monitor: object, session: Publisher) -> bool:
-        """Whether a batch that is over now, or an epoch, is one of the session's.
+        """Return whether a batch or an epoch of ``monitor`` counts for the session.
 
-        The first monitor that asks counts, until it is gone or silent.
+        The first monitor that calls this counts, until it is deleted or idle for `IDLE_EPOCHS`.
         """
         if self._session is None or self._session() is not session:
-            self._begin()  # another run begins at 0
+            self._begin()  # epochs of another run begin at 0
             self._session = weakref.ref(session)
         owner = None if self._owner is None else self._owner()
-        if owner is None or (self._is_other(monitor) and self._epochs_of_other >= SILENT_EPOCHS):
+        if owner is None or (self._is_other(monitor) and self._epochs_of_other >= IDLE_EPOCHS):
             self._owner, owner = weakref.ref(monitor), monitor
         if owner is monitor:
             self._other, self._epochs_of_other = None, 0
         return owner is monitor
 
     def other_epoch(self, monitor: object) -> None:
-        """A monitor that does not count has ended an epoch."""
+        """Note that a monitor that does not count has ended an epoch."""
         if not self._is_other(monitor):
             self._other, self._epochs_of_other = weakref.ref(monitor), 0
         self._epochs_of_other += 1
 
     def next_epoch(self) -> int:
-        """The number of the session's epoch that is over now."""
+        """Return the number of the session's epoch that has just ended."""
         return next(self._epochs)
 
     def _is_other(self, monitor: object) -> bool:
         return self._other is not None and self._other() is monitor
 
 
-AXES = Axes()
-"""The process's one: there is one session at a time."""
+EPOCH_OWNER = EpochOwner()
+"""The only instance in a process, because a process has one session at a time."""

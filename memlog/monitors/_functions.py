@@ -1,4 +1,4 @@
-"""Functions of every kind under a decorator: plain, async, generators, objects that can be called."""
+"""Wrapping of functions of every kind: plain, async, generators, and callable objects."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 from memlog.errors import ConfigurationError
 
 Around: TypeAlias = Callable[[], AbstractContextManager[object]]
-"""Makes what a call happens in."""
+"""Function that creates the context manager of one call."""
 
-_OVER = object()
-"""In place of an item: there are no more."""
+_END = object()
+"""Marker after the last item."""
 
 
 def within(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, of whose every call the body runs within what ``around`` makes.
+    """Return ``function`` wrapped so that each call runs inside a context manager from ``around``.
 
-    That of a generator does from its first item until it is exhausted or closed.
+    The context of a generator lasts from its first item until it is exhausted or closed.
     """
     body = body_of(function)
     if inspect.iscoroutinefunction(body):
@@ -31,7 +31,7 @@ def within(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
         made = _generating_async(around, function)
     else:
         made = _calling(around, function)
-    # Only a function's own attributes are copied: a module's would keep its parameters alive here.
+    # Attributes are copied from functions only: those of an nn.Module would keep its parameters alive.
     updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
     return functools.update_wrapper(made, function, updated=updated)
 
@@ -64,44 +64,48 @@ def _generating_async(around: Around, function: Callable[..., Any]) -> Callable[
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         with around():
             async with aclosing(function(*args, **kwargs)) as source:
-                # What ``yield from`` does, which async generators don't have.
-                item = await _or_over(anext(source))
-                while item is not _OVER:
+                # The same as ``yield from``, which async generators don't support.
+                item = await _next_or_end(anext(source))
+                while item is not _END:
                     thrown = sent = None
                     try:
                         sent = yield item
-                    except Exception as error:  # noqa: BLE001 - it is the source's to answer
+                    except Exception as error:  # noqa: BLE001 - the wrapped generator handles it
                         thrown = error
-                    asked = source.asend(sent) if thrown is None else source.athrow(thrown)
-                    item = await _or_over(asked)
+                    step = source.asend(sent) if thrown is None else source.athrow(thrown)
+                    item = await _next_or_end(step)
 
     return generate
 
 
-async def _or_over(item: Awaitable[Any]) -> Any:
+async def _next_or_end(item: Awaitable[Any]) -> Any:
     try:
         return await item
     except StopAsyncIteration:
-        return _OVER
+        return _END
 
 
 def require_function(decorator: str, function: Any) -> None:
-    """Refuses what can't be called.
+    """Check that an object can be called.
+
+    Args:
+        decorator: Name of the decorator for the message.
+        function: The object.
 
     Raises:
-        ConfigurationError: it can't.
+        ConfigurationError: it can't be called.
     """
     if not callable(function):
         shown = repr(function)[:100]
         hint = f"; put @{decorator} below @classmethod" if isinstance(function, classmethod) else ""
         raise ConfigurationError(
             f"{decorator} watches functions, and {shown} is a {type(function).__name__}: "
-            f"pass what can be called{hint}"
+            f"pass a function or another object that can be called{hint}"
         )
 
 
 def body_of(function: Any) -> Any:
-    """The function whose body a call runs: of an object that can be called, its class's ``__call__``."""
+    """Return the function that a call runs; for a callable object, its class's ``__call__``."""
     if isinstance(function, functools.partial):
         return body_of(function.func)
     if inspect.isroutine(function) or inspect.isclass(function):

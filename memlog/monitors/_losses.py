@@ -1,6 +1,6 @@
-"""A loss of any kind as a number, without waiting for a device and without keeping a graph alive.
+"""Conversion of a loss of any type to a number, without waiting for a device or keeping a graph alive.
 
-Types are told apart by their class, never by ``hasattr`` on a value: a phiml tensor has every attribute.
+Types are recognised by their class, never by ``hasattr`` on a value: a phiml tensor has every attribute.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 _NAMES = ("loss", "value", "fun")
-"""Where a mapping has its loss."""
+"""Keys of a mapping that hold its loss."""
 _DEPTH = 4
-"""Containers within containers that are looked into."""
+"""Most nested containers that are searched."""
 
 
 class Value(NamedTuple):
-    """A loss that is known."""
+    """A loss whose value is known."""
 
     value: float | None
-    """``None`` where it is no finite number; the mean of a loss with several elements."""
+    """The loss, or its mean if it has several elements; ``None`` if it is not finite."""
     text: str
-    """As it is printed: six decimals."""
+    """Text for printed lines, with six decimals."""
 
 
 class Pending:
-    """A loss on its way from a device to host memory.
+    """A loss that is being copied from a device to host memory.
 
     Args:
-        host: The copy, which is valid once ``event`` has happened.
-        event: Recorded on the device's stream behind the copy.
+        host: The copy, which is valid after ``event``.
+        event: Event recorded on the device's stream after the copy.
     """
 
     def __init__(self, host: Any, event: Any) -> None:
@@ -38,7 +38,7 @@ class Pending:
         self._event = event
 
     def wait(self) -> Value:
-        """Waits for the device: never on the trainer's thread."""
+        """Wait for the device and return the value. Never call it on the trainer's thread."""
         self._event.synchronize()
         return known(self._host.item())
 
@@ -47,20 +47,20 @@ Reading: TypeAlias = Value | Pending | None
 
 
 def known(number: Any) -> Value:
-    """A number that the host holds; of a complex one, the real part."""
+    """Return the value of a number in host memory; of a complex number, the real part."""
     value = float(number.real if isinstance(number, complex) else number)
     return Value(value if math.isfinite(value) else None, f"{value:.6f}")
 
 
 def read(returned: Any) -> Reading:
-    """The loss in what a loss function returned, or in what a trainer calls its loss.
+    """Find the loss in the result of a loss function or in the loss that a trainer passes.
 
     Args:
-        returned: A number, an array or tensor, a phiml tensor; the first of a tuple or list of these;
-            a mapping's ``"loss"``, ``"value"`` or ``"fun"``; a model output's ``loss``.
+        returned: A number, an array, a tensor or a phiml tensor. Of a tuple or list the first item counts, of
+            a mapping ``"loss"``, ``"value"`` or ``"fun"``, of a model's output its ``loss``.
 
     Returns:
-        ``None`` where there is no loss, or none yet, as when it is being traced.
+        The loss; ``None`` if there is none, or no value yet, as during tracing.
     """
     value = _pick(returned)
     if value is None:
@@ -80,7 +80,7 @@ def _pick(value: Any) -> Any:
         if isinstance(value, Mapping):
             value = next((value[name] for name in _NAMES if name in value), None)
         elif isinstance(value, (tuple, list)):
-            # A named tuple or a model output that is one says by name which is its loss.
+            # A named tuple or a model's output names its loss.
             value = _own(value) if _declares_loss(value) else value[0] if value else None
         elif _declares_loss(value):
             value = _own(value)
@@ -90,7 +90,7 @@ def _pick(value: Any) -> Any:
 
 
 def _declares_loss(value: Any) -> bool:
-    """Whether it is an object with a ``loss`` of its own: by its class, or in its ``__dict__``."""
+    """Return whether a value's class or its ``__dict__`` defines ``loss``."""
     if _made_by(value, "phiml", "phi", "torch", "numpy", "jax", "jaxlib"):
         return False
     return hasattr(type(value), "loss") or "loss" in getattr(value, "__dict__", ())
@@ -107,9 +107,8 @@ def _made_by(value: Any, *packages: str) -> bool:
 def _of_torch(torch: Any, tensor: Any) -> Reading:
     if tensor.numel() == 0 or tensor.is_meta or _is_traced(torch, tensor):
         return None
-    local = getattr(
-        type(tensor), "to_local", None
-    )  # a DTensor: its full value would be a collective
+    # Only a DTensor has this method. Reading its full value would need communication between ranks.
+    local = getattr(type(tensor), "to_local", None)
     loss = (tensor if local is None else local(tensor)).detach()
     if loss.is_complex():
         loss = loss.real
@@ -121,7 +120,7 @@ def _of_torch(torch: Any, tensor: Any) -> Reading:
 
 
 def _is_traced(torch: Any, tensor: Any) -> bool:
-    """Whether there is no number in it: it stands for one in a graph, a transform or a fake world."""
+    """Return whether a tensor holds no number because it belongs to a graph, a transform or a fake mode."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - no public name
@@ -130,7 +129,7 @@ def _is_traced(torch: Any, tensor: Any) -> bool:
 
 
 def _on_device(torch: Any, loss: Any) -> Reading:
-    """Starts a copy, which the device makes when it gets there."""
+    """Start a copy to the host, which the device makes after its earlier work."""
     if loss.device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             return None
@@ -146,7 +145,7 @@ def _on_device(torch: Any, loss: Any) -> Reading:
 
 
 def _of_phiml(value: Any) -> Reading:
-    """One value an element of the batch; printed as phiml prints it where the host holds it."""
+    """Read a phiml tensor with one value per batch element. A value on the host is printed as by phiml."""
     tracing = sys.modules.get("phiml.backend.torch._torch_backend")
     if not value.available or (tracing is not None and getattr(tracing, "CURRENT_JIT_CALLS", None)):
         return None
@@ -157,7 +156,7 @@ def _of_phiml(value: Any) -> Reading:
 
 
 def _of_array(value: Any) -> Reading:
-    """Arrays and scalars of numpy's or jax's, and whatever else can be made a number."""
+    """Read an array or a scalar of numpy or jax, or any other value that ``float`` accepts."""
     if _made_by(value, "jax", "jaxlib"):
         return None if "Tracer" in type(value).__name__ else known(value.mean())
     if _made_by(value, "numpy"):

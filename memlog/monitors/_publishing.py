@@ -1,13 +1,10 @@
-"""Where monitors publish: the running session, and the one console subscriber.
+"""Publishing by monitors: events go to the running session, lines to the console.
 
-Without a session events go nowhere and lines are printed all the same; with a session that is disabled
-nothing is published and nothing printed.
+Without a session lines are printed and events are dropped. With a disabled session nothing is published or
+printed.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TypeVar
 
 from memlog._internal import current_session
 from memlog._internal.current_session import Publisher
@@ -17,7 +14,7 @@ from memlog.events import Event
 
 
 class _MonitorHealth(Diagnostics):
-    """Counts in the running session's health, and in its own where there is none."""
+    """Diagnostics that count in the running session's health, or in their own if there is no session."""
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
         running = session()
@@ -42,43 +39,38 @@ class _MonitorHealth(Diagnostics):
 
 
 HEALTH = _MonitorHealth()
-"""Where errors inside the monitors go."""
-
-_print: Callable[[Notice], object] = show
-"""The one subscriber that prints."""
-
-T = TypeVar("T")
+"""Counter of errors inside the monitors."""
 
 
 def silenced() -> bool:
-    """Whether a session is running that was switched off: off means off."""
+    """Return whether a disabled session runs: monitors must do nothing then."""
     publisher = current_session.publisher()
     return publisher is not None and not publisher.enabled
 
 
 def session() -> Publisher | None:
-    """The session to publish to; ``None`` where none is running."""
+    """Return the session to publish to; ``None`` if no enabled session runs."""
     publisher = current_session.publisher()
     return publisher if publisher is not None and publisher.enabled else None
 
 
 def publish(event: Event, notice: Notice | None = None, to: Publisher | None = None) -> None:
-    """Hands an event to the session, and what a person wants to know of it to the console.
+    """Publish an event to the session and print a notice.
 
     Args:
-        event: What happened.
-        notice: What is printed; ``None``: nothing.
-        to: The session that was running when it happened; ``None``: the one that is running now.
+        event: The event.
+        notice: Notice to print; ``None``: print nothing.
+        to: Session that ran when the event happened; ``None``: the session that runs now.
     """
     target = to or session()
     if target is not None:
         target.publish(event)
     if notice is not None:
-        tell(notice)
+        print_notice(notice)
 
 
-def tell(notice: Notice) -> None:
-    """Prints. Never raises: a closed pipe is no reason to end training."""
+def print_notice(notice: Notice) -> None:
+    """Print a notice. Never raises: a closed pipe must not end training."""
     if not silenced():
         with HEALTH.contained("printing"):
-            _print(notice)
+            show(notice)

@@ -1,4 +1,4 @@
-"""What monitors read: the host, and the one accelerator that a monitor was made for."""
+"""Memory readings of monitors: the host and each monitor's accelerator."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from memlog.probes.host import HostProbe
 from memlog.probes.peaks import PeakWindow
 
 MAX_LABEL = 500
-"""Characters of a label that are kept."""
+"""Most characters of a label; the rest is cut off."""
 
 
 @functools.cache
 def host() -> HostProbe:
-    """The process's one probe: it keeps descriptors, and windows are the meters' own."""
+    """Return the process's only host probe. It keeps files open, so all meters share it."""
     return HostProbe(HEALTH)
 
 
 def device_index(device: Any) -> int:
-    """``0`` of ``0``, ``"cuda:0"``, ``"cuda"`` or a ``torch.device``."""
+    """Return a device's index: 0 for ``0``, ``"cuda:0"``, ``"cuda"`` or ``torch.device("cuda:0")``."""
     if isinstance(device, int):
         return device
     if isinstance(device, str):
@@ -33,11 +33,10 @@ def device_index(device: Any) -> int:
 
 
 class Meter:
-    """Reads memory at points in time; each has windows of its own, from one reading to the next.
+    """Reader of memory at points in time. Each meter measures peaks since its own previous reading.
 
     Args:
-        device: The accelerator's index, or what torch calls it. It comes first in readings, and is the
-            one that is printed.
+        device: The accelerator's index or torch's name for it. Readings contain only this accelerator.
     """
 
     def __init__(self, device: Any = 0) -> None:
@@ -46,23 +45,23 @@ class Meter:
         self._window = PeakWindow()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[int]]:
-        """A copy, also one that is pickled, has windows of its own: a process's probes can't go with it."""
+        """Copy or pickle the meter with new probes, because probes belong to their process."""
         return Meter, (self._index,)
 
     def rss(self) -> int | None:
-        """This process's resident set, in bytes."""
+        """Return this process's resident set in bytes; ``None`` if unknown."""
         return host().figures()[0]
 
     def devices(self) -> tuple[DeviceReading, ...]:
-        """The meter's device, where it is in use."""
+        """Return the reading of the meter's device; empty if the device is not in use."""
         return tuple(r for r in self._accelerators.read() if _index_of(r) == self._index)
 
     def point(self, label: Any) -> Recorded:
-        """What is held now, under a label."""
+        """Read the memory in use now, under a label."""
         return Recorded(now_us(), str(label)[:MAX_LABEL], self.rss(), self.devices())
 
     def epoch(self, epoch: int, step: int | None) -> Epoch:
-        """What is held now, and the peaks since the last call."""
+        """Read the memory in use now and the peaks since the last call."""
         rss, mark = host().figures()
         peak, source = self._window.advance(rss, mark)
         return Epoch(now_us(), epoch, step, rss, peak, source, self.devices())

@@ -1,4 +1,4 @@
-"""A training loop's callbacks: batches and epochs."""
+"""Monitor of batches and epochs, for callbacks of a training loop."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from memlog._internal.current_session import Publisher
 from memlog.console import Announcement, BatchNotice, OptimizationNotice
 from memlog.events import Batch, Epoch, Loss, now_us
 from memlog.monitors import _publishing
-from memlog.monitors._deferred_losses import LATE
-from memlog.monitors._epoch_owner import AXES
+from memlog.monitors._deferred_losses import DEFERRED_LOSSES
+from memlog.monitors._epoch_owner import EPOCH_OWNER
 from memlog.monitors._losses import Value, read
 from memlog.monitors._readings import Meter
 
 
 class EpochMemoryMonitor:
-    """Three calls in a training loop: batches are counted, epochs are closed with their peaks.
+    """Monitor for a training loop: call it at an epoch's start, after each batch, and at the epoch's end.
 
-    It claims the step axis: its `on_batch_end` makes the batch events, and optimizer steps are no longer
-    noticed, so nothing is counted twice. Of several monitors (training, validation) the first that ends a
-    batch or an epoch counts; the others print, and publish nothing. Another one counts once the first is gone
-    (deleted), or has had no batch during two epochs of the other.
+    It takes over the counting of steps: `on_batch_end` creates the batch events, and optimizer steps are no
+    longer counted, so no step is counted twice. If there are several monitors (training, validation), the
+    first that ends a batch or an epoch counts. The others print and publish nothing. Another monitor takes
+    over when the first one is deleted, or when the first one has no batch during two epochs of the other.
 
     Args:
-        enabled: ``False``: every call is next to free, and nothing is claimed.
-        verbose_batches: For how many batches of each epoch a line is printed.
-        device: Whose accelerator figures are printed.
+        enabled: ``False``: calls do nothing.
+        verbose_batches: Batches of each epoch for which a line is printed.
+        device: Accelerator whose figures are printed, as an index or torch's name.
     """
 
     def __init__(self, enabled: bool = True, verbose_batches: int = 5, device: Any = 0) -> None:
@@ -40,23 +40,23 @@ class EpochMemoryMonitor:
                 self._announce()
 
     def on_epoch_start(self) -> None:
-        """An epoch begins, or a black-box optimisation."""
+        """Begin an epoch or a black-box optimisation."""
         if self.enabled:
             with _publishing.HEALTH.contained("beginning an epoch"):
                 self._claim()
                 self._printed = 0
-                self._meter.epoch(0, None)  # ends the windows of what was before
+                self._meter.epoch(0, None)  # leaves earlier peaks out of this epoch's
 
     def on_batch_start(self, batch_idx: int) -> None:
-        """A batch begins: nothing is read here."""
+        """Do nothing: memory is read at the batch's end."""
 
     def on_batch_end(self, batch_idx: int, loss: Any = None) -> None:
-        """A batch is over; call it after the optimizer's step.
+        """End a batch. Call it after the optimizer's step.
 
         Args:
-            batch_idx: Its number within the epoch, as printed.
-            loss: A number, a tensor or whatever else `watch_loss` understands. One that is on a device
-                is not waited for: it follows when it is known.
+            batch_idx: The batch's number within the epoch, for the printed line.
+            loss: A number, a tensor or any other loss that `watch_loss` accepts; ``None``: no loss. memlog
+                does not wait for a loss on a device: it is published when it is known.
         """
         if not self.enabled or _publishing.silenced():
             return
@@ -64,26 +64,26 @@ class EpochMemoryMonitor:
             self._batch(batch_idx, loss)
 
     def on_epoch_end(self) -> None:
-        """An epoch is over: publishes and prints its peaks."""
+        """End an epoch: publish and print its peaks."""
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained("ending an epoch"):
                 event = self._end()
-                LATE.deliver(None, lambda _: _publishing.tell(event))
+                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(event))
 
     def on_optimization_end(self) -> None:
-        """A black-box optimisation is over: like `on_epoch_end`, in that line's words."""
+        """End a black-box optimisation: like `on_epoch_end` with a different printed line."""
         if self.enabled and not _publishing.silenced():
             with _publishing.HEALTH.contained("ending an optimisation"):
-                event = self._end()
-                LATE.deliver(None, lambda _: _publishing.tell(OptimizationNotice(event)))
+                notice = OptimizationNotice(self._end())
+                DEFERRED_LOSSES.deliver(None, lambda _: _publishing.print_notice(notice))
 
     def _announce(self) -> None:
         session = self._claim()
         if session is None or not session.announced:
-            _publishing.tell(Announcement(self.verbose_batches))
+            _publishing.print_notice(Announcement(self.verbose_batches))
 
     def _claim(self) -> Publisher | None:
-        """Claims the steps of the running session, once."""
+        """Claim the steps of the running session, once, and return the session."""
         session = _publishing.session()
         if session is not None and session is not self._claimed:
             session.claim_steps()
@@ -92,7 +92,7 @@ class EpochMemoryMonitor:
 
     def _batch(self, index: int, loss: Any) -> None:
         session = self._claim()
-        counts = session is not None and AXES.counts(self, session)
+        counts = session is not None and EPOCH_OWNER.counts(self, session)
         counted = session.count_step() if session is not None and counts else None
         self._step, event = counted if counted is not None else (None, None)
         shown = self._printed < self.verbose_batches
@@ -107,12 +107,13 @@ class EpochMemoryMonitor:
             if value is not None and step is not None and session is not None:
                 session.publish(Loss(now_us(), step, value.value))
             if line is not None:
-                _publishing.tell(BatchNotice(index, line, None if value is None else value.text))
+                text = None if value is None else value.text
+                _publishing.print_notice(BatchNotice(index, line, text))
 
-        LATE.deliver(reading, when_known)
+        DEFERRED_LOSSES.deliver(reading, when_known)
 
     def _line_of(self, index: int) -> Batch:
-        """This monitor's own device at this moment: what is printed."""
+        """Read this monitor's own device now, for the printed line."""
         point = self._meter.point("")
         return Batch(point.time_us, index, point.rss, None, None, point.devices)
 
@@ -120,9 +121,9 @@ class EpochMemoryMonitor:
         session = self._claim()
         if session is None:
             return self._meter.epoch(0, None)
-        if not AXES.counts(self, session):
-            AXES.other_epoch(self)
+        if not EPOCH_OWNER.counts(self, session):
+            EPOCH_OWNER.other_epoch(self)
             return self._meter.epoch(0, None)
-        event = self._meter.epoch(AXES.next_epoch(), self._step)
+        event = self._meter.epoch(EPOCH_OWNER.next_epoch(), self._step)
         session.publish(event)
         return event

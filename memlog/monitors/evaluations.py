@@ -1,4 +1,4 @@
-"""Loss functions that somebody else calls: every evaluation is an event."""
+"""Monitor of a loss function that an optimiser calls: every evaluation is an event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from memlog.console import EvaluationNotice
 from memlog.events import Evaluation, now_us
 from memlog.monitors import _publishing, iterations
-from memlog.monitors._deferred_losses import LATE
+from memlog.monitors._deferred_losses import DEFERRED_LOSSES
 from memlog.monitors._functions import body_of, require_function
 from memlog.monitors._losses import Reading, Value, read
 from memlog.monitors._readings import Meter
@@ -29,26 +29,26 @@ def watch_loss(
     function: None = None, *, verbose_evaluations: int = 5, device: Any = 0
 ) -> Callable[[FunctionT], FunctionT]: ...
 def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: Any = 0) -> Any:
-    """Watches a loss function that a black-box optimiser calls (SciPy, PhiFlow, L-BFGS closures).
+    """Watch a loss function that a black-box optimiser calls (SciPy, PhiFlow, L-BFGS closures).
 
-    It hands back what the function returned, the same object, and re-raises unchanged what it raised; an
-    error of memlog's own reaches nobody. Evaluations are counted, which are no iterations: an L-BFGS step
-    takes several. With PhiFlow wrap it outermost, around ``math.jit_compile``: inside it would be called
-    only while tracing.
+    The wrapper returns the function's own result, the same object, and lets its exceptions pass unchanged.
+    Errors inside memlog never reach the optimiser. memlog counts evaluations, not iterations: one L-BFGS step
+    takes several evaluations. With PhiFlow put the wrapper around ``math.jit_compile``: inside it, the
+    function would be called only while tracing.
 
     Args:
-        function: The function; ``None``: returns a decorator.
-        verbose_evaluations: For how many evaluations lines are printed.
-        device: Whose accelerator figures.
+        function: The function; ``None``: return a decorator.
+        verbose_evaluations: Evaluations for which a line is printed.
+        device: Accelerator whose figures are read, as an index or torch's name.
 
     Returns:
-        A callable with the function's name and signature, which can be pickled where the function can (a
-        worker process that gets it so does not watch it). What counts as the loss in its result: the
-        first of a tuple or list; a mapping's ``"loss"``, ``"value"`` or ``"fun"``; an object's ``loss``;
-        the mean of several elements. Of an ``async def`` the loss is what it returns in the end.
+        A callable with the function's name and signature. It can be pickled if the function can; a worker
+        process that unpickles it gets the function unwatched. The loss in a result is: of a tuple or list the
+        first item; of a mapping ``"loss"``, ``"value"`` or ``"fun"``; of an object its ``loss``; of several
+        elements their mean. For an ``async def`` it is the awaited result.
 
     Raises:
-        ConfigurationError: what it is to watch is no function.
+        ConfigurationError: ``function`` can't be called.
     """
     if function is None:
         return functools.partial(watch_loss, verbose_evaluations=verbose_evaluations, device=device)
@@ -61,13 +61,13 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
 
 
 class _WatchedLoss:
-    """The wrapper: an object, since optimisers send loss functions to their worker processes.
+    """Wrapper of a loss function. It is an object so that optimisers can pickle it for worker processes.
 
-    It has no ``__get__``: PhiFlow could not find out its arguments then.
+    It has no ``__get__``, because PhiFlow could not read its arguments then.
     """
 
     def __init__(self, function: Callable[..., Any], watch: _Watch) -> None:
-        # Only a function's own attributes are copied: a module's would keep its parameters alive here.
+        # Attributes are copied from functions only: those of an nn.Module would keep its parameters alive.
         updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
         functools.update_wrapper(self, function, updated=updated)
         self._function = function
@@ -85,7 +85,7 @@ class _WatchedLoss:
         return returned
 
     def __reduce__(self) -> str | tuple[Callable[[Any], Any], tuple[Any]]:
-        """Pickled by its name where that leads here; else the function alone is sent, unwatched."""
+        """Pickle by name if the name leads to this object; otherwise pickle the function, unwatched."""
         name = getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(getattr(self, "__module__", ""))
         for part in name.split("."):
@@ -96,7 +96,7 @@ class _WatchedLoss:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedLoss:
-        """Like a function, it is its own copy."""
+        """Return the same object, as for a function."""
         return self
 
 
@@ -117,7 +117,7 @@ def _watched_async(function: Callable[..., Any], watch: _Watch) -> Callable[...,
 
 
 def _is_method(function: Any) -> bool:
-    """Whether it was written in a class's body."""
+    """Return whether a function was defined in a class body."""
     return inspect.isfunction(function) and "." in function.__qualname__.rpartition("<locals>.")[2]
 
 
@@ -134,7 +134,7 @@ def _itself(function: Any) -> Any:
 
 
 class _Watch:
-    """One wrapper's counter and windows; safe under threads."""
+    """Counter and memory readings of one wrapper. Several threads may use it at once."""
 
     def __init__(self, verbose: int, device: Any) -> None:
         self._meter = Meter(device)
@@ -143,31 +143,35 @@ class _Watch:
         self._session: object = None
 
     def evaluated(self, returned: Any, error: str | None) -> None:
-        """A call is over. Never raises.
+        """Record a call of the loss function. Never raises.
 
-        Ctrl-C, or what a signal handler raises, while memlog or an ``on_alert`` is at work is not let
-        through either: some optimisers hang for ever on an exception in their loss.
+        Ctrl-C and exceptions of signal handlers that arrive while memlog or ``on_alert`` runs don't pass
+        either: some optimisers hang on an exception in their loss function.
+
+        Args:
+            returned: Result of the call.
+            error: Type of the exception that it raised; ``None``: it raised none.
         """
         if _publishing.silenced():
             return
         try:
             with _publishing.HEALTH.contained("watching a loss"):
                 self._evaluated(returned, error)
-        except (KeyboardInterrupt, Exception) as interruption:  # noqa: BLE001 - a handler's: others are contained
+        except (KeyboardInterrupt, Exception) as interruption:  # noqa: BLE001 - a signal handler's
             what, remedy = "Ctrl-C", ": press it again"
             if not isinstance(interruption, KeyboardInterrupt):
                 what, remedy = f"a signal handler's {type(interruption).__name__}", ""
             _publishing.HEALTH.drop(
                 "interrupts",
-                f"{what} came while memlog looked at a loss, where it could leave the optimiser "
-                f"hanging{remedy}",
+                f"{what} was ignored because it came while memlog read a loss, where it could make the "
+                f"optimiser hang{remedy}",
             )
 
     def _evaluated(self, returned: Any, error: str | None) -> None:
         session = _publishing.session()
         if session is not self._session:
             self._session = session
-            self._numbers = itertools.count()  # another run begins at 0
+            self._numbers = itertools.count()  # evaluations of another run begin at 0
         index = next(self._numbers)
         number = index if session is None else session.next_evaluation()
         tracker = iterations.innermost()
@@ -184,13 +188,13 @@ class _Watch:
             if session is not None:
                 session.publish(event)
             if shown:
-                _publishing.tell(EvaluationNotice(index, event, text))
+                _publishing.print_notice(EvaluationNotice(index, event, text))
 
-        LATE.deliver(_read(returned) if error is None else None, when_known)
+        DEFERRED_LOSSES.deliver(_read(returned) if error is None else None, when_known)
 
 
 def _read(returned: Any) -> Reading:
-    """A loss that can't be understood is an evaluation all the same."""
+    """Read a loss; ``None`` if that fails, so that the evaluation is still recorded."""
     try:
         return read(returned)
     except Exception as error:  # noqa: BLE001 - the optimiser would hang or end on it
@@ -199,6 +203,6 @@ def _read(returned: Any) -> Reading:
 
 
 def _compiling() -> bool:
-    """Whether torch is making a graph of the call, in which memlog must leave nothing."""
+    """Return whether torch is compiling the call into a graph, to which memlog must add nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())

@@ -1,4 +1,4 @@
-"""An optimiser's iterations, beside the evaluations of its loss: one takes several of the other."""
+"""Counter of an optimiser's iterations; one iteration takes several evaluations of the loss."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _entered: list[track_iterations] = []
 
 
 class track_iterations:  # noqa: N801 - a context manager, used like a function
-    """Counts the iterations of an optimiser that runs in a block, and shows how far it is.
+    """Counter of the iterations of an optimiser that runs in a block. It prints a progress line.
 
     ::
 
         with memlog.track_iterations("L-BFGS-B") as iterations:
             scipy.optimize.minimize(memlog.watch_loss(loss), x0, callback=iterations)
 
-    Every evaluation of a watched loss in the block then knows its iteration. PhiFlow's ``math.minimize``
-    takes no callback and needs none: while the block lasts, a ``minimize`` that is looked up in the module
-    ``scipy.optimize``, as PhiFlow does it, reports its iterations beside whatever callback it was given.
-    Elsewhere call the tracker once an iteration. Several problems that are solved together count as the
-    one that needs most iterations.
+    Every evaluation of a watched loss in the block then records its iteration. PhiFlow's ``math.minimize``
+    needs no callback: within the block, ``scipy.optimize.minimize`` reports its iterations in addition to any
+    callback of the caller. This works if ``minimize`` is looked up in the module ``scipy.optimize`` at the
+    call, as PhiFlow does. With other optimisers call the tracker once per iteration. If several problems are
+    solved together, the one with the most iterations counts.
 
     Args:
-        label: What the line of progress begins with.
-        print_output: Whether there is one, on the standard error.
+        label: Beginning of the progress line.
+        print_output: ``True``: print a progress line on standard error.
 
     Attributes:
         evaluations: Evaluations of watched losses in the block.
@@ -54,11 +54,11 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
     @property
     def iterations(self) -> int:
-        """Iterations that are over."""
+        """Iterations that have ended."""
         return self._over + max(self._counts.values(), default=0)
 
     def __enter__(self) -> track_iterations:  # noqa: PYI034 - typing.Self came with Python 3.11
-        """The optimiser is about to run."""
+        """Begin to count."""
         with _publishing.HEALTH.contained("beginning to count iterations"):
             if not _publishing.silenced():
                 _entered.append(self)
@@ -72,7 +72,7 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The optimiser is done, in whatever way."""
+        """End the count, also after an exception."""
         with _publishing.HEALTH.contained("ending to count iterations"):
             self._hooks.close()
             if self in _entered:
@@ -81,25 +81,30 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
                     self._line.close(self.evaluations, self.iterations, self._loss)
 
     def __call__(self, *_: Any) -> None:
-        """An iteration is over: what SciPy calls as ``callback``."""
+        """Count an iteration that has ended. SciPy calls this as its ``callback``."""
         with self._lock:
             self._over += 1
 
     def evaluated(self) -> int:
-        """A watched loss was called: the iteration that it was for."""
+        """Count a call of a watched loss and return its iteration."""
         with self._lock:
             self.evaluations += 1
             return 0 if self.evaluations == 1 else self.iterations + 1
 
     def show(self, loss: str | None, *, quietly: bool) -> None:
-        """An evaluation's loss is known; ``quietly``: it has lines of its own."""
+        """Show the loss of an evaluation in the progress line.
+
+        Args:
+            loss: The loss as text; ``None``: unknown.
+            quietly: Only store the loss, because the evaluation prints its own line.
+        """
         self._loss = loss
         if self._line is not None and not quietly:
             self._line.update(self.evaluations, self.iterations, loss)
 
     @contextlib.contextmanager
     def minimisation(self) -> Iterator[Callable[[], None]]:
-        """One minimisation, maybe beside others: yields what to call after each of its iterations."""
+        """Yield a function to call after each iteration of one minimisation. Several may run at once."""
         key = object()
         with self._lock:
             self._counts[key] = 0
@@ -118,13 +123,13 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
 
 
 def innermost() -> track_iterations | None:
-    """The tracker whose block was entered last and is not over."""
+    """Return the tracker of the innermost open block; ``None`` if no block is open."""
     return _entered[-1] if _entered else None
 
 
 @contextlib.contextmanager
 def _listening(tracker: track_iterations) -> Iterator[None]:
-    """Lets SciPy's ``minimize`` tell the tracker of its iterations, where SciPy is installed."""
+    """Make SciPy's ``minimize`` report its iterations to the tracker, if SciPy is installed."""
     if "scipy" not in sys.modules and importlib.util.find_spec("scipy") is None:
         yield
         return
@@ -148,14 +153,14 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
 
 
 _POSITION_OF_CALLBACK = 11
-"""How many positional arguments of ``minimize`` it takes to have the callback among them."""
+"""Number of positional arguments of ``minimize`` from which they include the callback."""
 
 
 def _beside(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:
     if given is None:
         return lambda *_: advance()
 
-    @functools.wraps(given)  # SciPy reads the signature to know how to call it
+    @functools.wraps(given)  # SciPy reads the signature to choose the callback's arguments
     def callback(*args: Any, **kwargs: Any) -> Any:
         advance()
         return given(*args, **kwargs)

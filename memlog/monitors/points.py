@@ -1,4 +1,4 @@
-"""Points in time: one measurement, or several under labels."""
+"""Measurements at points in time: one at once, or several under labels."""
 
 from __future__ import annotations
 
@@ -16,38 +16,44 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter, device_index
 
 MAX_POINTS = 10_000
-"""Points that a tracker keeps; the journal keeps all."""
+"""Most points that a tracker keeps, the newest; the journal keeps all."""
 
 _logger = logging.getLogger("memlog.memory")
 
 
 class MemoryMonitor:
-    """Measurements on the spot. "mb" is 1024² bytes."""
+    """Measurements of the memory in use now. "mb" means 1024² bytes."""
 
     @staticmethod
     def get_cpu_memory_mb() -> float:
-        """This process's resident set; NaN where it can't be read."""
+        """Return this process's resident set in MB; NaN if it can't be read."""
         return _known(mib(_meter(0).rss()))
 
     @staticmethod
     def get_gpu_memory_mb(device: Any = 0) -> float:
-        """What tensors hold on a device; 0.0 where the process uses none, NaN where it can't be read."""
+        """Return the MB of tensors on a device.
+
+        0.0 if the process doesn't use the device, NaN if it can't be read.
+        """
         reading = _reading(device)
         return 0.0 if reading is None else _known(mib(reading.allocated))
 
     @staticmethod
     def get_gpu_memory_reserved_mb(device: Any = 0) -> float:
-        """What the caching allocator holds on a device; 0.0 and NaN likewise."""
+        """Return the MB that the caching allocator reserves on a device.
+
+        0.0 if the process doesn't use the device, NaN if it can't be read.
+        """
         reading = _reading(device)
         return 0.0 if reading is None else _known(mib(reading.reserved))
 
     @staticmethod
     def get_memory_summary(device: Any = 0) -> dict[str, float]:
-        """The figures by name, in MB of 1024² bytes.
+        """Return all figures by name, in MB of 1024² bytes.
 
         Returns:
-            ``cpu_memory_mb``, ``gpu_memory_allocated_mb``, ``gpu_memory_reserved_mb``, and, with a CUDA
-            device in use, ``gpu_memory_free_mb``: what the driver could still give to anybody.
+            ``cpu_memory_mb``, ``gpu_memory_allocated_mb``, ``gpu_memory_reserved_mb``, and, if a CUDA device
+            is in use, ``gpu_memory_free_mb``: memory that the driver could still give to any process.
         """
         summary = {
             "cpu_memory_mb": MemoryMonitor.get_cpu_memory_mb(),
@@ -63,12 +69,11 @@ class MemoryMonitor:
 
     @staticmethod
     def print_memory_usage(prefix: str = "", device: Any = 0) -> None:
-        """Records a point and prints it: ``After loading: CPU: 850.2 MB | GPU Allocated: …``.
+        """Record a point and print it: ``After loading: CPU: 850.2 MB | GPU Allocated: …``.
 
         Args:
-            prefix: What the line begins with. A colon and a space are put behind it where it does not
-                end in either.
-            device: Whose figures.
+            prefix: Beginning of the line. A missing colon or space at its end is added.
+            device: Accelerator whose figures are printed, as an index or torch's name.
         """
         if _publishing.silenced():
             return
@@ -85,13 +90,13 @@ class MemoryMonitor:
         logger: logging.Logger | None = None,
         level: int = logging.INFO,
     ) -> None:
-        """Records a point and logs the line that `print_memory_usage` prints.
+        """Record a point and log the line that `print_memory_usage` prints.
 
         Args:
-            prefix: What the line begins with, likewise.
-            device: Whose figures.
-            logger: ``None``: ``memlog.memory``.
-            level: Its level.
+            prefix: Beginning of the line. A missing colon or space at its end is added.
+            device: Accelerator whose figures are logged, as an index or torch's name.
+            logger: Logger for the line; ``None``: the logger ``memlog.memory``.
+            level: Level of the line.
         """
         if _publishing.silenced():
             return
@@ -103,10 +108,10 @@ class MemoryMonitor:
 
 
 class MemoryTracker:
-    """Records points under labels and prints them together.
+    """Recorder of points under labels, which prints them together.
 
     Args:
-        device: Whose accelerator figures.
+        device: Accelerator whose figures are read, as an index or torch's name.
     """
 
     def __init__(self, device: Any = 0) -> None:
@@ -115,7 +120,7 @@ class MemoryTracker:
         self._recorded = 0
 
     def record(self, label: str) -> None:
-        """Records what is held now."""
+        """Record the memory in use now."""
         if _publishing.silenced():
             return
         with _publishing.HEALTH.contained("recording a point"):
@@ -125,16 +130,16 @@ class MemoryTracker:
             _publishing.publish(point)
 
     def print_summary(self) -> None:
-        """Prints a line for each point, in order."""
+        """Print a line for each point, in order."""
         points = tuple(self._points)
-        _publishing.tell(SummaryNotice(points, self._recorded - len(points)))
+        _publishing.print_notice(SummaryNotice(points, self._recorded - len(points)))
 
     def get_peak_memory(self) -> dict[str, float]:
-        """The largest figures among the recorded points, in MB of 1024² bytes.
+        """Return the largest figures among the recorded points, in MB of 1024² bytes.
 
         Returns:
-            ``cpu_memory_mb``, ``gpu_memory_allocated_mb`` and ``gpu_memory_reserved_mb``; one that no
-            point knows is left out. What was reached between points is not in them.
+            ``cpu_memory_mb``, ``gpu_memory_allocated_mb`` and ``gpu_memory_reserved_mb``. A figure that no
+            point has is left out. Peaks between points are not included.
         """
         known: dict[str, float] = {}
         for point in tuple(self._points):
@@ -144,7 +149,7 @@ class MemoryTracker:
         return known
 
     def clear(self) -> None:
-        """Forgets the points; the journal keeps them."""
+        """Remove the points from this object; the journal keeps them."""
         self._points.clear()
         self._recorded = 0
 
@@ -158,7 +163,7 @@ def _figures(point: Recorded) -> list[tuple[str, float | None]]:
 
 
 def _as_prefix(prefix: str) -> str:
-    """``"Epoch 3"`` and ``"Epoch 3: "`` give the same line."""
+    """Add a missing colon and space: ``"Epoch 3"`` and ``"Epoch 3: "`` give the same line."""
     if not prefix or prefix[-1].isspace():
         return prefix
     return f"{prefix} " if prefix.endswith(":") else f"{prefix}: "

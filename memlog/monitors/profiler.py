@@ -1,4 +1,4 @@
-"""Inside one batch: what each part of it left behind."""
+"""Profile of one batch: the change of memory over each of its parts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from memlog.monitors import _publishing
 from memlog.monitors._readings import Meter
 
 MAX_CHECKPOINTS = 10_000
-"""Checkpoints that are kept until `BatchMemoryProfiler.reset`: the newest."""
+"""Most checkpoints that are kept until `BatchMemoryProfiler.reset`, the newest."""
 
 
 class BatchMemoryProfiler:
-    """Checkpoints within a batch, printed as a profile of it.
+    """Recorder of checkpoints within a batch, which prints them as a profile.
 
     Args:
         enabled: ``False``: nothing is read, published or printed until `enable`.
-        device: Whose accelerator figures.
+        device: Accelerator whose figures are read, as an index or torch's name.
     """
 
     def __init__(self, enabled: bool = True, device: Any = 0) -> None:
@@ -28,7 +28,7 @@ class BatchMemoryProfiler:
         self._points: deque[Recorded] = deque(maxlen=MAX_CHECKPOINTS)
 
     def checkpoint(self, label: str) -> None:
-        """Records what is held now."""
+        """Record the memory in use now."""
         if not self._enabled or _publishing.silenced():
             return
         with _publishing.HEALTH.contained("recording a checkpoint"):
@@ -37,18 +37,18 @@ class BatchMemoryProfiler:
             _publishing.publish(point)
 
     def print_summary(self) -> None:
-        """Prints the change from each checkpoint to the next; nothing with fewer than two."""
+        """Print the change from each checkpoint to the next. With fewer than two it prints nothing."""
         if self._enabled:
-            _publishing.tell(ProfileNotice(tuple(self._points)))
+            _publishing.print_notice(ProfileNotice(tuple(self._points)))
 
     def reset(self) -> None:
-        """Forgets the checkpoints; the journal keeps them."""
+        """Remove the checkpoints from this object; the journal keeps them."""
         self._points.clear()
 
     def enable(self) -> None:
-        """Goes on."""
+        """Record and print from now on."""
         self._enabled = True
 
     def disable(self) -> None:
-        """Stops: every call is then next to free."""
+        """Record and print nothing until `enable`."""
         self._enabled = False

@@ -1,4 +1,4 @@
-"""Blocks and functions: what they changed, and the level they reached."""
+"""Monitors of blocks and functions: the change of memory over them, and the peak."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class track_memory:  # noqa: N801 - a context manager, used like a function
-    """Watches a block: publishes and prints how memory changed over it, also when it raises.
+    """Monitor of a block. It publishes and prints the change of memory, also after an exception.
 
-    Blocks may be nested: the process-wide peak is looked at, never reset.
+    Blocks may be nested, because the process-wide peak is only read, never reset.
 
     Args:
         label: The block's name.
-        device: Whose accelerator figures.
-        print_output: Whether a line is printed.
+        device: Accelerator whose figures are read, as an index or torch's name.
+        print_output: ``True``: print a line at the block's end.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
         self._entered: list[tuple[Meter, Recorded, int]] = []
 
     def __enter__(self) -> track_memory:  # noqa: PYI034 - typing.Self came with Python 3.11
-        """The block begins."""
+        """Begin the block."""
         with _publishing.HEALTH.contained("entering a block"):
             if not _publishing.silenced():
                 meter = Meter(self._device)
@@ -49,13 +49,13 @@ class track_memory:  # noqa: N801 - a context manager, used like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The block is over, in whatever way."""
+        """End the block, also after an exception."""
         ended = time.perf_counter_ns()
         with _publishing.HEALTH.contained("leaving a block"):
             if self._entered:
                 meter, before, begun = self._entered.pop()
                 after = meter.point(self._label)
-                # Who closes a generator early has had enough of it: that is no error.
+                # GeneratorExit: a caller closed the generator early, which is not an error.
                 name = None if kind in {None, GeneratorExit} else kind.__name__
                 event = _scope(before, after, (ended - begun) // 1000, name)
                 _publishing.publish(event, notice=event if self._print else None)
@@ -68,19 +68,19 @@ def monitor_memory(
     label: str | None = None, device: Any = 0, verbose: bool = True
 ) -> Callable[[FunctionT], FunctionT]: ...
 def monitor_memory(label: Any = None, device: Any = 0, verbose: bool = True) -> Any:
-    """Watches every call of a function, as `track_memory` watches a block; async functions too.
+    """Watch every call of a function, plain or async, as `track_memory` watches a block.
 
-    Used as ``@monitor_memory``, ``@monitor_memory()`` or ``@monitor_memory("training epoch")``, above or
+    Use it as ``@monitor_memory``, ``@monitor_memory()`` or ``@monitor_memory("training epoch")``, above or
     below ``@classmethod`` and ``@staticmethod``. A generator, async or not, is watched from its first item
     until it is exhausted or closed.
 
     Args:
-        label: The name that is printed; ``None``: the function's own.
-        device: Whose accelerator figures.
-        verbose: Whether a line is printed.
+        label: Name in the printed line; ``None``: the function's name.
+        device: Accelerator whose figures are read, as an index or torch's name.
+        verbose: ``True``: print a line after each call.
 
     Raises:
-        ConfigurationError: what it is to watch is no function.
+        ConfigurationError: the decorated object can't be called.
     """
     if label is None or isinstance(label, str):
         return functools.partial(_watched, label=label, device=device, verbose=verbose)
@@ -103,7 +103,7 @@ def _scope(before: Recorded, after: Recorded, duration_us: int, error: str | Non
 
 
 def _changed(before: DeviceReading | None, after: DeviceReading) -> DeviceReading:
-    """A device that was not in use before held nothing."""
+    """Return the change of a device's memory. A device that was not in use before counts from 0."""
     return DeviceReading(
         name=after.name,
         allocated=_difference(before.allocated if before else 0, after.allocated),

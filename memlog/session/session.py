@@ -376,8 +376,7 @@ def _after_fork() -> None:
         _current_lock.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
 @atexit.register

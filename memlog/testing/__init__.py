@@ -1,10 +1,10 @@
-"""For people who write sinks and stores: what every one of them must do, as tests to inherit.
+"""Contract tests for authors of sinks and stores, as test classes to inherit.
 
-A subclass says how to reach its tracker, and pytest runs what it inherits::
+A subclass implements how to reach its tracker, and pytest runs the inherited tests::
 
     import pytest
 
-    pytest.register_assert_rewrite("memlog.testing")  # in conftest.py: failed assertions tell values
+    pytest.register_assert_rewrite("memlog.testing")  # in conftest.py: failed assertions show values
     from memlog.testing import SinkContract
 
     class TestMySink(SinkContract):
@@ -16,7 +16,7 @@ A subclass says how to reach its tracker, and pytest runs what it inherits::
             return MySink(target, self.tracker.url)
         ...
 
-memlog's own integrations run the same. Nothing here imports pytest.
+memlog's own integrations run the same tests. No module here imports pytest.
 """
 
 from memlog.testing.readback import Row, Shown, Time

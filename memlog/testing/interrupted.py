@@ -1,4 +1,4 @@
-"""A sink whose calls fail where a test wants them to."""
+"""A sink whose calls fail at a point that a test chooses."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ _T = TypeVar("_T")
 
 
 class OddError(Exception):
-    """What nobody expects of a tracker's client."""
+    """Unexpected exception of a tracker's client."""
 
 
 def unavailable() -> Exception:
-    """Trying again helps."""
+    """Return an error after which a sink's caller tries again."""
     return TrackerUnavailableError("the connection broke: a test made it")
 
 
 def refused() -> Exception:
-    """Trying again does not help, although here it would."""
-    return TrackerRejectedError("the tracker said no: a test made it")
+    """Return an error after which a sink's caller does not try again."""
+    return TrackerRejectedError("the tracker refused: a test made it")
 
 
 def odd() -> Exception:
-    """An error of the client's own making, with a password in its text."""
+    """Return an unexpected error with a password in its text."""
     return OddError("connection to http://user:secret@host is in a state")
 
 
 class Fault:
-    """Fails one call of many, across all sinks that share it.
+    """Failure of one call, counted across all sinks that share this object.
 
     Args:
-        at: Which one, from 0; -1: none.
-        answered: The call is done, and only its answer is lost.
-        error: Makes what the call raises.
+        at: Number of the call that fails, from 0; -1: none.
+        answered: ``True``: the call is done, and only its answer is lost.
+        error: Creates the exception.
 
     Attributes:
-        struck: The method whose call failed; ``None`` so far.
-        points: Those that it was to take.
-        refuses: Whether it fails with a refusal, after which nobody tries again.
+        failed: Method whose call failed; ``None``: none so far.
+        points: Points that the failed call was to store.
+        refuses: True if the error is a refusal, after which the caller does not try again.
     """
 
     def __init__(
@@ -52,23 +52,23 @@ class Fault:
         self._left = at
         self._answered = answered
         self._error = error
-        self.struck: str | None = None
+        self.failed: str | None = None
         self.points: Sequence[Point] = ()
         self.refuses = error is refused
 
     def call(self, method: str, do: Callable[[], _T], points: Sequence[Point] = ()) -> _T:
-        """Does what a call does, or fails."""
+        """Execute a call, or fail."""
         self._left -= 1
         if self._left != -1:
             return do()
-        self.struck, self.points = method, points
+        self.failed, self.points = method, points
         if self._answered:
             do()
         raise self._error()
 
 
 class InterruptedSink:
-    """Passes every call on to a sink, unless its `Fault` is due."""
+    """Sink that passes every call on to another sink, except the call that its `Fault` makes fail."""
 
     def __init__(self, sink: Sink, fault: Fault) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""What the contract of sinks hands over: points, alerts, files, and a whole run of everything."""
+"""Test data of the sink contract: points, alerts, files, and a whole recorded run."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _METRICS: dict[Axis, str] = {
 
 
 def points(count: int, first: int = 0) -> list[Point]:
-    """One metric at ``count`` steps from ``first`` on, 1.5 ms apart."""
+    """Return points of one metric at ``count`` steps from ``first`` on, 1.5 ms apart."""
     return [_point("step", step, after=step) for step in range(first, first + count)]
 
 
 def points_everywhere() -> list[Point]:
-    """A metric of each axis, at the first places and at distant ones, in their order."""
+    """Return points of one metric per axis, at small and large indices, in order."""
     return [
         _point(axis, index, after=rank) for axis in _METRICS for rank, index in enumerate(_INDICES)
     ]
@@ -53,7 +53,7 @@ def _point(axis: Axis, index: int, after: int) -> Point:
 
 
 def odd_points() -> list[Point]:
-    """What some tracker or other can't take, each at a place of its own."""
+    """Return points that some tracker can't store: odd names, values and indices."""
     names = (
         "",
         " ",
@@ -77,13 +77,13 @@ def odd_points() -> list[Point]:
 
 
 def alert(step: int) -> Alert:
-    """An alert with a title of its own."""
+    """Return an alert with a title of its own."""
     time_us = BEGUN_US + step * 1500
     return Alert(time_us, step, "warning", "host.rss > 1 GiB", f"at {step}", "text")
 
 
 def file_in(folder: Path, content: bytes = CONTENT) -> tuple[Artifact, Path]:
-    """A file, and what the journal says of it."""
+    """Create a file; return the journal's event about it and its path."""
     path = folder / "graph.svg"
     path.write_bytes(content)
     artifact = Artifact(BEGUN_US, path.name, "flamegraph", f"artifacts/{path.name}", len(content))
@@ -91,11 +91,11 @@ def file_in(folder: Path, content: bytes = CONTENT) -> tuple[Artifact, Path]:
 
 
 def recorded(root: Path, foreign: bytes = b"") -> RunDirectory:
-    """A run of everything that a tracker can get, which has failed.
+    """Record a failed run with everything that a tracker can get.
 
     Args:
-        root: Where it is made.
-        foreign: What a newer memlog has written at the end of its journal.
+        root: Folder for the run's folder.
+        foreign: Lines of a newer memlog to add at the end of the journal.
     """
     run = new_run(root)
     journal = JournalWriter(
@@ -128,7 +128,7 @@ def _events() -> Sequence[Event]:
 
 
 def plan_of(run: RunDirectory) -> list[Point]:
-    """The points that a run's journal gives."""
+    """Return the points of a run's journal."""
     made: list[Point] = []
     for file in run.files():
         plan: Plan[int] = Plan("full")

@@ -1,4 +1,4 @@
-"""How the contract of sinks reaches a tracker, and looks at what it holds."""
+"""Access of the sink contract to a tracker, and checks of the data that the tracker holds."""
 
 from __future__ import annotations
 
@@ -12,99 +12,100 @@ from memlog.sink import InProcessRun, Point, Sink, Target, TrackerRun
 from memlog.testing.made import BEGUN_US
 
 Row: TypeAlias = tuple[str, int, float]
-"""What a tracker holds of a point: the metric's name, where on its axis, and the value."""
+"""A point as a tracker holds it: the metric's name, the index on its axis, and the value."""
 Time: TypeAlias = tuple[str, int, int]
-"""When a point was: the metric's name, where on its axis, and Unix time in whole milliseconds."""
+"""A point's time: the metric's name, the index on its axis, and Unix time in whole milliseconds."""
 Shown: TypeAlias = Literal["parameters", "alerts", "files", "order", "times", "ends"]
-"""What some tracker may be unable to give back."""
+"""Data that some trackers can't return."""
 
 RUN = "conformance"
 
 
 class TrackerReading:
-    """What a subclass says of its tracker: how to reach it, and what its own client then reads of it.
+    """Methods that a subclass implements to reach its tracker and to read data with the tracker's client.
 
-    Every method is to be implemented, except the in-process ones if there are none, and those of which
-    ``cannot_show`` says why not.
+    A subclass implements every method, except those with "if `in_process`" unless that is true, and those for
+    which ``cannot_show`` gives a reason.
     """
 
     in_process = False
-    """As the backend's ``in_process``: a user's run is no sink's to join, but is written from the trainer's
-    own process. Its writing in process is tested in place of joining, for which four more methods are
-    needed."""
+    """The backend's ``in_process``. If true, sinks can't join a user's run: the trainer's process writes to
+    it. Then the contract tests that writing instead of joining, and needs four more methods."""
     cannot_show: ClassVar[Mapping[Shown, str]] = {}
-    """What the tracker can give nobody back, each with the reason: that alone is not looked at."""
+    """Data that the tracker can't return, each with the reason. The contract does not check these."""
 
-    # How it is reached
+    # Access to the tracker
 
     def open_sink(self, target: Target) -> Sink:
-        """A new sink for ``target``, as its backend's ``open_sink`` makes it; the connection is yours."""
+        """Return a new sink for ``target``, as the backend's ``open_sink`` does; choose any connection."""
         raise NotImplementedError
 
     def user_run(self) -> TrackerRun:
-        """Opens a run as a user would, and leaves it open."""
+        """Open a run as a user would, and leave it open."""
         raise NotImplementedError
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
-        """A way to write to a run of `user_run`, made by the backend's ``open_in_process``."""
+        """Return the result of the backend's ``open_in_process`` for a run of `user_run`; if `in_process`."""
         raise NotImplementedError
 
     def user_logs(self, run: TrackerRun, value: float) -> None:
-        """Commits one row of the user's with this value, as a user would; if `in_process`."""
+        """Commit one row with this value, as a user would; if `in_process`."""
         raise NotImplementedError
 
     def user_values(self, run_id: str) -> Sequence[float]:
-        """The user's own values that the tracker holds, in their order; if `in_process`."""
+        """Return the user's values that the tracker holds, in order; if `in_process`."""
         raise NotImplementedError
 
     def user_ends(self, run: TrackerRun) -> None:
-        """Ends a run of `user_run`, as a user would; if `in_process`."""
+        """End a run of `user_run`, as a user would; if `in_process`."""
         raise NotImplementedError
 
     def down(self) -> AbstractContextManager[object]:
-        """While it is entered, the tracker can't be reached."""
+        """Return a context manager during which the tracker can't be reached."""
         raise NotImplementedError
 
     def process_ends(self) -> None:
-        """Where a client keeps account of the runs its process has open: as if that process had ended."""
+        """Reset the client as if its process had ended, if the client remembers open runs."""
 
-    # What it holds, read by the tracker's own client
+    # Data in the tracker, read by the tracker's own client
 
     def rows(self, run_id: str) -> Sequence[Row]:
-        """Every row of memlog's for a run; those of one metric in the order that the tracker shows."""
+        """Return all of memlog's rows of a run; the rows of one metric in the tracker's order."""
         raise NotImplementedError
 
     def times(self, run_id: str) -> Sequence[Time]:
-        """When each of the `rows` was."""
+        """Return the time of each of the `rows`."""
         raise NotImplementedError(_remedy("times"))
 
     def parameters(self, run_id: str) -> Mapping[str, str]:
-        """The parameters of a run, by memlog's own names as far as the tracker takes them."""
+        """Return the parameters of a run, by memlog's names as far as the tracker accepts them."""
         raise NotImplementedError(_remedy("parameters"))
 
     def alerts(self, run_id: str) -> Sequence[str]:
-        """The titles of the alerts that are shown of a run, one as often as it is."""
+        """Return the titles of the alerts that the tracker shows for a run, each as often as it is shown."""
         raise NotImplementedError(_remedy("alerts"))
 
     def files(self, run_id: str) -> Mapping[tuple[str, str], bytes]:
-        """What the files of a run hold, by kind and name."""
+        """Return the contents of a run's files, by kind and name."""
         raise NotImplementedError(_remedy("files"))
 
     def status(self, run_id: str) -> Status | None:
-        """How a run ended; ``None``: it has not."""
+        """Return how a run ended; ``None`` if it has not ended."""
         raise NotImplementedError
 
     def ended_ms(self, run_id: str) -> int | None:
-        """When a run ended, Unix time in whole milliseconds."""
+        """Return when a run ended, as Unix time in whole milliseconds."""
         raise NotImplementedError(_remedy("ends"))
 
+
+class TrackerChecks(TrackerReading):
+    """Checks of the data in a tracker, which the contract's tests share."""
+
     def test_what_cannot_be_shown_has_a_reason(self) -> None:
-        """It is left out of the contract on purpose, and not by a slip."""
+        """Each omission from the contract is intended and explained."""
         for what, why in self.cannot_show.items():
             assert what in get_args(Shown)
-            assert len(why.split()) >= 3, f"say why nobody can read {what} back"
-
-    # What the contract's tests look at
+            assert len(why.split()) >= 3, f"explain why {what} can't be read back"
 
     def _own(self, memlog_run: str = RUN) -> Sink:
         return self.open_sink(Target(memlog_run, None, begun_us=BEGUN_US))
@@ -113,7 +114,7 @@ class TrackerReading:
         return what not in self.cannot_show
 
     def _once(self, repeated: bool) -> bool:
-        """Whether nothing may stand there twice: what is not durable may repeat, but only if it had to."""
+        """Return whether no row may appear twice. Only a sink that is not durable may store a row twice."""
         return not repeated or self._own().durable
 
     def _holds(
@@ -124,13 +125,13 @@ class TrackerReading:
         repeated: bool = False,
         ordered: bool = True,
     ) -> None:
-        """The tracker holds these points and no others, at their times.
+        """Check that the tracker holds these points and no others, at their times.
 
         Args:
-            run: Whose they are.
-            points: What was handed over.
-            repeated: Some of them were handed over more than once.
-            ordered: They were handed over in this order.
+            run: The run.
+            points: The points that the sink got.
+            repeated: ``True``: the sink got some of them more than once.
+            ordered: ``True``: the sink got them in this order.
         """
         wanted, rows = list(points), self.rows(run.run_id)
         held = Counter(rows)
@@ -144,7 +145,7 @@ class TrackerReading:
             assert _by_metric(rows) == _by_metric((p.name, p.index, p.value) for p in wanted)
 
     def _holds_facts(self, run: TrackerRun, facts: Mapping[str, str]) -> None:
-        """The run has these parameters; it may have others."""
+        """Check that the run has these parameters; it may have others."""
         if self._is_shown("parameters"):
             held = self.parameters(run.run_id)
             assert {name: held.get(name) for name in facts} == dict(facts)
@@ -152,7 +153,7 @@ class TrackerReading:
     def _holds_alerts(
         self, run: TrackerRun, alerts: Sequence[Alert], *, repeated: bool = False
     ) -> None:
-        """These alerts are shown and no others, each of them once."""
+        """Check that the tracker shows these alerts and no others, each once."""
         if self._is_shown("alerts"):
             shown = self.alerts(run.run_id)
             titles = [alert.title for alert in alerts]
@@ -160,26 +161,26 @@ class TrackerReading:
             assert sorted(shown if once else set(shown)) == sorted(titles)
 
     def _holds_files(self, run: TrackerRun, files: Mapping[tuple[str, str], bytes]) -> None:
-        """The run has these files, byte for byte, and no others."""
+        """Check that the run has these files, byte for byte, and no others."""
         if self._is_shown("files"):
             assert dict(self.files(run.run_id)) == dict(files)
 
     def _has_ended(self, run: TrackerRun, status: Status, ended_us: int) -> None:
-        """So, and then."""
+        """Check that the run has this status and end time."""
         assert self.status(run.run_id) == status
         if self._is_shown("ends"):
             assert self.ended_ms(run.run_id) == ended_us // 1000
 
 
 def _times_of(points: Sequence[Point]) -> set[Time]:
-    """When points may be shown: a tracker may hold those of one place as a row, which has one time."""
-    at_place: dict[tuple[str, int], set[int]] = defaultdict(set)
+    """Return the times that points may have. A tracker may store the points of one index under one time."""
+    at_index: dict[tuple[str, int], set[int]] = defaultdict(set)
     for point in points:
-        at_place[point.axis, point.index].add(point.time_us // 1000)
+        at_index[point.axis, point.index].add(point.time_us // 1000)
     return {
         (point.name, point.index, time)
         for point in points
-        for time in at_place[point.axis, point.index]
+        for time in at_index[point.axis, point.index]
     }
 
 
@@ -191,4 +192,4 @@ def _by_metric(rows: Iterable[Row]) -> dict[str, list[tuple[int, float]]]:
 
 
 def _remedy(what: Shown) -> str:
-    return f"read it back, or say in cannot_show[{what!r}] why nobody can"
+    return f"implement this method, or explain in cannot_show[{what!r}] why the tracker can't return it"

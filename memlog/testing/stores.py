@@ -1,4 +1,4 @@
-"""What every store of artifacts must do."""
+"""Contract tests of artifact stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES: Mapping[tuple[str, str], bytes] = {
     ("file", "large.bin"): bytes(range(256)) * 8192,
     ("snapshot", "a-b_c.d.pickle"): b"\x80\x04N.",
 }
-"""By kind and name, what the contract puts into a run."""
+"""Contents of the files that the contract stores in a run, by kind and name."""
 
 
 class ArtifactStoreContract:
@@ -25,47 +25,47 @@ class ArtifactStoreContract:
     """
 
     def open_store(self) -> ArtifactStore:
-        """A new store, as its backend's ``open_store`` makes it."""
+        """Return a new store, as the backend's ``open_store`` does."""
         raise NotImplementedError
 
     def run_with(self, files: Mapping[tuple[str, str], bytes]) -> str:
-        """Opens a run that holds these files, stored by the sink; returns the tracker's id of it."""
+        """Create a run with these files, stored by the sink; return the tracker's id of the run."""
         raise NotImplementedError
 
     def unknown_run(self) -> str:
-        """An id of the tracker's that no run has."""
+        """Return an id that no run in the tracker has."""
         raise NotImplementedError
 
     def down(self) -> AbstractContextManager[object]:
-        """While it is entered, the tracker can't be reached."""
+        """Return a context manager during which the tracker can't be reached."""
         raise NotImplementedError
 
     def test_every_file_is_told_by_name_kind_and_size(self) -> None:
         """Sizes may be unknown, but are never wrong."""
-        told = self.open_store().list_artifacts(self.run_with(FILES))
-        assert sorted((one.kind, one.name) for one in told) == sorted(FILES)
-        assert all(one.size in (None, len(FILES[one.kind, one.name])) for one in told)
+        listed = self.open_store().list_artifacts(self.run_with(FILES))
+        assert sorted((one.kind, one.name) for one in listed) == sorted(FILES)
+        assert all(one.size in (None, len(FILES[one.kind, one.name])) for one in listed)
 
     def test_a_run_without_files_has_none(self) -> None:
-        """That is no error."""
+        """An empty list is not an error."""
         assert self.open_store().list_artifacts(self.run_with({})) == []
 
     def test_every_file_comes_back_as_it_was(self, tmp_path: Path) -> None:
-        """Into the folder that is named, under its own name; and once more the same."""
+        """Fetched files get their own names in the given folder, also when they are fetched again."""
         run, store = self.run_with(FILES), self.open_store()
         for attempt in range(2):
             for number, artifact in enumerate(store.list_artifacts(run)):
                 folder = tmp_path / f"{attempt}-{number}"
                 folder.mkdir()
-                heard: list[int] = []
-                path = store.fetch(run, artifact, folder, heard.append)
+                received: list[int] = []
+                path = store.fetch(run, artifact, folder, received.append)
                 assert path == folder / artifact.name
                 assert path.read_bytes() == FILES[artifact.kind, artifact.name]
-                assert sum(heard) in (0, path.stat().st_size)
+                assert sum(received) in (0, path.stat().st_size)
                 assert list(folder.iterdir()) == [path]
 
     def test_nothing_is_written_elsewhere(self, tmp_path: Path) -> None:
-        """A name that leads out of the folder is refused, whoever it comes from."""
+        """A name that leads out of the folder is refused, even if the tracker returns it."""
         run, store = self.run_with(FILES), self.open_store()
         folder = tmp_path / "deep" / "folder"
         folder.mkdir(parents=True)
@@ -74,31 +74,31 @@ class ArtifactStoreContract:
             assert isinstance(_error(store, run, artifact, folder), (MemlogError, ValueError))
         assert list(tmp_path.rglob("*")) == [tmp_path / "deep", folder]
 
-    def test_a_run_that_is_not_there_is_said(self) -> None:
-        """Not an empty list: the id may be mistyped."""
+    def test_a_missing_run_is_an_error(self) -> None:
+        """An empty list would hide a mistyped id."""
         try:
             self.open_store().list_artifacts(self.unknown_run())
         except MemlogError:
             return
-        raise AssertionError("a run that is not there passes for one without files")
+        raise AssertionError("a missing run is listed as a run without files")
 
-    def test_out_of_reach_it_says_so_and_goes_on_later(self, tmp_path: Path) -> None:
-        """The error says that trying again can help; then it does, and nothing half is left."""
+    def test_an_unreachable_tracker_is_an_error_until_it_is_back(self, tmp_path: Path) -> None:
+        """The error allows another attempt, which succeeds later. No partial file is left."""
         run, store = self.run_with(FILES), self.open_store()
         artifacts = store.list_artifacts(run)
         folder = tmp_path / "fetched"
         folder.mkdir()
         with self.down():
             assert isinstance(_error(store, run, artifacts[0], folder), TrackerUnavailableError)
-            for asked in (store, self.open_store()):  # with and without a connection from before
-                assert _told(asked, run) in (None, artifacts)
+            for tried in (store, self.open_store()):  # with and without an earlier connection
+                assert _listed(tried, run) in (None, artifacts)
         assert list(folder.iterdir()) == []
         assert store.list_artifacts(run) == artifacts
         assert store.fetch(run, artifacts[0], folder, lambda _: None).exists()
 
 
-def _told(store: ArtifactStore, run: str) -> list[StoredArtifact] | None:
-    """The files of a run, where the store can know them; ``None``: it says that it can't reach them."""
+def _listed(store: ArtifactStore, run: str) -> list[StoredArtifact] | None:
+    """Return the files of a run; ``None`` if the store reports that the tracker can't be reached."""
     try:
         return store.list_artifacts(run)
     except TrackerUnavailableError:
@@ -110,6 +110,6 @@ def _error(
 ) -> Exception | None:
     try:
         store.fetch(run, artifact, folder, lambda _: None)
-    except Exception as error:  # noqa: BLE001 - what it raises is what is looked at
+    except Exception as error:  # noqa: BLE001 - the test checks its type
         return error
     return None

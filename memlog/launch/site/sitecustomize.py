@@ -1,16 +1,16 @@
-"""Runs at the start of every Python process below ``memlog run``, which has put this folder on the path.
+"""Start code of every Python process below ``memlog run``, which puts this folder on the path.
 
-It leaves Python as it would be without: its folder off the path, and the ``sitecustomize`` that would
-have been imported in its place imported. What stays is an eye on two imports and, in the one process that
-was launched directly, a line at its end where nothing was recorded.
+It removes its folder from the path and then imports the ``sitecustomize`` that Python would have imported
+without it. Afterwards memlog only watches for two imports. The process that was launched directly also prints
+a line at its end if nothing was recorded.
 """
 
 import os
 import sys
 
 
-def _prepare(told: str) -> None:
-    # The interpreter's own module is there; importing importlib takes as long as all of this.
+def _prepare(options: str) -> None:
+    # This module is already loaded. Importing importlib would take as long as the whole of this file.
     from _frozen_importlib_external import SourceFileLoader
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -20,10 +20,10 @@ def _prepare(told: str) -> None:
     imports = type(sys)("memlog_imports")
     loader.exec_module(imports)
     imports.ImportWatch("torch.optim.optimizer", "memlog", callback=_wait_for_a_session)
-    if told.startswith(f'{{"pid":{os.getpid()},'):
+    if options.startswith(f'{{"pid":{os.getpid()},'):
         import atexit
 
-        atexit.register(_say_if_nothing_was_recorded, told, os.getpid())
+        atexit.register(_warn_if_nothing_was_recorded, options, os.getpid())
 
 
 def _wait_for_a_session(_module: object) -> None:
@@ -32,33 +32,33 @@ def _wait_for_a_session(_module: object) -> None:
 
         starter.wait()
     except Exception as error:
-        _say(f"this process is not recorded, it goes on ({_named(error)}; {sys.executable})")
+        _print(f"this process is not recorded, it goes on ({_described(error)}; {sys.executable})")
 
 
-def _say_if_nothing_was_recorded(told: str, pid: int) -> None:
+def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
     try:
         session = sys.modules.get("memlog._internal.current_session")
         begun = session is not None and not session.on_demand()
-        if os.getpid() == pid and not begun and not _recorded_below(told):
+        if os.getpid() == pid and not begun and not _recorded_below(options):
             why = "without PyTorch memlog notices no step by itself"
             if "torch" in sys.modules:
                 why = (
                     "no step of a torch optimizer was noticed (none was made, or it was inside "
                     "torch.compile)"
                 )
-            _say(
+            _print(
                 f"nothing was recorded: {why}: call session = memlog.init() in the script and session.step() "
                 "after each step, or use memlog's monitors or memlog.watch_loss"
             )
     except Exception as error:
-        _say(f"looking whether anything was recorded failed ({_named(error)})")
+        _print(f"checking whether anything was recorded failed ({_described(error)})")
 
 
-def _recorded_below(told: str) -> bool:
-    """Whether any process below has made a run's folder: then the folder around it has changed."""
+def _recorded_below(options: str) -> bool:
+    """Return whether a child process has created a run's folder: the parent folder has changed then."""
     import json
 
-    launch = json.loads(told)
+    launch = json.loads(options)
     try:
         changed = os.stat(launch["directory"]).st_mtime_ns
     except OSError:
@@ -66,24 +66,24 @@ def _recorded_below(told: str) -> bool:
     return bool(changed != launch.get("changed"))
 
 
-def _named(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _say(message: str) -> None:
+def _print(message: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(f"memlog: {message}\n")
 
 
 sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
-_told = os.environ.get("MEMLOG_LAUNCH")
-if _told:
+_options = os.environ.get("MEMLOG_LAUNCH")
+if _options:
     try:
-        _prepare(_told)
+        _prepare(_options)
     except Exception as _error:
-        _say(f"this process is not recorded, it goes on ({_named(_error)})")
+        _print(f"this process is not recorded, it goes on ({_described(_error)})")
 
-# The import of this file ends as that of the next one of its name: with that one's error, if it has one,
-# and where there is none with the error that Python passes over, as it does without this file.
+# Import the next file of this name. Its errors pass through. If there is none, the import fails here with the
+# error that Python ignores, as it would without this file.
 del sys.modules["sitecustomize"]
 __import__("sitecustomize")

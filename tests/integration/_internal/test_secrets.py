@@ -1,4 +1,4 @@
-"""Secrets in addresses, queries and the environment: none is found in any file, line or command line."""
+"""Secrets in addresses, queries and the environment appear in no file, line or command line."""
 
 import os
 import subprocess
@@ -90,7 +90,7 @@ def family(pid: int) -> Iterator[str]:
 def whole_session(
     directory: Path, where: str, script: str = TRAINER, *arguments: str, **environment: str
 ) -> None:
-    """Trains, shows and syncs; whatever was said or written is looked through."""
+    """Train, show and sync; search all output and files."""
     environment = {**environment, **ENVIRONMENT}
     process = child.start(script, directory, *arguments, WHERE=where, **environment)
     assert process.stdout is not None
@@ -126,7 +126,7 @@ def test_where_all_goes_well(tmp_path: Path, user: str) -> None:
 
 @pytest.mark.parametrize(("how", "status"), [("own", None), ("ride", None), ("own", 401)])
 def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
-    """Where all goes well, and where the server refuses all but what opens a run."""
+    """The server works, or refuses every request but the one that opens a run."""
     with WandbServer() as server:
         if status is not None:
             server.fault = Fault(status=status, hits=lambda path: "file_stream" in path)
@@ -137,7 +137,7 @@ def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
 @pytest.mark.parametrize("user", ["me:sekret/u@ri", "me:a b\tsekret uri"])
 @pytest.mark.parametrize("status", [200, 401, 500])
 def test_where_the_tracker_is_in_trouble(tmp_path: Path, status: int, user: str) -> None:
-    """Errors like to repeat addresses."""
+    """Clients' errors often contain addresses."""
     with answering_server() as server:
         server.status = status
         url = server.url.replace("//", f"//{user}@") + "/?api_key=sekret-query"

@@ -1,4 +1,4 @@
-"""Rules about what the helper process reads reach the console, the callback and the journal."""
+"""Alerts about the helper process's figures reach the console, the callback and the journal."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The command line as people start it: a program, with its exit code, pipes, signals and terminal."""
+"""The command line as a program: exit code, pipes, signals and terminal."""
 
 import fcntl
 import json
@@ -54,7 +54,7 @@ def memlog(
 
 
 def complaint(directory: Path, *arguments: str, code: int, **variables: str) -> str:
-    """The one line that a command fails with."""
+    """Return the one line that a failing command prints."""
     done = memlog(directory, *arguments, **variables)
     assert (done.returncode, done.stdout) == (code, "")
     [line] = done.stderr.splitlines()
@@ -109,7 +109,7 @@ def test_starting_it_loads_nothing_heavy(tmp_path: Path) -> None:
     assert done.stdout == "nothing\n"
 
 
-def test_a_reader_that_leaves_is_no_error_to_speak_of(tmp_path: Path) -> None:
+def test_a_closed_pipe_prints_no_error(tmp_path: Path) -> None:
     for number in range(3):
         MadeRun(root_of(tmp_path), f"run{number}").write(
             Run(at(0), "a long name " * 20_000, None, (), {})
@@ -145,7 +145,7 @@ def test_an_output_that_lacks_a_character_shows_the_rest(tmp_path: Path) -> None
 
 
 def in_terminal(directory: Path, columns: int, *arguments: str) -> str:
-    """What a command shows in a terminal of so many columns."""
+    """Return a command's output in a terminal of this width."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     process = subprocess.Popen(
@@ -252,8 +252,8 @@ def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 3])
-def test_ctrl_c_is_how_open_ends_and_no_failure(tmp_path: Path, lines: int) -> None:
-    """Also while it is still saying where the page is."""
+def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
+    """This includes the time while it prints the address."""
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "shared": {"frames": [{"name": "a"}]},

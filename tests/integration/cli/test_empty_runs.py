@@ -1,4 +1,4 @@
-"""A run in which nothing was recorded says so, and what to call; one in which something was does not."""
+"""An empty run prints that nothing was recorded and what to call; other runs don't."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ REMEDIES = ("session.step() after each step", "monitors", "memlog.watch_loss")
 
 
 def ran(tmp_path: Path, body: str, *launcher: str) -> list[str]:
-    """The lines of memlog's that a script without torch ends with."""
+    """Return memlog's last lines in the output of a script without torch."""
     script = tmp_path / "script.py"
     script.write_text(body)
     done = subprocess.run(
@@ -38,7 +38,7 @@ def shown(tmp_path: Path) -> str:
     return " ".join(result.output.split())
 
 
-def test_a_script_without_torch_and_steps_is_told_what_to_call(tmp_path: Path) -> None:
+def test_a_script_without_torch_and_steps_gets_a_hint(tmp_path: Path) -> None:
     (line,) = ran(tmp_path, "import memlog\nmemlog.init('local')\n")
     assert line.startswith(WHY)
     assert all(remedy in line for remedy in REMEDIES)
@@ -58,12 +58,12 @@ def test_a_script_without_torch_and_steps_is_told_what_to_call(tmp_path: Path) -
     ],
     ids=["step", "evaluation", "artifact", "scope", "epoch"],
 )
-def test_where_something_was_recorded_nothing_is_said(tmp_path: Path, used: str) -> None:
+def test_a_run_with_data_gets_no_hint(tmp_path: Path, used: str) -> None:
     assert ran(tmp_path, f"import memlog\nsession = memlog.init('local')\n{used}\n") == []
     assert "recorded nothing" not in shown(tmp_path)
 
 
-def test_a_script_that_failed_is_not_lectured(tmp_path: Path) -> None:
+def test_a_failed_script_gets_no_hint(tmp_path: Path) -> None:
     assert ran(tmp_path, "import memlog\nmemlog.init('local')\nraise ValueError\n") == []
     assert "recorded nothing" not in shown(tmp_path)
 

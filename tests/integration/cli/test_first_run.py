@@ -1,4 +1,4 @@
-"""A real loop in a run of the user's own: what MLflow has of it afterwards."""
+"""A real training loop in a user's own run: the data in MLflow afterwards."""
 
 from pathlib import Path
 

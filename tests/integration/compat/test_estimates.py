@@ -1,4 +1,4 @@
-"""What HYCO's documents typed in of their UNet's memory, derived."""
+"""Estimates of the memory of HYCO's UNet compared with HYCO's documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example that new users run first, run as they run it, and `memlog demo`, which runs it too."""
+"""The example for new users and `memlog demo`, run as users run them."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_backend_that_nobody_provides_is_refused_before_anything_runs() -> Non
     )
 
 
-def test_the_command_line_is_put_back_whatever_the_program_does(
+def test_the_command_line_is_restored_after_any_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "program.py"

@@ -44,7 +44,7 @@ def test_all_five_demos_run(tmp_path: Path) -> None:
     }
 
 
-def test_a_demo_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_an_unknown_demo_is_an_error(tmp_path: Path) -> None:
     done = run(tmp_path, "flames")
     assert done.returncode == 2
     assert "there is no demo 'flames'" in done.stderr

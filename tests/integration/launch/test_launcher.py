@@ -1,4 +1,4 @@
-"""``memlog run``: what becomes of scripts that were never touched, and which processes are recorded."""
+"""``memlog run`` with unchanged scripts: their behaviour, and the processes that are recorded."""
 
 import signal
 import subprocess
@@ -206,7 +206,7 @@ CHILDREN = (
 def test_a_child_process_that_trains_has_a_run_of_its_own(
     tmp_path: Path, method: str, parent_steps: int
 ) -> None:
-    """Also where its parent trains as well; and its end is its own."""
+    """This also holds if its parent trains; each run has its own end."""
     write(tmp_path, CHILDREN)
     launch(tmp_path, PYTHON, "train.py", method, str(parent_steps))
     runs = [(len(run.steps), run.status) for run in recorded(tmp_path / "memlog_runs")]
@@ -250,7 +250,7 @@ BELOW = "import sys; print(sorted(sys.modules), [repr(f).split(' at ')[0] for f 
 def test_a_process_that_has_nothing_to_do_with_training_pays_next_to_nothing(
     tmp_path: Path,
 ) -> None:
-    """No module more than without memlog, and one finder that waits."""
+    """It imports no module more than without memlog, and has one more finder."""
     bare = subprocess.run(
         [PYTHON, "-c", BELOW], env=environment(), capture_output=True, text=True, timeout=TIMEOUT,
         check=True,
@@ -393,7 +393,9 @@ def test_the_sitecustomize_and_usercustomize_of_the_users_are_imported_as_withou
 
 
 @pytest.mark.parametrize("wrong", ["import no_such_module", "1 / 0"])
-def test_an_error_in_the_users_sitecustomize_is_told_as_without(tmp_path: Path, wrong: str) -> None:
+def test_an_error_in_the_users_sitecustomize_is_shown_as_without_memlog(
+    tmp_path: Path, wrong: str
+) -> None:
     write(tmp_path, wrong, "sitecustomize.py")
     paths = f"{tmp_path}:{environment().get('PYTHONPATH', '')}"
     # `memlog run` itself is a Python, too: so it is called where that error is not.
@@ -463,7 +465,7 @@ def test_a_run_that_the_script_opens_is_joined(
     assert sorted(steps) == list(range(8))
 
 
-def test_what_the_script_tells_init_goes_before_the_launchers_options(tmp_path: Path) -> None:
+def test_arguments_of_init_take_precedence_over_the_launchers_options(tmp_path: Path) -> None:
     write(
         tmp_path,
         TRAIN.replace("import torch", "import memlog, torch")
@@ -499,7 +501,7 @@ def test_a_script_that_switches_memlog_off_is_not_recorded(tmp_path: Path) -> No
     assert not (tmp_path / "memlog_runs").exists()
 
 
-def test_an_alert_of_the_launchers_is_told(tmp_path: Path) -> None:
+def test_an_alert_rule_of_the_launcher_fires(tmp_path: Path) -> None:
     write(tmp_path, TRAIN + "\n    train(3)\n")
     done = launch(tmp_path, PYTHON, "train.py", options=("--alert", "host.rss > 1 MiB"))
     assert done.err.count("host.rss") == 1

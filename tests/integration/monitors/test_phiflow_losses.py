@@ -1,4 +1,4 @@
-"""Losses that real optimisers call: PhiFlow's, which hangs its interpreter where a loss raises, and SciPy's.
+"""Losses that real optimisers call: PhiFlow, which hangs if a loss raises, and SciPy.
 
 Each runs in a process of its own with a time limit.
 """

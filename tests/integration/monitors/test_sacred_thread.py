@@ -1,4 +1,4 @@
-"""The trainer's thread is sacred: what memlog does there, held by Python's own audit events."""
+"""memlog's work on the trainer's thread, checked by Python's audit events."""
 
 import json
 import os
@@ -57,7 +57,7 @@ FORBIDDEN = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "
 def test_no_network_no_import_no_process_start_in_the_loop(
     tmp_path: Path, arguments: list[str]
 ) -> None:
-    """From the first step on, in which a run is joined: its segment is all that is opened."""
+    """In the first step a run is joined; only its journal segment is opened."""
     result = json.loads(child.run(TRAINER, tmp_path, *arguments).splitlines()[-1])
     assert [event for event in result["heard"] if event[0].startswith(FORBIDDEN)] == []
     # os.write, the one thing that a step does, has no audit event.
@@ -91,7 +91,7 @@ STOPPED_HELPER = """
 
 
 def test_nothing_waits_for_a_helper_that_hangs(tmp_path: Path) -> None:
-    """A helper that never runs is the worst of trackers: training goes on and the journal is whole."""
+    """If the helper process never runs, training goes on and the journal is complete."""
     run_id, helper, init_seconds, finish_seconds = child.run(STOPPED_HELPER, tmp_path).split()
     os.kill(int(helper), signal.SIGKILL)
     # Bounds below what waiting would take, the helper's imports or 10 s; `make bench` has the times.

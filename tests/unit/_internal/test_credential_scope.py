@@ -1,4 +1,4 @@
-"""The environment's credentials go to the environment's own tracker, whatever a run's folder names."""
+"""The environment's credentials go only to the environment's own tracker."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def _no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "disabled:",
     ],
 )
-def test_what_is_the_environments_own_or_here_may_be_asked(address: str | None) -> None:
+def test_the_environments_and_local_addresses_get_credentials(address: str | None) -> None:
     assert withheld(address, HOME) == ()
 
 
@@ -62,7 +62,7 @@ def test_any_other_is_not_sent_what_the_environment_holds(address: str) -> None:
     assert withheld(address, Home(HOME.address)) == ()
 
 
-def test_what_the_user_names_is_trusted() -> None:
+def test_an_address_that_the_user_names_is_trusted() -> None:
     assert withheld("http://other:5000/x", HOME, ["http://other:5000"]) == ()
     assert withheld("http://other:5001", HOME, ["http://other:5000"])
 
@@ -87,7 +87,7 @@ def test_variables_that_hold_credentials_are_known_by_their_names() -> None:
     assert secret_names(environment) == ("A_TOKEN", "B_KEY", "MY_PASSWORD")
 
 
-def test_mlflows_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflows_address_and_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab:5000")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
     # Good for Amazon alone: they are no reason to refuse a tracker.
@@ -99,7 +99,7 @@ def test_mlflows_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert home.credentials == ("MLFLOW_TRACKING_PASSWORD", "~/.mlflow/credentials")
 
 
-def test_wandbs_home_is_what_the_environment_or_its_settings_files_say(
+def test_wandbs_address_comes_from_the_environment_or_settings_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert wandb_backend.home() == Home("https://api.wandb.ai")

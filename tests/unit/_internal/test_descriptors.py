@@ -1,4 +1,4 @@
-"""A descriptor that is known again, whatever a program has made of its number."""
+"""A descriptor whose number may be given to another file."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ def opened(path: Path) -> Descriptor:
     return Descriptor(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
 
 
-def test_it_is_out_of_the_way_and_no_program_that_is_started_has_it(tmp_path: Path) -> None:
+def test_its_number_is_high_and_child_programs_do_not_inherit_it(tmp_path: Path) -> None:
     descriptor = opened(tmp_path / "a")
     assert descriptor.number > 100
     assert not os.get_inheritable(descriptor.number)
@@ -36,7 +36,7 @@ def test_a_number_that_is_another_files_now_is_left_alone(tmp_path: Path) -> Non
     assert (tmp_path / "b").read_bytes() == b"still open"
 
 
-def test_one_that_nobody_closed_is_closed_with_its_owner(tmp_path: Path) -> None:
+def test_a_forgotten_descriptor_is_closed_with_its_owner(tmp_path: Path) -> None:
     descriptor = opened(tmp_path / "a")
     number = descriptor.number
     del descriptor

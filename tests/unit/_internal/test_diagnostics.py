@@ -1,4 +1,4 @@
-"""Counting what goes wrong never goes wrong itself, whatever streams, log handlers and signals do then."""
+"""Counting errors never fails itself, even if streams, log handlers or signals do."""
 
 import logging
 import os
@@ -58,7 +58,7 @@ def test_a_log_handler_that_raises_is_counted_and_keeps_an_event_from_nobody() -
     }
 
 
-def test_an_error_that_cannot_show_itself_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_whose_repr_raises_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     health = Diagnostics()
     with health.contained("a part"):
         raise Unable
@@ -93,7 +93,7 @@ def time_is_up() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("time_is_up")
-def test_what_a_signal_handler_raises_while_something_is_said_goes_through(
+def test_a_signal_handlers_exception_passes_through_logging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     health, seen = Diagnostics(), []

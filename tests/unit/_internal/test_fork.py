@@ -1,4 +1,4 @@
-"""A child of ``fork`` must not wait for a thread that only its parent has."""
+"""A child of ``fork`` never waits for a thread that only its parent has."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""No user and no password in what memlog writes down or says."""
+"""Files, logs and messages of memlog contain no user and no password."""
 
 import logging
 import string
@@ -26,7 +26,7 @@ from memlog.oom.errors import describe
         'https://anna:"s3cret"@tracking:5000',
     ],
 )
-def test_credentials_are_taken_out_of_a_message(url: str) -> None:
+def test_credentials_are_removed_from_a_message(url: str) -> None:
     shown = without_credentials(f"API request to {url} failed")
     assert "s3c" not in shown
     assert "anna" not in shown
@@ -92,7 +92,7 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(SCHEMES, ANYTHING, ANYTHING)
 def test_no_password_in_a_whole_address_is_left(scheme: str, before: str, after: str) -> None:
-    """As where an address is written down or shown by itself."""
+    """The address is the whole text."""
     shown = bare_address(f"{scheme}://anna:{before}s3cret{after}@host:5000/a path")
     assert shown == f"{scheme}://host:5000/a path"
 
@@ -141,7 +141,7 @@ def test_nor_where_it_stands_without_its_address(text: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_remembered")
-def test_many_addresses_and_long_ones_take_no_room() -> None:
+def test_memory_for_remembered_addresses_is_bounded() -> None:
     remember(*(f"http://anna:pa ss{number}@host" for number in range(1000)))
     remember(f"http://anna:{'@/' * 1000}@host", f"http://anna:{'a b' * 10_000}@host")
     remember("http://anna:the last@host")
@@ -180,15 +180,15 @@ def test_neither_an_error_of_memlogs_nor_a_clients_log_tells_one(
     assert "s3cret" not in lines
 
 
-def test_a_message_that_is_cut_is_not_cut_in_a_password() -> None:
-    """Without its end it would be no part of an address."""
+def test_a_message_is_not_cut_inside_a_password() -> None:
+    """Without its @ a password would not be recognised as one."""
     for length in range(250, 310):
         message = f"{'x' * length} http://anna:s3cret@host"
         assert "s3c" not in describe(MemoryError(message), None).message
 
 
 @given(st.text())
-def test_taking_out_twice_is_taking_out_once(text: str) -> None:
+def test_removing_twice_changes_nothing(text: str) -> None:
     once = without_credentials(text)
     assert without_credentials(once) == once
 

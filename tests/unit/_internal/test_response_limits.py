@@ -1,4 +1,4 @@
-"""What memlog's own processes take of an answer is bounded, in bytes and in time."""
+"""Answers of servers are limited in size and time in memlog's own processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are read and written where they seem to be, and not where a link leads."""
+"""Files below a folder are read and written without following links."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_file_is_written_whole_and_read_back(folder: Path) -> None:
         read_plain(folder, "a/b", 2)
 
 
-def test_one_that_fails_leaves_what_was_there(folder: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(folder: Path) -> None:
     write(folder, "b", b"one")
     with pytest.raises(TypeError), replacing(folder, "b") as file:
         file.write("two")  # type: ignore[arg-type]  # which is the failure
@@ -90,13 +90,13 @@ def test_what_is_no_plain_file_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(OSError, match="is no plain file"):
+        with pytest.raises(OSError, match="is not a regular file"):
             open_plain(folder, name)
     with pytest.raises(OSError, match="pipe"):
         open_to_append(folder, "pipe")
 
 
-def test_a_file_beside_is_gone_afterwards(folder: Path) -> None:
+def test_a_temporary_file_is_removed(folder: Path) -> None:
     with beside(folder / "b") as (file, path):
         file.write(b"x")
         assert path.parent == folder

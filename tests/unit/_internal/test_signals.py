@@ -1,4 +1,4 @@
-"""What a signal handler of the user's raises reaches the training loop, also from inside memlog."""
+"""Exceptions of a user's signal handlers reach the training loop, also from inside memlog."""
 
 import functools
 import signal
@@ -75,13 +75,13 @@ def interrupted() -> None:
 
 
 @pytest.mark.usefixtures("handled")
-def test_every_kind_of_handler_is_known() -> None:
+def test_every_kind_of_signal_handler_is_recognised() -> None:
     with pytest.raises(TimeUp) as caught:
         interrupted()
     assert raised_by_handler(caught.value)
 
 
-def test_an_error_of_memlogs_own_is_none() -> None:
+def test_an_error_of_memlog_is_not_a_signal_handlers() -> None:
     def look(number: int, frame: FrameType) -> None:
         raise ValueError(number, frame)
 
@@ -92,7 +92,7 @@ def test_an_error_of_memlogs_own_is_none() -> None:
 
 
 @pytest.mark.usefixtures("handled")
-def test_the_bus_lets_it_through_and_nothing_else() -> None:
+def test_only_a_signal_handlers_exception_passes_the_bus() -> None:
     health, seen = Diagnostics(), []
     bus = EventBus(health)
     bus.subscribe(lambda _: interrupted())
@@ -106,7 +106,7 @@ def test_the_bus_lets_it_through_and_nothing_else() -> None:
 
 @pytest.mark.usefixtures("handled")
 @pytest.mark.parametrize("block", ["contained", "contained_callback"])
-def test_contained_blocks_let_it_through(block: str) -> None:
+def test_a_signal_handlers_exception_passes_contained_blocks(block: str) -> None:
     health = Diagnostics()
     with pytest.raises(TimeUp), getattr(health, block)("a test"):
         interrupted()

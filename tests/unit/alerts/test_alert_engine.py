@@ -1,4 +1,4 @@
-"""Judging events: once as a threshold is crossed, and not again while the value hovers there."""
+"""Events are judged by rules: one alert when a threshold is crossed, none while the value stays near it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ def alerts(
     limit: int | None = 10 * GIB,
     cooldown: float = 300.0,
 ) -> list[Alert]:
-    """What the rules find in the events."""
+    """Return the alerts that the rules raise for the events."""
     found: list[Event] = []
     texts = [rules] if isinstance(rules, str) else rules
     engine = AlertEngine(
@@ -38,7 +38,7 @@ def steps_of(found: list[Alert]) -> list[int | None]:
 
 
 def rss(*sizes: float | None) -> list[Event]:
-    """Steps of 0.1 s, in GiB."""
+    """Return steps of 0.1 s with these sizes in GiB."""
     return [batch(n, None if size is None else int(size * GIB)) for n, size in enumerate(sizes)]
 
 
@@ -67,7 +67,7 @@ def test_it_fires_as_the_threshold_is_crossed() -> None:
     assert steps_of(alerts("host.rss <= 4 GiB", rss(9, 5, 4, 3.9, 3))) == [2]
 
 
-def test_hovering_about_the_threshold_is_one_alert() -> None:
+def test_values_around_the_threshold_raise_one_alert() -> None:
     hovering = rss(*[4.1, 3.9] * 1000)
     assert steps_of(alerts("host.rss > 4 GiB", hovering, cooldown=0)) == [0]
     assert steps_of(alerts("host.rss < 4 GiB", hovering, cooldown=0)) == [1]
@@ -83,17 +83,17 @@ def test_flapping_is_held_down_by_the_events_own_time() -> None:
     assert [alert.time_us for alert in found] == [at(0), at(300), at(600), at(900)]
 
 
-def test_what_crosses_within_the_cooldown_and_stays_is_said_after_it() -> None:
+def test_a_value_that_stays_above_is_alerted_after_the_cooldown() -> None:
     assert steps_of(alerts("host.rss > 4 GiB", rss(9, 1, *[9] * 4000))) == [0, 3000]
 
 
-def test_a_clock_that_was_set_back_holds_nothing_down() -> None:
+def test_a_clock_that_was_set_back_suppresses_no_alert() -> None:
     late, early = [Batch(time, 0, 9 * GIB, None, None) for time in (at(9e6), at(0))]
     back = Batch(at(0), 0, GIB, None, None)
     assert len(alerts("host.rss > 4 GiB", [late, back, early])) == 2
 
 
-def test_for_some_steps() -> None:
+def test_a_condition_for_some_steps() -> None:
     rule = "host.rss > 4 GiB for 3 steps"
     assert steps_of(alerts(rule, rss(5, 5, 3.9, 5, 5, 3.9))) == []
     [alert] = alerts(rule, rss(5, 5, 3.9, 5, 5, 5, 5))
@@ -101,7 +101,7 @@ def test_for_some_steps() -> None:
     assert alert.title == "host.rss is 5.0 GiB, over 4 GiB for 3 steps"
 
 
-def test_for_some_steps_counts_steps_where_only_some_are_recorded() -> None:
+def test_a_condition_for_some_steps_counts_unrecorded_steps() -> None:
     recorded = [batch(step, 5 * GIB) for step in range(0, 60, 10)]
     assert steps_of(alerts("host.rss > 4 GiB for 25 steps", recorded)) == [30]
 
@@ -115,7 +115,7 @@ def test_the_unknown_neither_fires_nor_ends_anything() -> None:
     assert alerts(rules, [batch(0, None, gaps)]) == []
 
 
-def test_a_share_of_an_unknown_limit_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_limit_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert alerts("host.rss > 80%", rss(9, 9, 9), limit=None) == []
     assert caplog.text.count("write a size in place of %") == 1
 
@@ -164,7 +164,7 @@ def test_evaluations_are_judged_and_lie_on_their_own_axis() -> None:
     assert place(alert) == ("evaluation", 5)
 
 
-def test_samples_are_the_helpers() -> None:
+def test_the_helper_judges_samples() -> None:
     rules = parse_rules(["host.rss > 1 GiB", "host.tree > 2 GiB", "host.available < 1 GiB"])
     found: list[Event] = []
     engine = engine_for(rules, found.append, Diagnostics(), pid=0, sampled=True)
@@ -178,7 +178,7 @@ def test_samples_are_the_helpers() -> None:
     assert engine_for(rules[1:], found.append, Diagnostics(), pid=0) is None
 
 
-def test_the_callback_is_told_and_its_errors_are_counted() -> None:
+def test_the_callback_is_called_and_its_errors_are_counted() -> None:
     told: list[Alert] = []
     published: list[Event] = []
     health = Diagnostics()
@@ -217,7 +217,7 @@ def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
         engine(batch(0, 3 * GIB))
 
 
-def test_an_alert_is_a_one_at_its_step() -> None:
+def test_an_alert_is_a_metric_of_1_at_its_step() -> None:
     [alert] = alerts("host.rss > 1 GiB", rss(0, 0, 2))
     assert place(alert) == ("step", 2)
     assert list(values(alert)) == [("memlog/alert", 1.0, "max")]
@@ -247,7 +247,7 @@ def test_the_console_prints_one_line() -> None:
     assert alert_line(Alert(0, None, "info", "r", "t", "x")) == "memlog: info: t: x"
 
 
-def test_the_hosts_limit_is_known_here() -> None:
+def test_the_hosts_limit_is_read() -> None:
     assert (host_limit(0) or 0) > 16 * MIB
 
 

@@ -1,4 +1,4 @@
-"""Rules of growth: no alarm where nothing leaks, and none hidden."""
+"""Rules of growth: no alarm without a leak, and no leak without an alarm."""
 
 import gc
 import platform
@@ -26,7 +26,7 @@ LONG_RISES = {"sawtooth of 25", "ring buffer", "sorted by length, again each epo
 
 
 def judged(rule: str, sizes: Iterable[float], *, every: int = 1) -> list[Alert]:
-    """The alarms about steps of 10 ms, of so many MiB: all are within the cooldown."""
+    """Return the alarms for steps of 10 ms with these sizes in MiB, all within the cooldown."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules([rule]), found.append, Diagnostics())
     for step, size in enumerate(sizes):
@@ -87,7 +87,7 @@ def test_an_alarm_hides_no_growth_that_begins_after_it_was_over() -> None:
     assert 112 <= (second.step or 0) <= 120
 
 
-def test_the_same_swing_again_is_no_second_alarm() -> None:
+def test_a_repeated_rise_and_fall_is_one_alarm() -> None:
     assert steps(judged(STEP, [500 + 10.0 * (n % 40) for n in range(400)])) == [19]
 
 
@@ -110,7 +110,7 @@ def test_growth_in_stairs_is_found_by_longer_windows() -> None:
     assert (alarm.value or 0) == pytest.approx(5 * MIB, rel=0.2)
 
 
-def test_what_steps_for_which_it_is_to_hold_mean() -> None:
+def test_for_n_steps_in_a_growth_rule() -> None:
     rule = "host.rss grows > 1 MiB/step for 50 steps"
     assert steps(judged(rule, [500 + 2.0 * min(n, 40) for n in range(200)])) == []
     assert steps(judged(rule, [500 + 2.0 * n for n in range(200)])) == [49]
@@ -133,7 +133,7 @@ def garbage(size: int) -> None:
 
 
 @glibc
-def test_garbage_that_python_has_not_come_to_collect_is_no_growth() -> None:
+def test_uncollected_garbage_is_not_growth() -> None:
     found: list[Event] = []
     engine = AlertEngine(parse_rules(["host.rss grows > 1 KiB/step"]), found.append, Diagnostics())
     for step in range(60):
@@ -178,7 +178,7 @@ def test_young_garbage_is_weighed_where_python_collects_at_all() -> None:
 
 
 def test_samples_count_by_the_step_at_which_they_were_taken() -> None:
-    """Ten looks at each step: it is one level, the lowest; files of the tree are left out."""
+    """Of ten samples at each step the lowest counts; mapped files of the tree don't count."""
     found: list[Event] = []
     engine = AlertEngine(parse_rules(["host.tree grows > 5 MiB/step"]), found.append, Diagnostics())
     for look in range(300):

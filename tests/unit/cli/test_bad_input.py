@@ -1,4 +1,4 @@
-"""Whatever is put in, it is read, or refused in one clear line; and nothing is written elsewhere."""
+"""Any input is read, or refused in one clear line; nothing is written elsewhere."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def test_a_damaged_run_breaks_nothing(tmp_path: Path, part: int) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
-def test_a_beginning_beyond_all_reason_breaks_no_listing(tmp_path: Path) -> None:
+def test_a_damaged_start_time_breaks_no_listing(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(batch(0, 1))
     run = made.closed()
     for path in run.path.glob("*.jsonl"):

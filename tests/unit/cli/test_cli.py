@@ -1,4 +1,4 @@
-"""The command line: what it takes, what it prints, and how it fails."""
+"""Arguments, output and errors of the command line."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def said(*arguments: str) -> str:
 
 
 def complaint(*arguments: str, code: int) -> str:
-    """The one line that a command fails with."""
+    """Return the one line that a failing command prints."""
     result = memlog(*arguments)
     assert result.exit_code == code
     assert result.stdout == ""
@@ -149,12 +149,12 @@ def test_runs_are_listed_newest_last(tmp_path: Path) -> None:
         "zzzz2222  -          failed    2026-09-21 14:13      1    1.0 GiB            -"
         "  mlflow 7, rest waiting",
         "zzzz3333  -          running   2026-09-21 14:13      0          -            -  -",
-        "zzzz2222: mlflow: http://host is down; `memlog sync zzzz2222` delivers what waits",
+        "zzzz2222: mlflow: http://host is down; `memlog sync zzzz2222` delivers the rest",
     ]
 
 
 def test_a_run_of_which_nothing_is_delivered_and_a_long_name(tmp_path: Path) -> None:
-    """What a tracker lacks is not told as a number of 0; a name of anybody's fills no other line."""
+    """Undelivered points are not shown as 0, and a long name takes no room from other columns."""
     waiting = Run(at(0), "n" * 5000, None, ("mlflow",), {})
     MadeRun(tmp_path).write(waiting, batch(0, GIB), End(at(1), "finished")).closed()
     finished_run(tmp_path, "zzzz2222")
@@ -181,11 +181,11 @@ def test_a_run_without_a_name_of_its_own_goes_by_those_of_the_trackers_runs(tmp_
     assert "run run2 at http://host" in shown
 
 
-def test_what_keeps_points_from_being_delivered_comes_with_the_remedy(tmp_path: Path) -> None:
+def test_a_delivery_problem_has_a_remedy(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(Run(at(0), None, None, ("mlflow",), {})).closed()
     away = "MLflow at http://h:1 does not answer (connection refused)"
     UploadState(backend="mlflow", stage="unreachable", problem=away).save(run)
-    told = f"{run.id}: mlflow: {away}; `memlog sync {run.id}` delivers what waits"
+    told = f"{run.id}: mlflow: {away}; `memlog sync {run.id}` delivers the rest"
     assert told in said("runs").splitlines()
 
 
@@ -248,13 +248,13 @@ def test_every_commands_help_can_be_read() -> None:
     assert "wandb" in said("run", "--help")
 
 
-def test_one_of_a_thing_is_said_as_one(tmp_path: Path) -> None:
+def test_singular_and_plural(tmp_path: Path) -> None:
     MadeRun(tmp_path).write(batch(0, GIB)).closed()
     assert ", 1 step in " in said("show", "latest")
     assert "no run is named: pass an id" in CliRunner().invoke(cli, ["show", ""]).output
 
 
-def test_show_tells_everything_on_one_page(tmp_path: Path) -> None:
+def test_show_prints_everything_on_one_page(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     UploadState(
         backend="mlflow",
@@ -288,7 +288,7 @@ def test_show_tells_everything_on_one_page(tmp_path: Path) -> None:
     assert re.search(r"published  \d+ events", page)
 
 
-def test_show_says_nothing_of_what_there_is_not(tmp_path: Path) -> None:
+def test_show_leaves_out_empty_sections(tmp_path: Path) -> None:
     MadeRun(tmp_path).write(batch(0, GIB)).closed()
     page = said("show", "latest")
     for heading in ("Alerts", "Artifacts", "evaluation", "epoch"):
@@ -296,7 +296,7 @@ def test_show_says_nothing_of_what_there_is_not(tmp_path: Path) -> None:
     assert "  dropped    none" in page
     assert "  overhead   unknown" in page
     assert "  host.tree  unknown" in page
-    assert "to no tracker; `memlog sync k7m2xq9a --to mlflow` brings it to one" in page
+    assert "to no tracker; `memlog sync k7m2xq9a --to mlflow` delivers it to one" in page
 
 
 def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_show_says_how_to_deliver_what_is_left(tmp_path: Path) -> None:
     UploadState(backend="mlflow", stage="unreachable", problem="it is down").save(made.closed())
     page = said("show", "latest")
     assert "  mlflow  nothing delivered, unreachable: it is down" in page
-    assert "`memlog sync k7m2xq9a` brings what is left" in page
+    assert "`memlog sync k7m2xq9a` delivers the rest" in page
 
 
 def test_a_beginning_must_be_of_one_run_only(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_beginning_must_be_of_one_run_only(tmp_path: Path) -> None:
     assert "no run" in complaint("show", "../abc23", code=1)
 
 
-def test_a_journal_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_a_journal_cannot_control_the_terminal(tmp_path: Path) -> None:
     evil = "\x1b[2J\x07\r\nname\u202e[bold]:boom:"
     MadeRun(tmp_path).write(
         Run(at(0), evil, evil, (evil,), {}), Alert(at(1), 1, "error", evil, evil, evil)
@@ -336,7 +336,7 @@ def test_a_piped_page_has_no_colours_and_cuts_nothing(tmp_path: Path) -> None:
         assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_numbers_beyond_all_reason_are_shown_all_the_same(tmp_path: Path) -> None:
+def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(Batch(10**17, 10**15, 2**62, -5, None)).closed()
     assert summarize(run).run.newest_event == "5138-11-16T09:46:40.000Z"
     said("runs")

@@ -1,4 +1,4 @@
-"""``memlog pull`` and ``memlog open`` on the command line: what they print, and how they fail."""
+"""Output and errors of ``memlog pull`` and ``memlog open``."""
 
 import gzip
 import json
@@ -40,7 +40,7 @@ def memlog(*arguments: str) -> Result:
 
 
 def complaint(*arguments: str, code: int = 1) -> str:
-    """The one line that a command fails with."""
+    """Return the one line that a failing command prints."""
     result = memlog(*arguments)
     assert result.exit_code == code, result.output
     assert result.stdout == ""
@@ -72,7 +72,7 @@ def test_pull_copies_out_of_the_runs_folder_and_says_what_is_next(tmp_path: Path
     assert lines[-1] == f"look at it: memlog open {shlex.quote('my files/graph-2')}"
     # The third's name is none that memlog gives.
     assert result.exit_code == 1
-    assert "not safe to write: 1 files (such as 'graph 1')" in result.stderr
+    assert "not safe to write (such as 'graph 1')" in result.stderr
     again = memlog("pull", "latest", "--kind", "file", "-o", "my files")
     assert (again.exit_code, again.stderr) == (0, "")
     assert again.stdout.splitlines()[-1].endswith("was here already, the same")
@@ -100,13 +100,13 @@ def test_a_journal_that_names_what_is_elsewhere_brings_nothing(tmp_path: Path) -
     assert "none of the 7 files" in complaint("open", "latest")
 
 
-def test_what_is_not_there_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_run_or_file_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     assert "train with memlog.init()" in complaint("pull", "latest", "-o", "out")
     assert "no file 'x', and no run: there are no runs" in complaint("open", "x")
     run_with(tmp_path, {})
-    assert "save_artifact(path) keeps one" in complaint("pull", "latest", "-o", "out")
-    assert "kind='flamegraph') keeps one" in complaint("open", "latest")
-    assert "leave --kind out" in complaint("pull", "latest", "--kind", "x", "-o", "out")
+    assert "save_artifact(path) adds one" in complaint("pull", "latest", "-o", "out")
+    assert "kind='flamegraph') adds one" in complaint("open", "latest")
+    assert "leave out --kind" in complaint("pull", "latest", "--kind", "x", "-o", "out")
     assert "--backend B" in complaint("pull", "zzz", "-o", "out")
     assert "did you mean 'mlflow'?" in complaint(
         "pull", "latest", "--backend", "mlfow", "-o", "out", code=2
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
 
 
 class Evil:
-    """What a pickle can do to whoever loads it."""
+    """Object whose pickle runs code when it is loaded."""
 
     def __reduce__(self) -> object:
         return os.mkdir, ("made by the attacker",)
@@ -176,7 +176,7 @@ def test_a_snapshot_that_python_would_read_without_end_is_one_line(
 
 
 def test_a_snapshot_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
-    """The unpickler's table of what it has seen grows to the largest number that a file names."""
+    """The unpickler's memo grows to the largest index that a file names."""
     whole = pickle.dumps(training(), 2)
     (tmp_path / "bomb.pickle").write_bytes(whole[:-1] + b"r\xff\xff\xff\x7f.")
     told = complaint("open", "bomb.pickle")
@@ -223,7 +223,7 @@ def test_a_run_known_here_is_looked_for_under_the_trackers_id(
     assert [connection.uri for connection in backend.connected] == ["http://their"]
 
 
-def test_what_came_before_the_tracker_went_away_is_said(
+def test_files_that_came_before_an_outage_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bring(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`memlog sync`: what a tracker lacks arrives, where it belongs, and failures cost nothing."""
+"""`memlog sync` delivers missing points to the right run, and failures lose nothing."""
 
 import time
 from collections.abc import Callable
@@ -135,14 +135,14 @@ def test_a_run_that_is_still_going_stays_open(tmp_path: Path, backend: ListBacke
     first, second = said().splitlines()
     # The newest step may still get another value.
     assert first.startswith(f"list: {POINTS - 2} points delivered")
-    assert second.startswith(f"run {made.directory.id} is still going")
+    assert second.startswith(f"run {made.directory.id} is still running")
     assert backend.tracker.ended == {}
     made.write(End(at(9), "finished")).closed()
     assert said().startswith("list: 2 points delivered")
     assert len(backend.tracker.all_points()) == POINTS
 
 
-def test_a_tracker_that_is_down_costs_nothing(run: RunDirectory, backend: ListBackend) -> None:
+def test_nothing_is_lost_when_the_tracker_is_down(run: RunDirectory, backend: ListBackend) -> None:
     backend.tracker.down = True
     line = complaint(code=1)
     assert line.startswith(
@@ -153,9 +153,7 @@ def test_a_tracker_that_is_down_costs_nothing(run: RunDirectory, backend: ListBa
     assert said().startswith(f"list: {POINTS} points delivered")
 
 
-def test_it_goes_on_trying_as_long_as_it_is_told_to(
-    run: RunDirectory, backend: ListBackend
-) -> None:
+def test_it_retries_for_the_timeout(run: RunDirectory, backend: ListBackend) -> None:
     backend.tracker.down = True
     begun = time.monotonic()
     assert "gave up after 0.2 s" in complaint("--timeout", "0.2", code=1)
@@ -174,9 +172,7 @@ def test_a_client_that_fails_shows_no_traceback_and_no_password(
     assert UploadState.load(run, "list").stage == "unreachable"
 
 
-def test_a_run_that_is_refused_is_said_with_the_remedies(
-    tmp_path: Path, backend: ListBackend
-) -> None:
+def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBackend) -> None:
     made = made_run(tmp_path, "list").bound("list", "gone", "memory://host")
     run = finished(steps(made).bound("list", "there", "memory://host"))
     backend.tracker.deleted = {"gone"}
@@ -195,10 +191,10 @@ def test_a_run_that_is_refused_is_said_with_the_remedies(
     assert set(backend.tracker.points) == {"there", "beside-gone"}
 
 
-def test_refused_points_are_said(run: RunDirectory, backend: ListBackend) -> None:
+def test_refused_points_are_reported(run: RunDirectory, backend: ListBackend) -> None:
     backend.tracker.bad = frozenset({"memory/host/rss_peak_mib"})
     assert said().startswith(
-        f"list: {STEPS} points delivered, {STEPS} refused (`memlog show` says which)"
+        f"list: {STEPS} points delivered, {STEPS} refused (`memlog show` lists them)"
     )
     shown = CliRunner().invoke(cli, ["show", "latest"]).stdout
     assert f"list: rejected: memory/host/rss_peak_mib {STEPS}" in shown
@@ -229,7 +225,7 @@ def test_an_end_is_explained_once_the_runs_own_helper_is_gone(
     assert (run.artifacts / "postmortem.md").exists()
 
 
-def test_one_trackers_trouble_is_not_the_others(tmp_path: Path) -> None:
+def test_a_failing_tracker_does_not_stop_the_others(tmp_path: Path) -> None:
     finished(made_run(tmp_path, "clientless", "list"))
     result = sync()
     assert result.exit_code == 2
@@ -303,7 +299,7 @@ def test_a_run_that_no_tracker_has_yet_is_opened_where_the_environment_says(
 
 
 def strangers(run: RunDirectory, how: str) -> None:
-    """Has the run's folder name a tracker of its choosing."""
+    """Make the run's folder name this tracker."""
     match how:
         case "address":
             UploadState(backend="list", address="http://evil").save(run)
@@ -335,7 +331,7 @@ def test_an_address_of_the_runs_alone_gets_no_credentials(
 
 
 @pytest.mark.parametrize("how", ["address", "own run", "binding"])
-def test_nor_does_it_get_them_with_its_files(
+def test_pull_sends_no_credentials_to_the_runs_address(
     run: RunDirectory, backend: ListBackend, tmp_path: Path, how: str
 ) -> None:
     strangers(run, how)

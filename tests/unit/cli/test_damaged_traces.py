@@ -1,4 +1,4 @@
-"""A worst step's file may hold anything: whatever reads it gives figures, or one line."""
+"""Commands that read a damaged trace of a worst step print figures or one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that messages and pages name: each must work for whoever reads it, before a release and after."""
+"""Commands that messages and pages name exist and work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def project_section(name: str) -> str:
 
 
 def known_packages() -> set[str]:
-    """The names of all that memlog or its development needs."""
+    """Return the names of the packages that memlog and its development need."""
     sections = project_section("project.optional-dependencies") + project_section(
         "dependency-groups"
     )

@@ -1,4 +1,4 @@
-"""What a step of training will take, estimated without running it, against what it does take."""
+"""The estimated memory of a training step compared with the measured memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_lighter_optimizer_has_no_state() -> None:
 
 
 def test_nothing_is_computed_and_nothing_held() -> None:
-    """A terabyte of activations, and a model that has none of its weights."""
+    """The model has a terabyte of activations, and its weights have no storage."""
     model = nn.Sequential(*(nn.Linear(100_000, 100_000, device="meta") for _ in range(4)))
     found = estimate_memory(model, lambda m: m(torch.randn(1_000_000, 100_000)).square().mean())
     assert found.parameters == 4 * 4 * (100_000**2 + 100_000)
@@ -85,7 +85,7 @@ def test_a_loss_that_reads_values_is_one_clear_error() -> None:
         estimate_memory(CASES["mlp"].model(), loss)
 
 
-def test_it_can_be_read() -> None:
+def test_the_text_of_an_estimate() -> None:
     lines = estimate("mlp").text().splitlines()
     assert lines[0].split() == ["Model", "weights:", "1.5", "MiB"]
     assert lines[-1].startswith("  Peak: ")

@@ -1,4 +1,4 @@
-"""HYCO's data set: an LRU cache of simulations, copies of windows, and a shuffling that suits it."""
+"""HYCO's data set: cache of simulations, copies of windows, and shuffling in groups."""
 
 import gc
 import weakref
@@ -73,7 +73,7 @@ def test_every_window_is_drawn_once_and_every_simulation_loaded_once(
 def test_batches_are_pinned_where_there_is_a_gpu(
     gpu: bool, wanted: bool, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loader alone, which nothing is drawn from: pinning itself needs the GPU."""
+    """Only the loader's setting is checked, because pinning needs the GPU."""
     from hyco import synthetic
     from hyco.config import Config, Data, Equation, SyntheticParams
 

@@ -1,4 +1,4 @@
-"""What ``memlog run`` checks and hands over, and what reads it in the process below."""
+"""``memlog run``: its checks, the options that it passes on, and how the launched process reads them."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ Executed = list[tuple[Sequence[str], Mapping[str, str]]]
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> Executed:
-    """What this process would have become."""
+    """Return the command and environment that would replace this process."""
     calls: Executed = []
 
     def become(command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -107,11 +107,11 @@ def test_switched_off_the_command_runs_as_without_memlog(
         (("--backend", "mlfow"), "no backend is called 'mlfow': did you mean 'mlflow'? "),
         (
             ("--alert", "host.rs > 3"),
-            "an alert rule can't be read: 'host.rs' is no figure: did you mean host.rss? ",
+            "an alert rule can't be read: 'host.rs' is not a figure: did you mean host.rss? ",
         ),
         (("--alert", "host.rss > 3 GiX"), "(in 'host.rss > 3 GiX', at character 14)"),
         (("--layers", "--budget", "2"), "budget=2.0: pass a share of training time, such as 0.01"),
-        (("--budget", "0.1"), "--budget says what tracing layers may cost: pass --layers, too"),
+        (("--budget", "0.1"), "--budget limits the cost of tracing layers: pass --layers, too"),
         (("--every", "0"), "Invalid value for '--every'"),
     ],
 )
@@ -126,19 +126,21 @@ def test_what_is_wrong_is_one_line_and_nothing_is_started(
     assert executed == []
 
 
-def test_a_folder_that_can_not_be_made_is_said_at_once(executed: Executed, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_at_once(
+    executed: Executed, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     result = memlog_run("--dir", "file/runs", "--", "true")
     assert result.exit_code == 1
-    assert "file is no folder that can be written; pass --dir or set MEMLOG_DIR" in result.stderr
+    assert "file is not a writable folder; pass --dir or set MEMLOG_DIR" in result.stderr
     assert executed == []
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
-def test_a_folder_that_only_looks_writable_is_said_at_once(executed: Executed) -> None:
+def test_a_folder_that_only_looks_writable_is_an_error_at_once(executed: Executed) -> None:
     result = memlog_run("--dir", "/proc/x", "--", "true")
     assert result.exit_code == 1
-    assert "/proc is no folder that can be written; pass --dir" in result.stderr
+    assert "/proc is not a writable folder; pass --dir" in result.stderr
     assert executed == []
 
 
@@ -226,7 +228,7 @@ def test_a_later_rank_opens_no_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"pid":"x"}', '{"pid":1}'])
-def test_a_variable_that_can_not_be_read_is_passed_over(
+def test_an_unreadable_variable_is_ignored(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, text)
@@ -274,7 +276,7 @@ def current_stand_in() -> Any:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ModuleType]]:
-    """Those that a watch of ``watched_a`` and ``watched_b`` has heard of."""
+    """Return the modules for which a watch of ``watched_a`` and ``watched_b`` called back."""
     for name in ("watched_a", "watched_b"):
         (tmp_path / f"{name}.py").write_text("whole = True\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -286,7 +288,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mo
         sys.modules.pop(name, None)
 
 
-def test_of_several_modules_the_first_import_is_heard_and_only_an_import(
+def test_the_first_import_of_several_modules_calls_back_once(
     modules: list[ModuleType],
 ) -> None:
     from importlib import import_module

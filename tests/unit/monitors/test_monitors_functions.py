@@ -72,7 +72,7 @@ def test_a_generator_that_is_closed_or_fails_is_over(
     assert [event.error for event in published] == [error]
 
 
-def test_an_async_generator_likewise(published: list[Any]) -> None:
+def test_an_async_generator_is_watched_until_it_is_exhausted(published: list[Any]) -> None:
     closed: list[str] = []
 
     @memlog.monitor_memory(verbose=False)
@@ -176,9 +176,7 @@ def test_class_and_static_methods_in_either_order(published: list[Any]) -> None:
     ],
 )
 def test_what_is_no_function_is_refused_at_once(wrong: Callable[[], Any]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"watches functions, and .* pass what can be called"
-    ):
+    with pytest.raises(ConfigurationError, match=r"watches functions, and .* pass a function"):
         wrong()
 
 

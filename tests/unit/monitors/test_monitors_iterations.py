@@ -93,7 +93,7 @@ def test_outside_of_a_block_evaluations_have_no_iteration(tmp_path: Path) -> Non
     assert {event.iteration for event in events} == {None}
 
 
-def test_by_hand_once_an_iteration() -> None:
+def test_calling_the_tracker_counts_an_iteration() -> None:
     watched = memlog.watch_loss(lambda: 1.0, verbose_evaluations=0)
     with memlog.track_iterations(print_output=False) as iterations:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Every printed line, letter by letter as the documents of the original monitors show it."""
+"""Every printed line is exactly as in the documents of the original monitors."""
 
 import io
 import re
@@ -23,7 +23,7 @@ from memlog.events import Batch, DeviceReading, PeakSource
 
 @pytest.fixture(autouse=True)
 def _no_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with a GPU, whatever tests of this process were there before."""
+    """Earlier tests of this process may have used the GPU."""
     if "torch" in sys.modules:
         monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
 
@@ -112,7 +112,7 @@ def test_a_block() -> None:
 
 
 def test_a_label_with_a_line_break_stays_on_its_line() -> None:
-    """It could pass for a line of memlog's own otherwise."""
+    """Otherwise the label could look like another line of memlog."""
     assert printed(scope("a\nmemlog: b\r\u2028c", 1)) == ["[Memory] a memlog: b  c: CPU +1.0 MB"]
     first, second = point("one\ntwo", 1), point("three", 2)
     assert [line.count("one two") for line in printed(SummaryNotice((first,)))] == [0, 1]
@@ -222,7 +222,7 @@ def test_a_usage_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert line == "After loading: CPU: N | GPU: Not available"
 
 
-def test_numbers_of_batches_are_said_as_people_say_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_announcement_counts_batches_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (0, 1, 2):
         show(Announcement(verbose))
     said = [line for line in capsys.readouterr().out.splitlines() if line]

@@ -258,7 +258,7 @@ class SlowDevice:
 
 @pytest.mark.seed(14)
 def test_a_loss_on_its_way_is_not_waited_for_and_order_is_kept() -> None:
-    late, device, got = _deferred_losses.LateLosses(), SlowDevice(), []
+    late, device, got = _deferred_losses.DeferredLosses(), SlowDevice(), []
     threads = []
 
     def then(value: Value | None) -> None:

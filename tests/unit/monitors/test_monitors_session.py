@@ -1,4 +1,4 @@
-"""Monitors beside a real session: what is in the journal, and what is not counted twice."""
+"""Monitors with a real session: the journal's contents, and no double counting."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def events(session: memlog.Session, kind: type[Any]) -> list[Any]:
 
 
 class Training:
-    """A PyTorch loop that knows nothing of memlog but its monitor."""
+    """A PyTorch loop that uses only a monitor of memlog."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(4, 1)
@@ -214,7 +214,7 @@ def test_a_second_monitor_does_not_count_the_same_axis(capsys: pytest.CaptureFix
     assert len([line for line in lines if line.startswith("  Epoch end: ")]) == 6
 
 
-def test_another_monitor_goes_on_counting_where_the_first_is_gone_or_silent() -> None:
+def test_another_monitor_counts_when_the_first_is_deleted_or_idle() -> None:
     session = memlog.init("local")
     loop = Training()
     first, second = memlog.EpochMemoryMonitor(), memlog.EpochMemoryMonitor()

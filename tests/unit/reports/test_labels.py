@@ -101,7 +101,7 @@ def test_the_document_has_the_last_and_the_largest_of_each_label(tmp_path: Path)
     page = CliRunner().invoke(cli, ["show", "latest"]).output
     assert "+9.0 MiB" in page
     assert "29.0 MiB" in page
-    assert "and 150 labels more: --json has them" in page
+    assert "and 150 more labels: --json has them" in page
 
 
 def test_alerts_stand_in_the_order_in_which_they_came_with_their_place(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The contracts hold for what tests use in a tracker's place."""
+"""The contracts hold for the doubles that tests use as trackers."""
 
 import pytest
 from support.in_memory import InMemory, StoreInMemory

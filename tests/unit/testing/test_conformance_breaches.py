@@ -1,4 +1,4 @@
-"""Each way in which a sink or store can break its promises is found by a test of the contract."""
+"""For each promise that a sink or store can break, a contract test fails."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DoublesReplays(IdempotentSink):
 
 
 class DoublesAlways(IdempotentSink):
-    """And says that what it has is not safe at once."""
+    """It claims not to be durable."""
 
     def __init__(self, tracker: ListTracker, target: Target) -> None:
         super().__init__(tracker, target)
@@ -66,7 +66,7 @@ class DoublesAlways(IdempotentSink):
 
 
 class BuffersInSecret(IdempotentSink):
-    """Says that what it has is safe, which it is only once it is closed."""
+    """It claims to be durable, but stores data only when it is closed."""
 
     def __init__(self, tracker: ListTracker, target: Target) -> None:
         super().__init__(tracker, target)
@@ -135,7 +135,7 @@ class LosesParameters(IdempotentSink):
 
 
 class RefusesParameters(IdempotentSink):
-    """All of them, unless there is one without a name."""
+    """It refuses all parameters unless one has no name."""
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         if "" not in parameters:
@@ -254,7 +254,7 @@ STORES = [TellsOfNoFilesInAnOutage, LeavesHalfAFile, BringsEmptyFiles, TellsWron
 def broken(
     contract: type[InMemory | StoreInMemory], folder: Path, *, at_most: int = 100
 ) -> dict[str, str]:
-    """The contract's tests that fail, each against a tracker of its own, and why."""
+    """Return the contract tests that fail, each with its own tracker, and the reasons."""
     found: dict[str, str] = {}
     # In their own order, in which those come last that take longest.
     for name in dict.fromkeys(name for base in contract.__mro__[::-1] for name in vars(base)):
@@ -293,7 +293,7 @@ def test_a_broken_store_is_found(kind: type[ListStore], tmp_path: Path) -> None:
     assert broken(Contract, tmp_path, at_most=1) != {}
 
 
-def test_what_nobody_reads_back_has_to_be_said(tmp_path: Path) -> None:
+def test_unreadable_data_needs_a_reason(tmp_path: Path) -> None:
     class Silent(InMemory):
         def alerts(self, run_id: str) -> Sequence[str]:
             return super(InMemory, self).alerts(run_id)

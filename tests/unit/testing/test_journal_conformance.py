@@ -1,4 +1,4 @@
-"""The journal's own store keeps the contract of all stores."""
+"""The journal's own store passes the contract tests of stores."""
 
 from __future__ import annotations
 

@@ -1,0 +1,109 @@
+"""Contract tests of sinks that an uploader uses to deliver a whole run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from memlog.delivery.uploader.uploader import Uploader
+from memlog.errors import DeliveryError, TrackerRejectedError
+from memlog.journal import RunDirectory
+from memlog.sink import Sink, Target, TrackerRun
+from memlog.testing.interrupted import Fault, InterruptedSink, OddError, odd, refused, unavailable
+from memlog.testing.made import BEGUN_US, CONTENT, ENDED_US, FACTS, alert, plan_of, recorded
+from memlog.testing.readback import TrackerChecks
+
+_AT_MOST = 200
+"""Most calls that delivering the contract's run takes."""
+_SOURCE = ("file", "source")
+
+
+class DeliveryContract(TrackerChecks):
+    """Tests that a recorded run arrives completely, and once, whichever call fails."""
+
+    def test_a_whole_run_arrives_once(self, tmp_path: Path) -> None:
+        """Without failures nothing is stored twice, whether the sink is durable or not."""
+        run = recorded(tmp_path)
+        tracked = self._deliver(run, Fault(-1))
+        self._has_all_of(run, tracked, Fault(-1), repeated=False)
+
+    def test_a_failure_at_any_call_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
+        """Each call in turn fails before or after it was done, and another uploader continues."""
+        for answered in (False, True):
+            folder = tmp_path / str(answered)
+            self._check_each_failure(folder, partial(Fault, answered=answered, error=unavailable))
+
+    def test_a_refusal_of_any_call_costs_that_alone(self, tmp_path: Path) -> None:
+        """Refused data is counted, and everything else arrives."""
+        self._check_each_failure(tmp_path, partial(Fault, error=refused))
+
+    def test_an_odd_error_of_any_call_loses_nothing(self, tmp_path: Path) -> None:
+        """An unexpected exception of a client counts as an unreachable tracker."""
+        self._check_each_failure(tmp_path, partial(Fault, answered=True, error=odd))
+
+    def test_events_of_a_newer_memlog_are_passed_over(self, tmp_path: Path) -> None:
+        """The journal's reader counts unknown events; known events arrive."""
+        run = recorded(tmp_path, b'[999,["from_the_future",1,{"a":[1]}]]\n')
+        tracked = self._deliver(run, Fault(-1))
+        self._has_all_of(run, tracked, Fault(-1), repeated=False)
+
+    def _check_each_failure(self, root: Path, fault_at: Callable[[int], Fault]) -> None:
+        """Make each call of an uploader fail in turn; check that another uploader delivers the rest."""
+        for at in range(_AT_MOST):
+            fault = fault_at(at)
+            run = recorded(root / str(at))
+            with suppress(DeliveryError, OddError):
+                self._deliver(run, fault)
+            self.process_ends()
+            tracked = self._deliver(run, Fault(-1), lost=_lost_to(fault))
+            self._has_all_of(run, tracked, fault, repeated=fault.failed is not None)
+            if fault.failed is None:
+                return
+        raise AssertionError(f"delivering takes more than {_AT_MOST} calls")
+
+    def _has_all_of(
+        self, run: RunDirectory, tracked: TrackerRun, fault: Fault, *, repeated: bool
+    ) -> None:
+        """Check that a recorded run has arrived, except the data that the tracker refused."""
+        lost = _lost_to(fault)
+        alone = fault.points if fault.refuses and len(fault.points) == 1 else ()
+        wanted = [point for point in plan_of(run) if point not in alone]
+        self._holds(tracked, wanted, repeated=repeated, ordered=False)
+        if not (fault.failed == "log_parameters" and fault.refuses):
+            self._holds_facts(tracked, FACTS)
+        self._holds_alerts(
+            tracked, [] if "alerts_rejected" in lost else [alert(3)], repeated=repeated
+        )
+        self._holds_files(tracked, {} if "artifact_rejected" in lost else {_SOURCE: CONTENT})
+        self._has_ended(tracked, "failed", ENDED_US)
+
+    def _deliver(
+        self, run: RunDirectory, fault: Fault, lost: Counter[str] | None = None
+    ) -> TrackerRun:
+        def open_sink(target: Target) -> Sink:
+            return InterruptedSink(self.open_sink(target), fault)
+
+        uploader = Uploader(run, "conformance", open_sink, begun_us=BEGUN_US, may_open_own=True)
+        uploader.deliver(complete=True)
+        uploader.close()
+        if uploader.refused is not None:
+            raise TrackerRejectedError(uploader.refused)
+        assert uploader.state.own_run is not None
+        assert uploader.state.dropped == (_lost_to(fault) if lost is None else lost)
+        return TrackerRun(uploader.state.own_run.run_id)
+
+
+def _lost_to(fault: Fault) -> Counter[str]:
+    """Return the losses that a fault causes.
+
+    A refused point is lost only if it was sent alone: of several points, each half is sent again.
+    """
+    if not fault.refuses:
+        return Counter()
+    reasons = {"log_alerts": "alerts_rejected", "log_artifact": "artifact_rejected"}
+    if fault.failed == "log_points" and len(fault.points) == 1:
+        return Counter({f"rejected: {fault.points[0].name}": 1})
+    return Counter(reasons[method] for method in [fault.failed] if method in reasons)
