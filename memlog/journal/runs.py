@@ -17,7 +17,7 @@ from memlog.journal.reader import JournalFile
 logger = logging.getLogger("memlog")
 
 LATEST = "latest"
-_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 characters; no l, o, 0, 1: people read ids aloud and type them
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32; without l, o, 0, 1, for people who type an id
 _ID_LENGTH = 8
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""

@@ -367,7 +367,7 @@ def test_recording_goes_on_once_the_journal_is_small_again(
 def test_peaks_below_the_highest_are_kept_while_there_is_no_room(tmp_path: Path) -> None:
     health = Diagnostics()
     journal = writer(tmp_path, health)
-    peaks = set(range(1_500, 12_000, backpressure.STRETCH))
+    peaks = set(range(1_500, 12_000, backpressure.PEAK_WINDOW))
     for step in range(12_000):
         device = cuda(MIB, GIB if step + 1 in peaks else MIB)
         size = 8 * GIB if step == 1_000 else 2 * GIB if step in peaks else GIB
