@@ -137,7 +137,7 @@ def test_what_is_shown_wrongly_is_said() -> None:
         made["profiles"][1]["endValue"] = 9
 
     twice, weights, late = check(changed(change, sampled(), evented()))
-    assert "stand in it twice" in twice
+    assert "frames twice" in twice
     assert "weights add up" in weights
     assert "after its end" in late
 
