@@ -30,7 +30,7 @@ _BOUNDS = {
         "`memlog show` tells how many events went. Without a tracker nothing counts as delivered, and "
         "steps are thinned alike. The newest segment of each process (16 MiB, or an eighth of the "
         "limit) is never touched. While it is half as large again as its limit, because the helper is gone "
-        "or too slow, only steps with a peak are written: each new one, and the peaks of every 1,000 steps."
+        "or too slow, only steps with a new peak are written, and one of 1,000 others."
     ),
     "events that wait for a slow disk": "100,000, about 15 MB; more are dropped and counted",
     "a write that the file system does not finish": "none: the step waits for as long (reliability.md)",

@@ -31,8 +31,8 @@ class JournalWriter:
         initial_step: First step of the run's step axis.
         segment_bytes: Size at which a new segment begins, in bytes.
         limit: Maximum bytes of the run's journal; ``None``: no limit. The helper process thins the journal to
-            this size. While the journal is larger than 1.5 times the limit, only steps with a peak are
-            written, and the others are counted.
+            this size. While the journal is larger than 1.5 times the limit, only new peaks and one of 1,000
+            other steps are written, and the rest is counted.
         diagnostics: Counts losses.
 
     Raises:
@@ -94,19 +94,16 @@ class JournalWriter:
         return self._header.bindings
 
     def append(self, event: Event) -> int:
-        """Write ``event`` and return its number; -1 if it is deferred or the writer is closed."""
+        """Write ``event`` and return its number; -1 if it is dropped or the writer is closed."""
         if fork.generation != self._generation:
             return -1
         with self._lock:
             if self._closed:
                 return -1
-            if not self._backpressure.active:
-                return self._append(event)
-            seq = -1
-            for admitted in self._backpressure.admit(event):
-                number = self._append(admitted)
-                seq = number if admitted is event else seq
-        return seq
+            if self._backpressure.active and not self._backpressure.admits(event):
+                self._note_step(event)
+                return -1
+            return self._append(event)
 
     def _append(self, event: Event) -> int:
         seq, before = self._seq, self._output.position
@@ -120,9 +117,12 @@ class JournalWriter:
                 self._write_record(seq, event)
             raise
         finally:
-            if isinstance(event, Batch):
-                self.newest_step = event
+            self._note_step(event)
         return seq
+
+    def _note_step(self, event: Event) -> None:
+        if isinstance(event, Batch):
+            self.newest_step = event
 
     def _write_record(self, seq: int, event: Event) -> None:
         self._seq = seq + 1
@@ -132,16 +132,11 @@ class JournalWriter:
         if self._size >= self._segment_bytes:
             self._begin_segment(self._header)
 
-    def _append_deferred(self) -> None:
-        for event in self._backpressure.take_deferred():
-            self._append(event)
-
     def bind(self, backend: str, binding: Binding) -> None:
         """Begin a new segment, whose events belong to the run ``binding`` in ``backend``."""
         with self._lock:
             if self._closed:
                 return
-            self._append_deferred()
             bindings = {**self._header.bindings, backend: binding}
             self._begin_segment(msgspec.structs.replace(self._header, bindings=bindings))
 
@@ -150,7 +145,6 @@ class JournalWriter:
         with self._lock:
             if self._closed or fork.generation != self._generation:
                 return
-            self._append_deferred()
             self._closed = True
             # Inside the lock: after it, the file's number may belong to another file, which another thread's
             # event must not reach.
