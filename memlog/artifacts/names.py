@@ -1,4 +1,4 @@
-"""Check the names of files that a tracker lists: safe names mean the same on every file system."""
+"""Check the names of files that a tracker lists."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Iterator
 
 _SAFE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """Names as memlog makes them: no separator, no leading dot, no control character of a terminal."""
-_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-"""Names that mean a device on Windows, with any ending after the dot."""
 
 
 def is_safe(name: str) -> bool:
-    """Return True if ``name`` is a safe file name on every system."""
-    # Windows drops a dot at the end, so two names would mean one file.
-    return bool(_SAFE.fullmatch(name)) and not name.endswith(".") and not _DEVICE.fullmatch(name)
+    """Return True if ``name`` is a safe file name."""
+    return bool(_SAFE.fullmatch(name))
 
 
 def numbered(name: str) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import filecmp
 import os
+import resource
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -167,11 +167,6 @@ def _bounded(
 @contextmanager
 def _file_limit(size: int) -> Iterator[None]:
     """Limit files to ``size`` bytes (RLIMIT_FSIZE), because a tracker's client may not call ``progress``."""
-    if sys.platform == "win32":
-        yield
-        return
-    import resource  # noqa: PLC0415 - not on Windows
-
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = max(size, _SLACK) + 1
     lower = [bound for bound in (allowed, soft, hard) if bound != resource.RLIM_INFINITY]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import fcntl
 import time
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -15,9 +15,6 @@ from memlog.events import Alert, Artifact
 from memlog.journal import Binding, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
-
-if sys.platform != "win32":
-    import fcntl
 
 MAX_ALERTS = 1000
 """Maximum number of alerts of one run that a tracker shows."""
@@ -295,8 +292,6 @@ def _is_held(path: Path) -> bool:
 
 def _locked(file: BinaryIO, *, shared: bool) -> bool:
     """Lock an open file until it is closed; return False if another process holds the lock."""
-    if sys.platform == "win32":
-        return True  # no lock there: users must not run two uploaders at once
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -71,7 +71,7 @@ def test_a_wandb_server_that_lists_what_leads_elsewhere(
     manifest["contents"] |= dict.fromkeys(HOSTILE_ENTRIES, entry)
     server.blobs[artifact.manifest] = json.dumps(manifest).encode()
     artifact.files |= dict.fromkeys(HOSTILE_ENTRIES, artifact.files["good.txt"])
-    for name in ("../../evil", "/etc/evil", "CON", "a/b", "..", ".hidden", "\x1b[2J", "x" * 300):
+    for name in ("../../evil", "/etc/evil", "a/b", "..", ".hidden", "\x1b[2J", "x" * 300):
         server.artifacts.append(
             type(artifact)(
                 **{
@@ -113,7 +113,7 @@ def test_an_mlflow_run_with_links_devices_and_ten_thousand_files(
     assert stored is not None
     (good,) = Path(stored.removeprefix("file://")).rglob("good.txt")
     folder = good.parent
-    for name in ("CON", "nul.txt", ".hidden", "a b", "x\x1b[2J"):
+    for name in (".hidden", "a b", "x\x1b[2J"):
         (folder / name).write_text("odd")
     (tmp_path / "secret").write_text("secret")
     (folder / "link").symlink_to(tmp_path / "secret")
