@@ -80,7 +80,6 @@ class Names:
 
     def __init__(self) -> None:
         self._names = {name: (name, kind) for name, kind in _OWN}
-        self._kinds: dict[str, str] = {}
 
     def give(self, name: str, kind: str) -> tuple[str, str]:
         """Return the name and the kind to save a file under: the same result for the same arguments.
@@ -93,7 +92,7 @@ class Names:
                 raise ValueError(  # noqa: TRY004 - the error of every unusable name
                     f"its {what} is {text!r}: pass text, such as 'report'"
                 )
-        safe_kind = self._kind(kind)
+        safe_kind = safe_name(kind)
         wanted, suffix = safe_name(name), Path(safe_name(name)).suffix[:32]
         stem = wanted.removesuffix(suffix)
         of_its_kind = _fitting(stem, f"-{safe_kind[:64]}{suffix}")
@@ -109,13 +108,6 @@ class Names:
         if len(self._names) < _MAX_REMEMBERED:
             return self._names.setdefault(key, original) == original
         return self._names.get(key) == original
-
-    def _kind(self, kind: str) -> str:
-        safe = safe_name(kind)
-        held = self._kinds.get(safe)
-        if held is None and len(self._kinds) < _MAX_REMEMBERED:
-            held = self._kinds[safe] = kind
-        return safe if held == kind else _fitting(safe, f"-{_digest(kind)}")
 
 
 def _digest(*texts: str) -> str:
