@@ -1,4 +1,4 @@
-"""Trackers that tell of files as no honest one would: a pull brings what is fine, and writes nowhere else."""
+"""Trackers that list hostile names: a pull fetches the safe files, and writes nowhere else."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def server() -> Iterator[WandbServer]:
 
 
 def pull(directory: Path, run: str, *options: str, **environment: str) -> str:
-    """What the command says; the folder ``here`` is in another, which must stay as it is."""
+    """Return the command's output; the folder around ``here`` must not change."""
     here = directory / "deep" / "here"
     here.mkdir(parents=True)
     before = everything(directory)

@@ -1,4 +1,4 @@
-"""What a run keeps: each file under a name of its own, and nothing in silence."""
+"""A run's artifacts: each has a unique name, and memlog logs every change of a name."""
 
 from pathlib import Path
 

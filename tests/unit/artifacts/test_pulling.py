@@ -1,4 +1,4 @@
-"""Bringing files back: from a store that may say anything, into one folder and nowhere else."""
+"""Downloading files from an untrusted store into one folder and nowhere else."""
 
 import os
 from collections.abc import Callable
@@ -180,7 +180,7 @@ def test_what_is_no_file_of_the_folder_is_not_kept(
 
 
 def too_much(path: Path) -> Path:
-    """Writes without telling how much, as a client does that goes its own way."""
+    """Write without reporting progress, as some clients do."""
     with path.open("wb") as file:
         file.truncate(2 * 64 * 1024**2)
     return path

@@ -1,4 +1,4 @@
-"""The journal: what was appended is there, whatever happened to the file since."""
+"""The journal: appended events can be read, whatever happens to the file."""
 
 import os
 import threading
@@ -189,7 +189,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_costs_the_events_it_has_no_room_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``/dev/full`` answers every write as a full disk does."""
+    """Every write to ``/dev/full`` fails as on a full disk."""
     health = Diagnostics()
     journal = writer(tmp_path, health)
     journal.append(batch(0))
@@ -337,7 +337,7 @@ def test_ranks_that_begin_at_once_share_a_folder_that_none_has_made_yet(tmp_path
 def test_ctrl_c_at_a_new_segment_leaves_the_users_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old segment's number may be a file of the user's the moment it is closed."""
+    """Once the old segment is closed, its number may belong to a file of the user's."""
     journal = writer(tmp_path, segment_bytes=4096)
     close = SegmentFile.close
 
