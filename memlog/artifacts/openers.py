@@ -41,7 +41,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Opener(Protocol):
-    """Shows one kind of file."""
+    """Opener of one kind of file."""
 
     title: str
     """Name of this kind of file, for messages."""
@@ -60,7 +60,7 @@ class Opener(Protocol):
 
 
 class FlamegraphOpener:
-    """Shows speedscope files in speedscope's own static build."""
+    """Opener that shows speedscope files in speedscope's own static build."""
 
     title = "speedscope flame graphs (JSON that names speedscope's $schema, gzip or not)"
     _profile = "profile.speedscope.json"
@@ -84,7 +84,7 @@ class FlamegraphOpener:
 
 
 class SnapshotOpener:
-    """Shows an allocator's snapshots as flame graphs of the memory in use."""
+    """Opener that shows an allocator's snapshots as flame graphs of the memory in use."""
 
     title = "snapshots of CUDA's allocator (what torch.cuda.memory._dump_snapshot() writes, gzip or not)"
     _words = (b"device_traces", b"total_size")

@@ -75,7 +75,7 @@ def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
 
 
 class Puller:
-    """Downloads files into one folder, each under a temporary name first.
+    """Downloader of files into one folder, each under a temporary name first.
 
     Args:
         store: The store of the files.

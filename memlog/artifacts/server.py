@@ -37,7 +37,7 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a page until `shutdown` is called.
+    """HTTP server of one page, until `shutdown` is called.
 
     Args:
         page: The page.

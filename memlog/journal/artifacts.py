@@ -71,7 +71,7 @@ def _require_a_file(source: Path) -> None:
 
 
 class Names:
-    """Assigns a unique name to each of a run's files.
+    """Unique names for a run's files.
 
     Two different names can become equal when characters are replaced, and files of two kinds can have one
     name. The later file must not replace the earlier one: its kind is added to its name or, if that name is

@@ -16,7 +16,7 @@ EVERY = 1_000
 
 
 class Backpressure:
-    """Measures the journal and, while it is too large, drops most steps without a new peak.
+    """Filter that drops most steps without a new peak while the journal is too large.
 
     Args:
         directory: The run's folder.

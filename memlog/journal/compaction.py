@@ -82,7 +82,7 @@ def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
 
 
 class _Kept:
-    """Finds the lines to keep; every line that is no record of a frequent kind is kept."""
+    """The lines to keep. Every line that is no record of a frequent kind is kept."""
 
     def __init__(self, window: int, levels: Levels) -> None:
         self.indices: set[int] = set()

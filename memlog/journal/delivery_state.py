@@ -75,7 +75,7 @@ class Outbox(msgspec.Struct):
     """Alerts and files that are to be uploaded; saved together with the position in the journal."""
 
     alerts: dict[str, AlertsTold] = {}
-    """By the user's run id; ``""``: the sink's own run."""
+    """Alerts by the user's run id; ``""``: the sink's own run."""
     artifacts: list[Outgoing] = []
 
 

@@ -18,7 +18,7 @@ _write.restype = ctypes.c_ssize_t
 
 
 class Disk:
-    """Writes and measures whether the disk is slow.
+    """Writer that measures whether the disk is slow.
 
     ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms
     or more, which is not the disk's time. So a slow write only raises a suspicion. The writes after it, up to

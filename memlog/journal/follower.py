@@ -10,7 +10,7 @@ from memlog.journal.format import START
 
 
 class Follower:
-    """Returns each event once, with the user's run that it belongs to.
+    """Reader that returns each event once, with the user's run that it belongs to.
 
     Args:
         run: The run's folder.

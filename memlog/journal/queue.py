@@ -16,7 +16,7 @@ CLOSE_TIMEOUT = 5.0
 
 
 class WriteQueue:
-    """Runs writes in order, on a thread of its own.
+    """Queue of writes, which a thread of its own runs in order.
 
     Args:
         diagnostics: Counts the writes that were dropped because the queue was full.

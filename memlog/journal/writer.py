@@ -18,7 +18,7 @@ from memlog.journal.segment_output import SegmentOutput
 
 
 class JournalWriter:
-    """Appends one process's events to its segments; safe in threads and in signal handlers.
+    """Writer of one process's events to its segments; safe in threads and in signal handlers.
 
     A write that fails loses that event only: the loss is counted, and the first one is logged. In a child of
     ``fork`` the writer does nothing, because the file is the parent's.

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class Accumulator:
-    """Takes every event of a run, and keeps bounded memory.
+    """Totals of all events of a run, in bounded memory.
 
     Attributes:
         published: Number of events.

@@ -9,7 +9,7 @@ WORSE = 1.01
 
 
 class TraceFold:
-    """Counts traced steps and finds the worst, by the rules by which the tracer keeps a step's events.
+    """Number of traced steps and the worst of them, chosen as the tracer chooses the step to save.
 
     Attributes:
         steps: Number of traced steps.
