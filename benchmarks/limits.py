@@ -30,8 +30,8 @@ _BOUNDS = {
         "`memlog show` prints the number of removed events. Without a tracker, no event counts as "
         "delivered, and all steps are thinned equally. The newest segment of each process (16 MiB, or an "
         "eighth of the limit) is never thinned. If the journal reaches 1.5 times its limit, because the "
-        "helper has ended or is too slow, only steps with a peak are written: each new peak, and the peaks "
-        "of every 1,000 steps."
+        "helper has ended or is too slow, only steps with a new peak are written, and one of every 1,000 "
+        "others."
     ),
     "events that wait for a slow disk": "100,000, about 15 MB; more are dropped and counted",
     "a write that the file system does not finish": "none: the step waits until it ends (reliability.md)",

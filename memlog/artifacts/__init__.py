@@ -1,4 +1,4 @@
-"""What becomes of files that a run keeps: they are brought back (`pull`) and shown (`open`).
+"""Download a run's artifacts (`memlog pull`) and show them (`memlog open`).
 
-Whatever comes in here is untrusted, the names that a tracker tells as well as what is in the files.
+All input is untrusted: the names that a tracker lists, and the files' content.
 """

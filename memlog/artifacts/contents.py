@@ -1,4 +1,4 @@
-"""Reads a file that may come from anywhere: a bounded number of bytes, unpacked where it is gzip."""
+"""Read an untrusted file: a bounded number of bytes, decompressed if it is gzip."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from memlog._internal.units import format_bytes
 from memlog.errors import UnopenableFileError
 
 MAX_BYTES = 128 * 1024**2
-"""Of a file once it is unpacked: speedscope's page takes seconds for a tenth of it."""
+"""Maximum decompressed bytes of a file. Speedscope's page takes seconds for a tenth of it."""
 MAX_PICKLE = 512 * 1024**2
-"""Of a pickle: a snapshot's flame graph is a small part of it. Reading it takes ten times the memory, and
-at most forty times."""
+"""Maximum decompressed bytes of a pickle. It may be larger than other files, because its flame graph is much
+smaller. Reading it takes ten times as much memory, at most forty times."""
 
 PICKLE = b"\x80"
-"""What a pickle begins with, from its protocol 2 on."""
+"""First byte of a pickle, from protocol 2 on."""
 
 _GZIP = b"\x1f\x8b"
 
 
 def read_content(path: Path, limit: int | None = None) -> bytes:
-    """What is in the file, without gzip around it.
+    """Return the content of a file, decompressed if it is gzip.
 
     Args:
         path: The file.
-        limit: Bytes that are read at most; ``None``: as many as its kind needs.
+        limit: Maximum number of bytes; ``None``: `MAX_PICKLE` for a pickle, `MAX_BYTES` for other files.
 
     Raises:
-        UnopenableFileError: it is no plain file, too large, or damaged gzip.
-        OSError: it can't be read.
+        UnopenableFileError: The file is no plain file, is too large, or is damaged gzip.
+        OSError: The file can't be read.
     """
-    # A pipe would be waited for, and a device may have no end.
+    # Reading a pipe may block, and a device may have no end.
     if not stat.S_ISREG(path.stat().st_mode):
-        raise UnopenableFileError(f"{path} is no file: name one")
+        raise UnopenableFileError(f"{path} is no file: pass the path of a file")
     with path.open("rb") as file:
         packed = file.read(len(_GZIP)) == _GZIP
         file.seek(0)
@@ -47,7 +47,7 @@ def read_content(path: Path, limit: int | None = None) -> bytes:
 
 
 def _read(file: BinaryIO, limit: int | None) -> tuple[bytes, int]:
-    """One byte more than the limit, so that what is too large shows; and the limit."""
+    """Return the content and the limit; read one byte more than the limit, to detect a larger file."""
     head = file.read(len(PICKLE))
     if limit is None:
         limit = MAX_PICKLE if head == PICKLE else MAX_BYTES

@@ -1,7 +1,7 @@
-"""Speedscope files: recognised by what they say of themselves, and checked before the page sees them.
+"""Recognise and check speedscope files before its page loads them.
 
-The page's own importer trusts a file: it stops with "something went wrong", or silently shows wrong figures,
-for all that is refused or noted here. Its JSON schema catches little of it.
+The page trusts a file. For every fault that is refused or noted here, it stops with "something went wrong" or
+shows wrong numbers without a warning. Speedscope's JSON schema finds few of these faults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memlog.errors import UnopenableFileError
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 _TOLERANCE = 1e-6
-"""By how much of itself a sum of floats may be off."""
+"""Maximum relative error of a sum of floats."""
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -58,7 +58,7 @@ class _Sampled(msgspec.Struct, tag="sampled", rename="camel"):
     def notes(self) -> Iterator[str]:
         total, span = math.fsum(self.weights), self.end_value - self.start_value
         if abs(total - span) > _TOLERANCE * max(total, abs(span)):
-            yield f"its weights add up to {total:g} and not to {span:g}: shares are off"
+            yield f"its weights add up to {total:g} and not to {span:g}: shares are wrong"
 
 
 class _Change(msgspec.Struct):
@@ -102,7 +102,7 @@ class _File(msgspec.Struct, rename="camel"):
 
 
 def is_flamegraph(content: bytes) -> bool:
-    """Whether this is a speedscope file, by its ``$schema``; also where the rest of it is damaged."""
+    """Return True if this is a speedscope file by its ``$schema``, even if other parts are damaged."""
     try:
         return msgspec.json.decode(content, type=_Head).schema == SCHEMA
     except _UNDECODABLE:
@@ -110,13 +110,13 @@ def is_flamegraph(content: bytes) -> bool:
 
 
 def check(content: bytes) -> list[str]:
-    """Checks a file for all that breaks the page.
+    """Check a file for everything that breaks the page.
 
     Returns:
-        What is odd and may be shown wrongly, but is shown.
+        Notes on what the page may show wrongly.
 
     Raises:
-        UnopenableFileError: the page would break on it, or show nothing.
+        UnopenableFileError: The page would fail on the file, or show nothing.
     """
     try:
         file = msgspec.json.decode(content, type=_File)
@@ -129,7 +129,7 @@ def check(content: bytes) -> list[str]:
         raise UnopenableFileError(f"it says that profile {active} is to be shown, which it lacks")
     notes = list(_frame_notes(file.shared.frames))
     for number, profile in enumerate(file.profiles, 1):
-        # A file's own words may be long, and steer a terminal.
+        # A name from the file may be long, and may contain control characters of a terminal.
         label = f"profile {number} ({profile.name[:60]!r})"
         problem = _bounds_problem(profile) or profile.problem(len(file.shared.frames))
         if problem is not None:
@@ -148,7 +148,7 @@ def _frame_notes(frames: list[_Frame]) -> Iterator[str]:
     different = {(frame.name, frame.file, frame.line, frame.col) for frame in frames}
     if len(different) < len(frames):
         twice = len(frames) - len(different)
-        yield f"{twice:,} frames stand in it twice: each has two rows in the sandwich view"
+        yield f"it contains {twice:,} frames twice: each has two rows in the sandwich view"
 
 
 def _out_of_range(index: int) -> str:

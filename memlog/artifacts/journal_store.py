@@ -1,4 +1,4 @@
-"""Brings files back from a run's own folder, as a tracker's store does from the tracker."""
+"""List and fetch artifacts from a run's own folder, with the interface of a tracker's store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class JournalStore:
     """A `memlog.sink.ArtifactStore` over one run's folder.
 
     Args:
-        run: The run; the ``run_id`` that the methods are given is its own.
+        run: The run; the methods' ``run_id`` must be its id.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -26,11 +26,11 @@ class JournalStore:
         self._events: list[Artifact] | None = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """The run's files, the newest last; what the journal names and the folder lacks, too.
+        """Return the run's files, the newest last, including files that are missing from the folder.
 
         Raises:
-            UnknownRunError: it is another run's id.
-            TrackerUnavailableError: the run's folder is not there.
+            UnknownRunError: ``run_id`` is another run's id.
+            TrackerUnavailableError: The run's folder does not exist.
         """
         if run_id != self._run.id:
             raise UnknownRunError(f"{self._run.path} is run {self._run.id} and not {run_id!r}")
@@ -40,16 +40,16 @@ class JournalStore:
 
     def fetch(
         self,
-        run_id: str,  # noqa: ARG002 - there is one
+        run_id: str,  # noqa: ARG002 - this store has one run
         artifact: StoredArtifact,
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Copies one file into ``directory``.
+        """Copy one file into ``directory``.
 
         Raises:
-            ArtifactError: it is not in the run's folder.
-            TrackerUnavailableError: the folder itself is not there.
+            ArtifactError: The file is not in the run's folder.
+            TrackerUnavailableError: The run's folder does not exist.
         """
         self._require_folder()
         events = kept(self._run) if self._events is None else self._events
@@ -61,7 +61,7 @@ class JournalStore:
             source = open_plain(self._run.path, event.path)
         except (OSError, ValueError):
             raise ArtifactError(
-                f"{event.name!r} is no longer in {self._run.path}: name a tracker that has it with --backend"
+                f"{event.name!r} is no longer in {self._run.path}: pass a tracker that has it with --backend"
             ) from None
         target = directory / event.name
         with source as file, target.open("xb") as copy:
@@ -73,12 +73,12 @@ class JournalStore:
     def _require_folder(self) -> None:
         if not self._run.path.is_dir():
             raise TrackerUnavailableError(
-                f"{self._run.path} is not there: has its disk been taken away?"
+                f"{self._run.path} does not exist: check that its disk is mounted"
             )
 
 
 def kept(run: RunDirectory) -> list[Artifact]:
-    """What the journal says was kept, the newest last; a later file of the same name counts alone."""
+    """Return the artifacts in the journal, the newest last; of several with one name, only the latest."""
     events = [
         entry.event
         for file in run.files()
@@ -93,9 +93,9 @@ def kept(run: RunDirectory) -> list[Artifact]:
 
 
 def locate(run: RunDirectory, event: Artifact) -> Path | None:
-    """The file of an event; ``None`` where it is gone or stands outside the run's folder.
+    """Return the path of an artifact; ``None`` if it does not exist or is outside the run's folder.
 
-    A journal is anybody's file: it may name a path that leads elsewhere, or a link.
+    A journal is untrusted: its path may lead out of the folder, or be a link.
     """
     try:
         open_plain(run.path, event.path).close()

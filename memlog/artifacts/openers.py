@@ -1,4 +1,4 @@
-"""What can be shown, recognised by what is in a file: one `Opener` for each kind."""
+"""Show files in a browser: one `Opener` for each kind of file, recognised by the content."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ _TYPES = {
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What a browser is served: whole files in memory, so that no path is ever looked up."""
+    """Files that a browser is served: they are in memory, so the server looks up no path."""
 
     entry: str
-    """The address to begin with, relative to the page's own folder."""
+    """Address of the first page, relative to the folder of all files."""
     files: dict[str, tuple[str, bytes]]
     """Media type and content, by name."""
     notes: tuple[str, ...] = ()
-    """What is odd about the file, for the user."""
+    """Oddities of the file, for the user."""
 
 
 class Opener(Protocol):
-    """Shows one kind of file."""
+    """Opener of one kind of file."""
 
     title: str
-    """What it opens, for messages."""
+    """Name of this kind of file, for messages."""
 
     def recognises(self, content: bytes) -> bool:
-        """Whether this is such a file, by what is in it. Never raises."""
+        """Return True if the content is of this kind. Never raises."""
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Checks the file and makes a page of it.
+        """Check the file and make a page of it.
 
         Raises:
-            UnopenableFileError: it is damaged.
-            SnapshotError: it is a pickle, and no snapshot.
-            ViewerUnavailableError: what shows it is missing.
+            UnopenableFileError: The file is damaged.
+            SnapshotError: The file is a pickle, but no snapshot.
+            ViewerUnavailableError: The viewer is not installed and can't be fetched.
         """
 
 
 class FlamegraphOpener:
-    """Shows speedscope files in speedscope's own static build."""
+    """Opener that shows speedscope files in speedscope's own static build."""
 
     title = "speedscope flame graphs (JSON that names speedscope's $schema, gzip or not)"
     _profile = "profile.speedscope.json"
 
     def recognises(self, content: bytes) -> bool:
-        """Whether it says so itself."""
+        """Return True if the file names speedscope's schema."""
         return flamegraph.is_flamegraph(content)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """The viewer's files and this one profile."""
+        """Return the viewer's files and this profile."""
         notes = flamegraph.check(content)
         folder = find_viewer(announce)
         files = {
@@ -84,17 +84,17 @@ class FlamegraphOpener:
 
 
 class SnapshotOpener:
-    """Shows snapshots of an allocator as flame graphs of what holds its memory."""
+    """Opener that shows an allocator's snapshots as flame graphs of the memory in use."""
 
     title = "snapshots of CUDA's allocator (what torch.cuda.memory._dump_snapshot() writes, gzip or not)"
     _words = (b"device_traces", b"total_size")
 
     def recognises(self, content: bytes) -> bool:
-        """Whether it is a pickle with a snapshot's own words in it; it is not loaded for that."""
+        """Return True if it is a pickle that contains a snapshot's keys; the pickle is not loaded."""
         return content.startswith(PICKLE) and any(word in content for word in self._words)
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
-        """Its flame graph's page."""
+        """Return the page of the snapshot's flame graph."""
         snapshot = parse_snapshot(content, title)
         graph = exporters.snapshot_graph(snapshot, title)
         encoded = msgspec.json.encode(graph.document)
@@ -106,17 +106,17 @@ OPENERS: tuple[Opener, ...] = (FlamegraphOpener(), SnapshotOpener())
 
 
 def page_of(path: Path, announce: Callable[[str], object]) -> Page:
-    """What shows a file, whatever its name is.
+    """Return a page that shows a file. The file's name does not matter.
 
     Args:
         path: The file.
-        announce: Told in one line of what takes a while.
+        announce: Called with one line before a step that takes a while.
 
     Raises:
-        UnopenableFileError: nothing here shows it, or it is damaged.
-        SnapshotError: it is a snapshot that is damaged, or unsafe.
-        ViewerUnavailableError: what shows it is missing.
-        OSError: it can't be read.
+        UnopenableFileError: No opener recognises the file, or it is damaged.
+        SnapshotError: The file is a snapshot that is damaged or unsafe.
+        ViewerUnavailableError: The viewer is not installed and can't be fetched.
+        OSError: The file can't be read.
     """
     content = read_content(path)
     opener = _opener_of(content)
@@ -132,12 +132,12 @@ def page_of(path: Path, announce: Callable[[str], object]) -> Page:
     except ViewerUnavailableError as error:
         raise ViewerUnavailableError(
             f"speedscope, which shows {path.absolute()}, is not in this install and can't be fetched "
-            f"{error}, or drop the file on a copy of speedscope's page that you have"
+            f"{error}, or open the file in another copy of speedscope"
         ) from error
 
 
 def is_openable(path: Path) -> bool:
-    """Whether `page_of` would know what to do with a file."""
+    """Return True if an opener recognises the file."""
     try:
         return _opener_of(read_content(path)) is not None
     except (UnopenableFileError, OSError):

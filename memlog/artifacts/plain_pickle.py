@@ -16,19 +16,20 @@ from typing import Any, NoReturn
 from memlog.errors import UnsafeSnapshotError
 
 _BYTES_PER_CONTAINER = 8
-"""Bytes of a pickle for each list, dictionary and tuple that it may build. A snapshot has more than 20. One
-byte can ask for an empty dictionary, which takes 64."""
+"""Minimum bytes of a pickle for each list, dictionary and tuple that it builds. A snapshot has more than 20.
+One byte can ask for an empty dictionary, which takes 64 bytes."""
 _CONTAINERS = 1000
-"""Containers that any pickle may build."""
+"""Containers that a pickle of any size may build."""
 _OTHER_KEYS = 4096
-"""Keys that are no text, in the whole pickle: numbers can be chosen so that all have the same hash, and then
-each is compared with all before it."""
+"""Maximum number of keys in a pickle that are not text. Numbers can be chosen to have the same hash; each is
+then compared with all before it."""
 _TUPLE = 16
-"""Values in a tuple, which holds no containers: hashing tuples in tuples may take exponential time."""
+"""Maximum number of values in a tuple. It may hold no containers: hashing nested tuples may take exponential
+time."""
 _DIGITS = 300
-"""Characters of a number that is written as text."""
+"""Maximum characters of a number that is written as text."""
 _NAME = 500
-"""Characters of a module's or a function's name."""
+"""Maximum characters of a module's or a function's name."""
 _TEXT_KEYS = frozenset({str})
 _KEYS = frozenset({str, int, tuple})
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -48,8 +49,8 @@ def loads(content: bytes) -> Any:
         content: The pickle, of any protocol. What follows its end is ignored.
 
     Raises:
-        UnsafeSnapshotError: It does what no pickle of plain values needs.
-        Exception: It is torn, or no pickle; nearly any exception.
+        UnsafeSnapshotError: The pickle uses an operation that plain values do not need.
+        Exception: The pickle is cut off, or the content is no pickle; nearly any exception.
     """
     return _Reader(content).read()
 
@@ -305,7 +306,7 @@ class _Reader:
         self._stack[-1].update(zip(keys, values[1::2], strict=True))
 
     def _admit(self, keys: list[Any]) -> None:
-        """Count the keys that are no text."""
+        """Count the keys that are not text; raise if there are too many."""
         for key in keys:
             if type(key) not in _KEYS:
                 raise _unsafe(f"has a {type(key).__name__} as a key")
@@ -313,7 +314,7 @@ class _Reader:
         if self._other_keys_left < 0:
             raise _unsafe("has numbers as keys")
 
-    # Values that are used again
+    # Values that are used more than once
 
     def _memoize(self, at: int) -> int:
         self._memo.append(self._stack[-1])
@@ -337,8 +338,10 @@ class _Reader:
             self._memo.append(self._stack[-1])
         elif 0 <= index < len(self._memo):
             self._memo[index] = self._stack[-1]
-        else:  # picklers count; Python's unpickler would make an array as long as the largest number
-            raise ValueError(f"it numbers {index:,} things")
+        else:  # picklers count up; Python's unpickler would make an array as long as the largest index
+            raise ValueError(
+                f"its memo has {len(self._memo):,} values, and it sets number {index:,}"
+            )
 
     def _get(self, at: int) -> int:
         text, after = self._line(at, _DIGITS)

@@ -1,4 +1,4 @@
-"""Brings files back from a store, which may tell anything, into one folder and nowhere else."""
+"""Download files from an untrusted store into one folder, and write nowhere else."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ from memlog.sink import ArtifactStore, StoredArtifact
 MAX_FILES = 5000
 MAX_FILE_BYTES = 8 * 1024**3
 _SLACK = 64 * 1024**2
-"""Bytes that a file may be longer than was said: a store may count before it compresses."""
+"""Bytes by which a file may exceed its listed size: a store may list the size before it compresses."""
 
 Outcome: TypeAlias = Literal["written", "same", "replaced"]
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """A file that was brought."""
+    """A file that was downloaded."""
 
     artifact: StoredArtifact
     path: Path
     size: int
     outcome: Outcome
-    """``same``: what was there is the same, and stays."""
+    """``same``: a file with the same content existed and was left as it is."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What of a listing is to be brought."""
+    """The files of a listing that are to be downloaded."""
 
     files: list[StoredArtifact]
     refused: list[str]
-    """Names that memlog never gives, and that could lead out of a folder."""
+    """Names that could lead out of a folder. memlog makes no such names."""
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files; ``None`` where some size is unknown."""
+        """Bytes of all files; ``None`` if the size of one is unknown."""
         sizes = [file.size for file in self.files if file.size is not None]
         return sum(sizes) if len(sizes) == len(self.files) else None
 
 
 def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
-    """Picks the files of a kind (``None``: all) that may be brought.
+    """Choose the files of a kind (``None``: of all kinds) that may be downloaded.
 
     Raises:
-        ArtifactError: there are too many, or one is too large.
+        ArtifactError: There are too many files, or one is too large.
     """
     wanted = {(file.name, file.kind): file for file in listed if kind in {None, file.kind}}
     files = [file for file in wanted.values() if is_safe(file.name) and is_safe(file.kind)]
     if len(files) > MAX_FILES:
         raise ArtifactError(
-            f"there are {len(files):,} files, and one pull brings {MAX_FILES:,}: choose with --kind"
+            f"there are {len(files):,} files, and a pull fetches at most {MAX_FILES:,}: choose with --kind"
         )
     for file in files:
         if file.size is not None and file.size > MAX_FILE_BYTES:
             raise ArtifactError(
-                f"{file.name!r} has {format_bytes(file.size)}, and a pull brings files of at most "
+                f"{file.name!r} has {format_bytes(file.size)}, and a pull fetches files of at most "
                 f"{format_bytes(MAX_FILE_BYTES)}: fetch it with the tracker's own client"
             )
     taken = set(files)
@@ -75,13 +75,13 @@ def choose(listed: Sequence[StoredArtifact], kind: str | None) -> Choice:
 
 
 class Puller:
-    """Brings files into one folder, each under a temporary name first.
+    """Downloader of files into one folder, each under a temporary name first.
 
     Args:
-        store: Where they come from.
+        store: The store of the files.
         run_id: The store's own id of the run.
-        directory: The folder, which is made where it is missing.
-        force: Replace what is there; otherwise a different file gets a number in its name.
+        directory: The folder; it is made if it does not exist.
+        force: Whether to replace existing files. If not, a file that differs gets a number in its name.
     """
 
     def __init__(
@@ -94,30 +94,30 @@ class Puller:
         self._taken: set[str] = set()
 
     def room_for(self, size: int | None) -> None:
-        """Makes the folder, and looks whether ``size`` more bytes fit there.
+        """Make the folder, and check that ``size`` more bytes fit there.
 
         Raises:
-            ArtifactError: they don't.
-            OSError: the folder can't be made.
+            ArtifactError: They do not fit.
+            OSError: The folder can't be made.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._directory).free
         if size is not None and size > free:
             raise ArtifactError(
-                f"the files have {format_bytes(size)}, and {self._directory} has room for "
-                f"{format_bytes(free)}: choose with --kind, or another folder with -o"
+                f"the files have {format_bytes(size)}, and the disk of {self._directory} has room for "
+                f"{format_bytes(free)}: choose fewer files with --kind, or another folder with -o"
             )
 
     def pull(self, artifact: StoredArtifact, progress: Callable[[int], object]) -> Pulled:
-        """Brings one file.
+        """Download one file.
 
         Args:
-            artifact: One that `choose` let pass.
-            progress: Told of bytes as they arrive.
+            artifact: One of the files that `choose` returned.
+            progress: Called with the number of bytes of each part that arrives.
 
         Raises:
-            ArtifactError: what came is too large or no file, or it can't be put where it belongs.
-            DeliveryError: the tracker is in trouble.
+            ArtifactError: The download is too large or no plain file, or it can't be moved to its place.
+            DeliveryError: The tracker fails.
         """
         limit = MAX_FILE_BYTES if artifact.size is None else artifact.size + _SLACK
         with tempfile.TemporaryDirectory(prefix=".memlog-pull-", dir=self._directory) as scratch:
@@ -148,7 +148,7 @@ class Puller:
 def _bounded(
     progress: Callable[[int], object], artifact: StoredArtifact, limit: int
 ) -> Callable[[int], object]:
-    """``progress``, which ends the download of what goes on for longer than was said."""
+    """Return a ``progress`` that raises if more than ``limit`` bytes arrive."""
     arrived = 0
 
     def report(count: int) -> None:
@@ -156,7 +156,7 @@ def _bounded(
         arrived += count
         if arrived > limit:
             raise ArtifactError(
-                f"{artifact.name!r} is larger than the tracker said ({format_bytes(artifact.size)}): "
+                f"{artifact.name!r} is larger than the tracker lists ({format_bytes(artifact.size)}): "
                 "it is not kept"
             )
         progress(count)
@@ -166,7 +166,7 @@ def _bounded(
 
 @contextmanager
 def _file_limit(size: int) -> Iterator[None]:
-    """Has the system refuse to write files beyond ``size`` bytes, whatever a tracker's client does."""
+    """Limit files to ``size`` bytes (RLIMIT_FSIZE), because a tracker's client may not call ``progress``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     allowed = max(size, _SLACK) + 1
     lower = [bound for bound in (allowed, soft, hard) if bound != resource.RLIM_INFINITY]
@@ -178,16 +178,16 @@ def _file_limit(size: int) -> Iterator[None]:
 
 
 def _size_of(came: Path, folder: Path, artifact: StoredArtifact) -> int:
-    """The size of what came, which must be a plain file inside ``folder``."""
+    """Return the size of a download; raise unless it is a plain file inside ``folder``."""
     found = came.lstat()
     inside = came.parent.resolve().is_relative_to(folder.resolve())
     if not stat.S_ISREG(found.st_mode) or not inside:
-        raise ArtifactError(f"what came for {artifact.name!r} is no plain file: it is not kept")
+        raise ArtifactError(f"the download of {artifact.name!r} is no plain file: it is not kept")
     return found.st_size
 
 
 def _is_same(came: Path, target: Path) -> bool:
-    """Whether a plain file of the same content is there; a link is not followed."""
+    """Return True if ``target`` is a plain file with the same content; a link is not followed."""
     try:
         is_file = stat.S_ISREG(target.lstat().st_mode)
     except FileNotFoundError:
@@ -196,9 +196,9 @@ def _is_same(came: Path, target: Path) -> bool:
 
 
 def _create(came: Path, target: Path) -> bool:
-    """Moves a file where nothing is; ``False`` where something is."""
+    """Move a file to ``target``; return False if something is there."""
     try:
-        # Taken exclusively first: a rename would replace what another process put there meanwhile.
+        # Created exclusively first: a rename would replace a file that another process just put there.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
@@ -208,7 +208,9 @@ def _create(came: Path, target: Path) -> bool:
 
 def _replace(came: Path, target: Path) -> Outcome:
     if target.is_dir() and not target.is_symlink():
-        raise ArtifactError(f"{target} is a folder: --force replaces files only")
+        raise ArtifactError(
+            f"{target} is a folder, and --force replaces files only: choose another folder with -o"
+        )
     outcome: Outcome = "replaced" if os.path.lexists(target) else "written"
-    came.replace(target)  # a link itself is replaced, not what it points at
+    came.replace(target)  # replaces a link itself, not the file that it points at
     return outcome

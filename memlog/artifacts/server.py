@@ -1,9 +1,9 @@
-"""Shows one page on loopback, and nothing else to nobody else.
+"""Serve one page on loopback, to this user only.
 
-The files are in memory and found by their exact address: there is no folder to walk out of. All of them
-stand under a path that can't be guessed, so other users of the machine can't ask for them; the ``Host``
-header must name this machine, so a web page elsewhere can't have its own name point here and read them
-(DNS rebinding); and the page is told to connect to nothing but this server.
+The files are in memory and found by their exact address, so no path leads to another file. Their address
+begins with a random part, so other users of the machine can't request them. The ``Host`` header must name
+this machine; otherwise another web page could point its own name here and read the files (DNS rebinding). A
+Content-Security-Policy lets the page connect to this server only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from memlog.artifacts.openers import Page
 LOOPBACK = "127.0.0.1"
 
 _HOST = re.compile(rf"(?:{re.escape(LOOPBACK)}|localhost)(?::[0-9]{{1,5}})?", re.IGNORECASE)
-"""With any port: a port that ssh forwards may have another number at the other end."""
-_PATIENCE = 30.0
-"""Seconds that a connection may stay silent."""
+"""Accepted ``Host`` headers. Any port is accepted: one that ssh forwards may have another number here."""
+_TIMEOUT = 30.0
+"""Seconds after which an idle connection is closed."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -37,14 +37,14 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a page until it is told to stop.
+    """HTTP server of one page, until `shutdown` is called.
 
     Args:
-        page: What to serve.
-        port: Where; 0 takes a free one.
+        page: The page.
+        port: The port; 0: a free one.
 
     Raises:
-        OSError: the port is taken.
+        OSError: The port is in use.
     """
 
     daemon_threads = True
@@ -55,12 +55,12 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((LOOPBACK, port), _Answer)
 
     def server_bind(self) -> None:
-        """Binds without looking up this machine's name, as the parent would: that asks a name server."""
+        """Bind without looking up this machine's name: the parent class does, which asks a name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = LOOPBACK, int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Says nothing: a browser that hangs up is no error."""
+        """Print nothing: a browser that closes a connection is no error."""
 
     @property
     def url(self) -> str:
@@ -68,7 +68,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}{self._prefix}{self._page.entry}"
 
     def find(self, target: str) -> tuple[str, bytes] | None:
-        """Media type and content of what stands under a request's target."""
+        """Return media type and content of a request's target; ``None`` if there is no such file."""
         prefix, name = target[: len(self._prefix)], target[len(self._prefix) :]
         if not hmac.compare_digest(prefix.encode(), self._prefix.encode()):
             return None
@@ -77,7 +77,7 @@ class PageServer(ThreadingHTTPServer):
 
 class _Answer(BaseHTTPRequestHandler):
     server: PageServer
-    timeout = _PATIENCE
+    timeout = _TIMEOUT
     server_version = "memlog"
     sys_version = ""
 
@@ -110,7 +110,7 @@ class _Answer(BaseHTTPRequestHandler):
         return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - http.server's names
-        """Answers what http.server itself refuses with a status alone: its page would tell what runs here."""
+        """Answer requests that http.server refuses with a status only: its page would name the software."""
         self.close_connection = True
         self.send_response_only(code)
         self.send_header("Content-Length", "0")
@@ -133,4 +133,4 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Says nothing: the addresses hold the path that can't be guessed."""
+        """Print nothing: the addresses contain the random part, which must stay secret."""

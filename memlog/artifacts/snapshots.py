@@ -1,7 +1,7 @@
-"""Reading an allocator's snapshot that was downloaded, without running what may be hidden in it.
+"""Read a downloaded snapshot of an allocator without running code that may be hidden in it.
 
-A pickle is a program. The snapshots that ``torch.cuda.memory._snapshot()`` gives need none of its power: they
-are dictionaries, lists, tuples, text and numbers, and `memlog.artifacts.plain_pickle` reads nothing else.
+A pickle is a program. A snapshot that ``torch.cuda.memory._snapshot()`` returns needs no program: it consists
+of dictionaries, lists, tuples, text and numbers. `memlog.artifacts.plain_pickle` reads nothing else.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.trace.exporters import trace_plot, write_text
 
 MAX_SNAPSHOT = 1 << 30
-"""Bytes of a snapshot that are read; a ring of 65,536 entries with stacks has some hundred million."""
+"""Maximum bytes of a snapshot. One with a history of 65,536 entries with stacks has a few hundred million."""
 
 
 def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -> dict[str, Any]:
-    """Reads a snapshot's file.
+    """Read a snapshot's file.
 
     Args:
-        path: What ``torch.cuda.memory._dump_snapshot()`` or memlog wrote.
-        max_bytes: A larger file is not read.
+        path: A file that ``torch.cuda.memory._dump_snapshot()`` or memlog wrote.
+        max_bytes: Bytes above which a file is not read.
 
     Returns:
-        Its document, which has ``segments`` and ``device_traces``.
+        The snapshot, with the keys ``segments`` and ``device_traces``.
 
     Raises:
-        UnsafeSnapshotError: It wants to import something, or is built of other than plain types.
-        SnapshotError: It is no snapshot, can't be read, or is too large.
+        UnsafeSnapshotError: The file would import something, or contains other than plain types.
+        SnapshotError: The file is no snapshot, can't be read, or is too large.
     """
     file = Path(path)
     try:
@@ -47,14 +47,14 @@ def read_snapshot(path: str | PathLike[str], *, max_bytes: int = MAX_SNAPSHOT) -
 
 
 def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -> Path:
-    """Draws a snapshot's history: a page that needs neither the network nor a script.
+    """Draw a snapshot's history as an HTML page that needs neither the network nor scripts.
 
     Args:
         path: The snapshot's file.
-        output_path: The page, HTML.
+        output_path: Path of the page.
 
     Returns:
-        The page's file.
+        The path of the page.
 
     Raises:
         UnsafeSnapshotError: As `read_snapshot`.
@@ -64,11 +64,11 @@ def draw_snapshot(path: str | PathLike[str], output_path: str | PathLike[str]) -
 
 
 def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]:
-    """The same for bytes that are in memory.
+    """Read a snapshot from bytes in memory; see `read_snapshot`.
 
     Args:
         content: The pickle.
-        name: What errors call it.
+        name: Name of the snapshot in errors.
 
     Raises:
         UnsafeSnapshotError: As `read_snapshot`.
@@ -89,7 +89,7 @@ def parse_snapshot(content: bytes, name: str = "the snapshot") -> dict[str, Any]
         }  # memory_snapshot() gives the list alone
     if not _is_snapshot(document):
         raise SnapshotError(
-            f"{name} holds no segments and device_traces; give what _dump_snapshot() wrote"
+            f"{name} has no segments and device_traces; pass a file that _dump_snapshot() wrote"
         )
     checked: dict[str, Any] = document
     return checked

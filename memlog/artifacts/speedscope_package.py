@@ -1,9 +1,9 @@
-"""Fetches speedscope's static build: the one place that knows where it comes from and what it must be.
+"""Fetch speedscope's static build and verify it.
 
-memlog's repository holds none of speedscope's code. It comes as a package of npm's, through npm's own
-client, and is what `INTEGRITY` pins or it is nothing. Used when memlog's wheel is built (`hatch_build.py`
-loads this file by its path, in an environment that has none of memlog's dependencies) and, where an
-install was built without it, when it is first needed. So this imports the standard library alone.
+memlog's repository contains no code of speedscope's. npm's client fetches it as a package, whose hash must be
+`INTEGRITY`. This happens when memlog's wheel is built or, if the wheel was built without it, at first use.
+The build (`hatch_build.py`) loads this file by its path, in an environment without memlog's dependencies, so
+this file imports the standard library only.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from pathlib import Path
 
 VERSION = "1.25.0"
 INTEGRITY = "sha512-cpf9HWTZf1ijLXBJrk87Ve/54tnYx6rlf0gUThvn3ook6h63hLXVOQiMf44PT+XoV503cPfvfiT5gP5vojp6Ag=="
-"""Of the tarball, as npm has it: ``npm view speedscope@1.25.0 dist.integrity``."""
+"""Hash of the tarball, as ``npm view speedscope@1.25.0 dist.integrity`` prints it."""
 INDEX = "index.html"
 LICENSES = "LICENSES.txt"
-"""speedscope's own licence and those of all that it bundles."""
+"""File with the licences of speedscope and of everything that it bundles."""
 
 _OF_OTHERS = Path(__file__).with_name("speedscope_licenses.txt")
 _TIMEOUT = 180
 """Seconds."""
 _MAX_TARBALL = 8 * 1024**2
 _MAX_UNPACKED = 16 * 1024**2
-"""Bytes; the build of 1.25.0 has one million."""
+"""Maximum bytes of all files; the build of 1.25.0 has one million."""
 _MAX_COMPLAINT = 64 * 1024
+"""Bytes of npm's error output that are read."""
 _COMPLAINT = re.compile(r"npm (?:error|ERR!)\s+(.+)")
 _OWN_LICENSE = "package/LICENSE"
 _RELEASE = re.compile(r"package/dist/release/([A-Za-z0-9_][A-Za-z0-9._-]*)")
 _UNUSED = re.compile(r"perf-vertx-.*\.txt|jfrview_.*\.wasm")
-"""Speedscope's example, and what reads Java's recordings: each is fetched only when it is asked for."""
-
+"""Speedscope's example, and its reader for Java's recordings: the page loads them on demand only."""
 
 INSTALL_NPM = "install npm (Debian: apt-get install npm) and try again"
 ASK_NPM = "see with `npm ping` whether npm reaches its registry (`npm config get registry`), and try again"
 
 
 class FetchError(Exception):
-    """The build can't be had; one line that says why.
+    """The build can't be fetched; one line with the reason.
 
     Attributes:
         remedy: What to do.
@@ -57,20 +57,20 @@ class FetchError(Exception):
 
 
 def find_npm() -> str | None:
-    """The path of npm's client."""
+    """Return the path of npm's client; ``None`` if it is not installed."""
     return shutil.which("npm")
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether ``folder`` holds the build. It appears as a whole or not at all."""
+    """Return True if ``folder`` contains the build. `fetch` moves it there as a whole."""
     return (folder / INDEX).is_file() and (folder / LICENSES).is_file()
 
 
 def fetch(target: Path) -> None:
-    """Fetches the build and makes it the folder ``target``, whose parent exists.
+    """Fetch the build into the folder ``target``, whose parent exists.
 
     Raises:
-        FetchError: npm is not there, could not fetch it, or fetched something else.
+        FetchError: npm is not installed, failed, or fetched something else.
         OSError: ``target`` can't be written.
     """
     with tempfile.TemporaryDirectory(prefix=".speedscope-", dir=target.parent) as scratch:
@@ -84,10 +84,10 @@ def fetch(target: Path) -> None:
 
 
 def verify(tarball: Path) -> None:
-    """Compares a tarball with `INTEGRITY`.
+    """Compare a tarball's hash with `INTEGRITY`.
 
     Raises:
-        FetchError: it is another one.
+        FetchError: It differs.
     """
     if tarball.stat().st_size > _MAX_TARBALL:
         raise FetchError(f"npm brought a file that is not speedscope {VERSION}: it is too large")
@@ -100,10 +100,10 @@ def verify(tarball: Path) -> None:
 
 
 def extract(tarball: Path, target: Path) -> None:
-    """Unpacks the build and collects the licences; nothing is written but plain files in ``target``.
+    """Unpack the build and collect the licences; write only plain files in ``target``.
 
     Raises:
-        FetchError: the tarball holds what a package of npm's must not, or lacks something.
+        FetchError: The tarball contains entries that an npm package must not have, or lacks some.
     """
     try:
         with tarfile.open(tarball, "r:gz") as archive:
@@ -119,7 +119,7 @@ def extract(tarball: Path, target: Path) -> None:
 
 
 def _pack(folder: Path) -> Path:
-    """Lets npm's client download the package, which runs nothing of it."""
+    """Download the package with npm's client, without running code from it."""
     npm = find_npm()
     if npm is None:
         raise FetchError("npm is not installed", INSTALL_NPM)
@@ -145,21 +145,21 @@ def _pack(folder: Path) -> Path:
 
 
 def _reason(stderr: bytes) -> str:
-    """The reason that npm gives, of the lines that it wrote: its code, and the line that says most."""
+    """Return the reason from npm's error output: its error code, and the most informative line."""
     lines = [
         match[1].strip()
         for line in stderr[:_MAX_COMPLAINT].decode("utf-8", "replace").splitlines()
         if (match := _COMPLAINT.match(line))
     ]
     code = next((line.removeprefix("code ") for line in lines if line.startswith("code ")), "")
-    told = [line for line in lines if not line.startswith(("code ", "errno ", "syscall "))]
-    why = next((line for line in told if "reason:" in line), told[0] if told else "")
-    said = ": ".join(part for part in (code, why[:300]) if part)
-    return f": {said}" if said else ""
+    texts = [line for line in lines if not line.startswith(("code ", "errno ", "syscall "))]
+    text = next((line for line in texts if "reason:" in line), texts[0] if texts else "")
+    reason = ": ".join(part for part in (code, text[:300]) if part)
+    return f": {reason}" if reason else ""
 
 
 def _unpack(archive: tarfile.TarFile, target: Path) -> str | None:
-    """Writes the build's files, and returns the text of speedscope's own licence."""
+    """Write the build's files, and return the text of speedscope's own licence."""
     own, total = None, 0
     for member in archive:
         parts = member.name.split("/")
@@ -172,7 +172,7 @@ def _unpack(archive: tarfile.TarFile, target: Path) -> str | None:
         if member.name == _OWN_LICENSE:
             own = _content(archive, member).decode("utf-8")
         elif match and not _UNUSED.fullmatch(match[1]):
-            # Opened exclusively: a second file of that name would be a trick.
+            # Opened exclusively: a valid package has no second file of that name.
             with (target / match[1]).open("xb") as file:
                 file.write(_content(archive, member))
     return own
@@ -188,9 +188,9 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 def _move(unpacked: Path, target: Path) -> None:
     try:
-        os.rename(unpacked, target)  # noqa: PTH104 - refuses a folder that holds something
+        os.rename(unpacked, target)  # noqa: PTH104 - fails if the target is a folder that is not empty
     except OSError:
-        # Another process was faster, or an incomplete folder is in the way.
+        # Another process was faster, or an incomplete folder exists.
         if is_complete(target):
             return
         shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Finds speedscope's static build: in this install, in the user's cache, or through npm."""
+"""Find speedscope's static build: in this install, in the user's cache, or with npm."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from memlog.artifacts.speedscope_package import VERSION, FetchError, is_complete
 from memlog.errors import ViewerUnavailableError
 
 INSTALLED = Path(__file__).with_name("_speedscope")
-"""Where the wheel carries it."""
+"""Folder of the build in memlog's wheel."""
 
 
 def find_viewer(announce: Callable[[str], object]) -> Path:
-    """The folder of speedscope's static build, fetched where this install was made without it.
+    """Return the folder of speedscope's static build; fetch it if this install does not contain it.
 
     Args:
-        announce: Told, in one line, before something is fetched.
+        announce: Called with one line before something is fetched.
 
     Raises:
-        ViewerUnavailableError: it is nowhere and can't be fetched; says why, and what to do.
+        ViewerUnavailableError: The build was not found and can't be fetched. The message says why, and what
+            to do.
     """
     if is_complete(INSTALLED):
         return INSTALLED
@@ -44,8 +45,8 @@ def find_viewer(announce: Callable[[str], object]) -> Path:
 
 
 def cache_directory() -> Path:
-    """The folder of memlog in the user's cache, by the XDG base directory specification."""
+    """Return memlog's folder in the user's cache, by the XDG base directory specification."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has a relative path ignored.
+    # The specification says to ignore a relative path.
     root = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
     return root / "memlog"

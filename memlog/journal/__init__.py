@@ -1,10 +1,10 @@
-"""The run's own file: what was published survives the death of everything else.
+"""The journal: the files that keep a run's events, whichever process dies.
 
 A run is a folder, ``<directory>/<run id>/``. Each process that publishes appends to segments of its own,
-``trainer-<pid>-0001.jsonl``, …: a header (a JSON object) and then one record a line, ``[number, event]``.
-A record is one ``write(2)``, so what was published before a ``kill -9`` is there; a torn last line is
-passed over and counted. A new segment begins when one is full, and when the tracker's run that events
-belong to changes: the header says which that is.
+``trainer-<pid>-0001.jsonl``, …. A segment begins with a header (a JSON object); each line after it is one
+record, ``[number, event]``. A record is one ``write(2)``, so every event published before a ``kill -9`` is
+there. The reader skips a torn last line and counts it. A new segment begins when one is full, and when
+the tracker's run that events belong to changes. The header names that run.
 """
 
 from memlog.journal.format import Binding, Header, Position, ProcessIdentity, Record

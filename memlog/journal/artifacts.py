@@ -1,6 +1,6 @@
-"""Keeping a file in a run's folder, until every tracker has it and after.
+"""Copy a user's file into the run's folder.
 
-A name stands for one file of the run, here and in every tracker: a later one takes its place.
+A name belongs to one file of the run, here and in every tracker: a later file of that name replaces it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from memlog.events import Artifact, now_us
 from memlog.journal.runs import RunDirectory
 
 MAX_NAME = 128
-"""Characters of a name, or of a kind; W&B takes no more."""
+"""Maximum number of characters in a name or a kind. W&B accepts no more."""
 
 _OWN = (("postmortem.md", "postmortem"), ("worst-step.speedscope.json.gz", "flamegraph"))
-"""Name and kind of the files that memlog itself makes, in the helper process: no user's takes their place."""
+"""Name and kind of the files that memlog's helper process writes. A user's file must not replace them."""
 _MAX_REMEMBERED = 10_000
 _CHUNK = 1024**2
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -27,22 +27,23 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 def keep(
     run: RunDirectory, source: Path, name: str | None, kind: str, names: Names | None = None
 ) -> Artifact:
-    """Copies a file into the run's folder, in place of an earlier one of the same name.
+    """Copy a file into the run's folder, replacing an earlier one of the same name.
 
     Args:
         run: The run.
         source: The file.
-        name: Its name in the run; ``None``: the file's own. Characters other than letters, digits, ``.``,
-            ``_`` and ``-`` become ``_``.
-        kind: What it is, in one word, such as ``flamegraph``; made safe in the same way.
-        names: Keeps apart what the user calls differently; ``None``: names are memlog's own, and distinct.
+        name: Its name in the run; ``None``: the file's own name. Characters other than letters, digits,
+            ``.``, ``_`` and ``-`` become ``_``.
+        kind: One word for its content, such as ``flamegraph``; characters are replaced as in ``name``.
+        names: Assigns different names to files that the user named differently; ``None``: the name is
+            memlog's own and already unique.
 
     Returns:
-        The event that tells of it.
+        The event that describes the copy.
 
     Raises:
-        OSError: the file can't be read or the copy not written.
-        ValueError: it is no file, or the name is nothing.
+        OSError: The file can't be read, or the copy can't be written.
+        ValueError: ``source`` is no plain file, or no usable character is left of the name.
     """
     _require_a_file(source)
     wanted = source.name if name is None else name
@@ -57,41 +58,41 @@ def keep(
 
 
 def _require_a_file(source: Path) -> None:
-    """Nobody knows how much there is to read of a device or a pipe, nor whether it ever ends."""
+    """Raise ``ValueError`` unless ``source`` is a plain file: reading a device or a pipe may never end."""
     if source.is_file():
         return
     if source.is_dir():
-        raise ValueError("it is a folder: pass an archive of it, such as shutil.make_archive makes")
+        raise ValueError("it is a folder: pass an archive of it, made with shutil.make_archive")
     if source.exists():
         raise ValueError(
-            "it is a device, a pipe or a socket: write what it gives to a file, and pass that"
+            "it is a device, a pipe or a socket: write its data to a file, and pass that file"
         )
     raise ValueError(f"{source} is no file")
 
 
 class Names:
-    """Gives each of a run's files a name of its own, however the user's are spelt.
+    """Unique names for a run's files.
 
-    A name that has to be made safe, or that a file of another kind has, must not take the place of that one:
-    what comes later gets its kind in its name, or else a digest of what it was called.
+    Two different names can become equal when characters are replaced, and files of two kinds can have one
+    name. The later file must not replace the earlier one: its kind is added to its name or, if that name is
+    taken too, a digest of the user's name.
     """
 
     def __init__(self) -> None:
         self._names = {name: (name, kind) for name, kind in _OWN}
-        self._kinds: dict[str, str] = {}
 
     def give(self, name: str, kind: str) -> tuple[str, str]:
-        """The name and the kind under which a file is kept: the same ones for the same two.
+        """Return the name and the kind to save a file under: the same result for the same arguments.
 
         Raises:
-            ValueError: nothing is left of the name or the kind, or they are no text.
+            ValueError: The name or the kind is not text, or no usable character is left of it.
         """
         for what, text in (("name", name), ("kind", kind)):
             if not isinstance(text, str):
-                raise ValueError(  # noqa: TRY004 - as all that is wrong with a name
+                raise ValueError(  # noqa: TRY004 - the error of every unusable name
                     f"its {what} is {text!r}: pass text, such as 'report'"
                 )
-        safe_kind = self._kind(kind)
+        safe_kind = safe_name(kind)
         wanted, suffix = safe_name(name), Path(safe_name(name)).suffix[:32]
         stem = wanted.removesuffix(suffix)
         of_its_kind = _fitting(stem, f"-{safe_kind[:64]}{suffix}")
@@ -102,18 +103,11 @@ class Names:
         return digest, safe_kind
 
     def _is_free(self, given: str, original: tuple[str, str]) -> bool:
-        # Some file systems take capital letters for small ones.
+        # Some file systems do not tell capital letters from small ones.
         key = given.casefold()
         if len(self._names) < _MAX_REMEMBERED:
             return self._names.setdefault(key, original) == original
         return self._names.get(key) == original
-
-    def _kind(self, kind: str) -> str:
-        safe = safe_name(kind)
-        held = self._kinds.get(safe)
-        if held is None and len(self._kinds) < _MAX_REMEMBERED:
-            held = self._kinds[safe] = kind
-        return safe if held == kind else _fitting(safe, f"-{_digest(kind)}")
 
 
 def _digest(*texts: str) -> str:
@@ -126,35 +120,38 @@ def _fitting(stem: str, tail: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """``text`` as a name that every tracker and file system takes.
+    """Return ``text`` as a name that every tracker and file system accepts.
 
     Raises:
-        ValueError: nothing is left of it.
+        ValueError: No usable character is left.
     """
     safe = _UNSAFE.sub("_", str(text)).lstrip(".")
     if not safe.strip("_-"):
-        raise ValueError(f"{text!r} is no name: use letters, digits, '.', '_' and '-'")
+        raise ValueError(f"{text!r} can't be a name: use letters, digits, '.', '_' and '-'")
     suffix = Path(safe).suffix[:32]
     return safe if len(safe) <= MAX_NAME else safe[: MAX_NAME - len(suffix)] + suffix
 
 
 def not_kept(path: object, error: Exception) -> str:
-    """One line on a file that was not kept, with what to do."""
+    """Return one line that says why a file was not saved as an artifact, and what to do."""
     shown = f"{str(path)[:500]!r} is not kept as an artifact"
     if isinstance(error, (ValueError, TypeError)) and "no file" not in str(error):
         return (
             f"{shown}: {error}" if isinstance(error, ValueError) else f"{shown}: pass a file's path"
         )
     if isinstance(error, OSError) and error.strerror:
-        return f"{shown} ({error.strerror}): pass a file that can be read, and look for room on the disk"
-    return f"{shown}: there is no such file; write it before save_artifact, a folder as an archive"
+        return f"{shown} ({error.strerror}): pass a readable file, and check that the disk has free space"
+    return (
+        f"{shown}: there is no such file; write it before you call save_artifact, and pass a folder as "
+        "an archive"
+    )
 
 
 def renamed(artifact: Artifact, name: str, kind: str) -> str | None:
-    """One line on a file that is kept by another name or kind than it was given; ``None``: it is not."""
+    """Return one line that names the new name and kind of a file; ``None`` if both are as given."""
     if (artifact.name, artifact.kind) == (name, kind):
         return None
     return (
-        f"artifact {name!r} ({kind!r}) is kept as {artifact.name!r} ({artifact.kind!r}): a name "
-        "stands for one file, and has letters, digits, '.', '_' and '-' alone"
+        f"artifact {name!r} ({kind!r}) is saved as {artifact.name!r} ({artifact.kind!r}): names in a run "
+        "are unique, and contain only letters, digits, '.', '_' and '-'"
     )

@@ -1,9 +1,9 @@
-"""Making a closed segment smaller: what is frequent is thinned, what is rare and every peak is kept.
+"""Make a closed segment smaller: thin frequent events, keep rare events and every peak.
 
-A compacted segment takes the place of the old one at once, so a crash leaves the one or the other, and
-who was reading the old one reads it to its end. Where lines are gone a `Gap` stands, which tells how many
-and how long they were: positions in the segment mean the same as before, and numbers of events that are
-missing there are known to be thinned rather than lost.
+The compacted segment replaces the old one atomically. A crash leaves one or the other, and a process that
+is reading the old one can read it to its end. A `Gap` replaces removed lines and holds their number and
+length. So positions in the segment stay valid, and readers count the missing events as thinned, not as
+lost.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
 WHOLE_SEGMENT = 10**9
-"""A window that no segment fills."""
+"""Window, in events, that is longer than any segment."""
 
 Levels: TypeAlias = Callable[[Event], "dict[str, float] | None"]
-"""The values of an event whose greatest in a window is kept, by name; ``None``: the event is always kept."""
+"""Returns an event's values by name; `compact` keeps the event with the greatest value of each name in a
+window. ``None``: the event is always kept."""
 
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)
@@ -31,7 +32,11 @@ _GAP = msgspec.json.Decoder(Gap)
 
 
 def compacted_window(path: Path) -> int | None:
-    """The window that a segment was compacted with; 0: not yet. ``None``: it can't be."""
+    """Return the window, in events, that a segment was compacted with.
+
+    0: the segment was not compacted yet. ``None``: it can't be compacted, because its header can't be read
+    or is of a newer memlog.
+    """
     try:
         with open_plain(path.parent, path.name) as file:
             header = _HEADER.decode(file.readline(MAX_LINE_BYTES))
@@ -43,20 +48,20 @@ def compacted_window(path: Path) -> int | None:
 
 
 def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
-    """Makes a segment that has a successor smaller, and returns how many events are gone.
+    """Make a segment that has a successor smaller, and return the number of removed events.
 
-    Of each ``window`` events of one kind in a row those are kept that hold the greatest of any value, the
-    first of equals, and the last one.
+    Of each ``window`` consecutive events of one kind, keep the last one and, for each value, the first one
+    that holds the greatest.
 
     Args:
-        path: The segment, whose header can be read.
+        path: The segment. Its header must be readable.
         window: Number of events.
-        levels: Which events may go, and by which values they are judged.
-        delivered: Whether every sink has had them.
+        levels: Returns the values to compare, or ``None`` for events that must stay.
+        delivered: Whether every sink has received the events.
 
     Raises:
-        OSError: it can't be read or written; it is then as it was.
-        ValueError: it holds a line of a length that memlog does not write; likewise.
+        OSError: The segment can't be read or written. It is unchanged.
+        ValueError: A line is longer than memlog writes. The segment is unchanged.
     """
     kept = _Kept(window, levels)
     with open_plain(path.parent, path.name) as source:
@@ -67,17 +72,17 @@ def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
         with replacing(path.parent, path.name) as target:
             target.write(_header_line(first_line, window))
             source.seek(len(first_line))
-            gone = _copy(source, target, kept.indices, delivered=delivered)
+            removed = _copy(source, target, kept.indices, delivered=delivered)
             target.flush()
             os.fsync(target.fileno())
             status = os.fstat(source.fileno())
-            # When a run last wrote says whether it lives, and when it died.
+            # The segment's time tells whether the run is alive, and when it ended.
             os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-    return gone
+    return removed
 
 
 class _Kept:
-    """Finds the lines to keep; those that are not records of a frequent kind all are."""
+    """The lines to keep. Every line that is no record of a frequent kind is kept."""
 
     def __init__(self, window: int, levels: Levels) -> None:
         self.indices: set[int] = set()
@@ -102,7 +107,7 @@ class _Kept:
 
 
 class _Window:
-    """Some events of one kind in a row."""
+    """Consecutive events of one kind."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -113,8 +118,8 @@ class _Window:
         self.events += 1
         self._last = index
         for name, value in levels.items():
-            held = self._greatest.get(name)
-            if held is None or value > held[0]:
+            greatest = self._greatest.get(name)
+            if greatest is None or value > greatest[0]:
                 self._greatest[name] = value, index
 
     def kept(self) -> set[int]:
@@ -143,8 +148,8 @@ def _header_line(first_line: bytes, window: int) -> bytes:
 
 
 def _copy(source: BinaryIO, target: BinaryIO, kept: set[int], *, delivered: bool) -> int:
-    """Copies the lines that are kept, with a gap in place of the others; returns how many events went."""
-    gone, gap = 0, Gap(0, 0, 0)
+    """Copy the lines to keep, with gaps in place of the others; return the number of removed events."""
+    removed, gap = 0, Gap(0, 0, 0)
     for index, line in enumerate(_lines(source)):
         earlier = _earlier_gap(line)
         if earlier is not None:
@@ -154,10 +159,10 @@ def _copy(source: BinaryIO, target: BinaryIO, kept: set[int], *, delivered: bool
             gap = Gap(0, 0, 0)
             target.write(line)
         else:
-            gone += 1
+            removed += 1
             gap = _joined(gap, Gap(1, int(delivered), len(line)))
     _write_gap(target, gap)
-    return gone
+    return removed
 
 
 def _earlier_gap(line: bytes) -> Gap | None:

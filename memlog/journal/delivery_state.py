@@ -1,4 +1,4 @@
-"""How far an uploader got: kept beside the journal, replaced whole, so that any other uploader goes on."""
+"""The state of an uploader: saved beside the journal, so that another uploader can continue from it."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from memlog.journal.format import START, UNDECODABLE
 from memlog.sink import Axis
 
 MAX_ALERTS = 1000
-"""Alerts of one run that a tracker shows at most."""
+"""Maximum number of alerts of one run that a tracker shows."""
 
 MAX_STATE = 64 * 1024**2
-"""Bytes of the state of an uploader or an in-process writer; a larger file is not memlog's."""
+"""Maximum bytes of the saved state of an uploader or an in-process writer. memlog writes no larger one."""
 
 _POLL = 0.1
-"""Seconds between looks at a lock that another process holds."""
+"""Seconds between attempts to take a lock that another process holds."""
 
 Stage: TypeAlias = Literal["waiting", "delivering", "unreachable", "done"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far one process's segments have been delivered."""
+    """Position up to which one process's segments have been delivered."""
 
     sent: Position = START
-    """Every point that an event before here made final has been delivered."""
+    """Every point that an event before this position made final has been delivered."""
     resume: Position = START
-    """Where reading must begin so that a fresh plan knows its open buckets; never after ``sent``."""
+    """Position to read from, so that a new plan knows its open buckets; never after ``sent``."""
     open: dict[Axis, Position] | None = None
-    """Where each axis's open bucket begins; an axis that is missing has none.
+    """Position at which each axis's open bucket begins; an axis that is missing has none.
 
-    Events before that are not fed again: were the one gone that closed a bucket (a journal that is too
-    large is thinned), its points would be sent once more.
+    The plan does not process earlier events again. The event that closed a bucket may have been thinned
+    since; without this position the bucket's points would be sent twice.
     """
 
 
 class DeferredRange(msgspec.Struct, frozen=True):
-    """Segments of one process that were passed over, since the tracker refuses the run that they go to."""
+    """Segments of one process that wait because the tracker refuses the run that they belong to."""
 
     process: str
     target: str | None
     """Id of the user's run; ``None``: the sink's own."""
     until: Position
-    """Where the segments of another run begin."""
+    """End of the range: the position at which the segments of another run begin."""
     progress: Progress = Progress()
 
 
@@ -60,11 +60,11 @@ class AlertsTold(msgspec.Struct):
     alerts: list[Alert] = []
     """The newest `MAX_ALERTS`."""
     told: int = 0
-    """How many of them the tracker has."""
+    """Number of them that the tracker has."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A file on its way to one of a tracker's runs."""
+    """A file that is to be uploaded to one of a tracker's runs."""
 
     target: str | None
     """Id of the user's run; ``None``: the sink's own."""
@@ -72,51 +72,55 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Outbox(msgspec.Struct):
-    """What a tracker is to get besides points; taken over from the journal with the position."""
+    """Alerts and files that are to be uploaded; saved together with the position in the journal."""
 
     alerts: dict[str, AlertsTold] = {}
-    """By the user's run id; ``""``: the sink's own run."""
+    """Alerts by the user's run id; ``""``: the sink's own run."""
     artifacts: list[Outgoing] = []
 
 
 class UploadState(msgspec.Struct, kw_only=True):
-    """What an uploader remembers of its run and backend."""
+    """State of the uploader of one run to one backend."""
 
     backend: str
     stage: Stage = "waiting"
     problem: str | None = None
-    """Why it is not delivering, in one line."""
+    """Reason why it is not delivering, in one line."""
     failed_attempts: int = 0
-    """Attempts to deliver that failed, since the beginning."""
+    """Number of attempts to deliver that failed, since the run began."""
     address: str | None = None
-    """Where the tracker is, without user and password, as the trainer's client had it."""
+    """The tracker's address that the trainer's client used, without user and password."""
     own_run: Binding | None = None
     """The tracker's run that the sink opened itself."""
     joined: list[str] = []
     """Ids of the user's runs that points went to."""
     delivered: int = 0
-    """Points handed over."""
+    """Number of points delivered."""
     provisional: int = 0
-    """Points handed over to a sink that has not made them safe yet; sent again after an unclean end."""
+    """Number of points given to a sink that has not stored them yet; sent again after an unclean end."""
     dropped: dict[str, int] = {}
-    """Points lost, by reason."""
+    """Number of points lost, by reason."""
     files: dict[str, Progress] = {}
-    """By process."""
+    """Progress in each process's segments, by process."""
     held: dict[str, DeferredRange] = {}
-    """What was passed over, by `held_name`, in the order in which it is to be delivered."""
+    """Deferred ranges by `held_name`, in the order in which they are to be delivered."""
     refused: dict[str, str] = {}
-    """Why the tracker refuses a run, by the user's run id; ``""``: the sink's own run."""
+    """Reason why the tracker refuses a run, by the user's run id; ``""``: the sink's own run."""
     beside: list[str] = []
-    """Ids of the user's runs in whose place runs of the sink's own get what is left."""
+    """Ids of the user's runs that a run of the sink's own replaces: the remaining points go there."""
     outbox: Outbox = msgspec.field(default_factory=Outbox)
 
     def progress(self, place: str) -> Progress:
-        """How far a process's segments are, or a stretch that was passed over is."""
+        """Return the progress of a process's segments, or of a deferred range.
+
+        Args:
+            place: The process's name, or the range's `held_name`.
+        """
         held = self.held.get(place)
         return self.files.get(place, Progress()) if held is None else held.progress
 
     def advance(self, place: str, progress: Progress) -> None:
-        """Notes that they are so far."""
+        """Set the progress of a process's segments, or of a deferred range."""
         held = self.held.get(place)
         if held is None:
             self.files[place] = progress
@@ -124,13 +128,13 @@ class UploadState(msgspec.Struct, kw_only=True):
             self.held[place] = msgspec.structs.replace(held, progress=progress)
 
     def save(self, run: RunDirectory) -> None:
-        """Replaces what was kept before; a crash leaves the one or the other, never half of one."""
+        """Replace the saved state atomically: a crash leaves the old or the new one, never half of one."""
         with replacing(run.path, _state_name(run, self.backend)) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     @staticmethod
     def load(run: RunDirectory, backend: str) -> UploadState:
-        """What was kept; a fresh state where there is nothing that can be read."""
+        """Return the saved state; a new one if none can be read."""
         try:
             kept = read_plain(run.path, _state_name(run, backend), MAX_STATE)
             return msgspec.json.decode(kept, type=UploadState)
@@ -139,12 +143,12 @@ class UploadState(msgspec.Struct, kw_only=True):
 
 
 def held_name(process: str, segment: int) -> str:
-    """What a stretch that begins with a segment goes by: no process has such a name."""
+    """Return the key of a deferred range that begins with a segment. No process has such a name."""
     return f"{process}@{segment}"
 
 
 def read_states(run: RunDirectory) -> list[UploadState]:
-    """What every uploader of a run remembers."""
+    """Return the saved states of all uploaders of a run."""
     backends = sorted(path.stem for path in run.delivery.glob("*.json"))
     return [UploadState.load(run, backend) for backend in backends]
 
@@ -154,7 +158,9 @@ def _state_name(run: RunDirectory, backend: str) -> str:
 
 
 class _Lock:
-    """Held by one process alone; freed when it dies. A file system without locks lets everybody have it.
+    """A lock on a file that one process holds, until it frees the lock or dies.
+
+    On a file system without locks every process gets it.
 
     Args:
         run: The run.
@@ -167,7 +173,7 @@ class _Lock:
         self._file: BinaryIO | None = None
 
     def take(self) -> bool:
-        """Takes it where nobody else holds it; says whether."""
+        """Take the lock; return False if another process holds it."""
         file = open_to_append(self._run.path, self._name)
         if not _locked(file, shared=False):
             file.close()
@@ -176,16 +182,16 @@ class _Lock:
         return True
 
     def free(self) -> None:
-        """Gives it back."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
 
 
 class UploadLock(_Lock):
-    """Keeps a second uploader away from the same run and backend.
+    """Lock that lets one uploader at a time deliver a run to a backend.
 
     Raises:
-        DeliveryError: another uploader holds it.
+        DeliveryError: Another uploader holds it.
     """
 
     def __init__(self, run: RunDirectory, backend: str) -> None:
@@ -193,29 +199,29 @@ class UploadLock(_Lock):
         self._backend = backend
 
     def __enter__(self) -> None:
-        """Takes the lock."""
+        """Take the lock."""
         if not self.take():
             raise DeliveryError(
                 f"run {self._run.id} is being delivered to {self._backend} by its own helper process: "
-                "wait for it, `memlog show` says how far it is"
+                "wait for it; `memlog show` prints its progress"
             )
 
     def __exit__(self, *_: object) -> None:
-        """Frees it."""
+        """Release the lock."""
         self.free()
 
 
 class TakenOver(UploadLock):
-    """An uploader's lock, for which the helper process of a run that is over makes way.
+    """An uploader's lock that the helper process of a finished run releases when asked.
 
     Args:
         run: The run.
         backend: The backend's name.
-        timeout: Seconds to wait for that at most.
-        is_over: Whether the run is.
+        timeout: Seconds to wait for the release.
+        is_over: Whether the run is over.
 
     Raises:
-        DeliveryError: the run goes on, or the helper process has not made way.
+        DeliveryError: The run is not over, or the helper process did not release the lock in time.
     """
 
     def __init__(
@@ -227,7 +233,7 @@ class TakenOver(UploadLock):
         self._wanted = _Lock(run, _wanted_name(run, backend))
 
     def __enter__(self) -> None:
-        """Takes the lock, as soon as it is free."""
+        """Take the lock as soon as it is free."""
         deadline = time.monotonic() + self._timeout
         self._wanted.take()
         try:
@@ -235,13 +241,13 @@ class TakenOver(UploadLock):
                 if not self._is_over:
                     raise DeliveryError(
                         f"run {self._run.id} goes on, and its own helper process delivers to "
-                        f"{self._backend}: `memlog show {self._run.id}` says how far it is"
+                        f"{self._backend}: `memlog show {self._run.id}` prints its progress"
                     )
                 if time.monotonic() >= deadline:
                     raise DeliveryError(
                         f"run {self._run.id} is being delivered to {self._backend} by its own helper "
-                        f"process, which has not made way within {self._timeout:g} s: `memlog show "
-                        f"{self._run.id}` says how far it is; call `memlog sync` again later"
+                        f"process, which did not stop within {self._timeout:g} s: `memlog show "
+                        f"{self._run.id}` prints its progress; call `memlog sync` again later"
                     )
                 time.sleep(_POLL)
         finally:
@@ -249,7 +255,7 @@ class TakenOver(UploadLock):
 
 
 def is_wanted(run: RunDirectory, backend: str) -> bool:
-    """Whether another process waits for the place of the one that delivers."""
+    """Return True if another process waits to take over the delivery of a run to a backend."""
     return _is_held(run.path / _wanted_name(run, backend))
 
 
@@ -258,26 +264,25 @@ def _wanted_name(run: RunDirectory, backend: str) -> str:
 
 
 class HelperLock(_Lock):
-    """Held by a run's helper process as long as it lives, and by who does its work afterwards.
+    """Lock that a run's helper process holds while it lives, and `memlog sync` after it.
 
-    As a context manager it says whether it was to be had: not while the helper lives, nor while an uploader
-    of the run is at work.
+    As a context manager it returns True if it was free, and no uploader of the run is at work.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         super().__init__(run, "helper.lock")
 
     def __enter__(self) -> bool:
-        """Takes the lock."""
+        """Take the lock."""
         return self.take() and not any(map(_is_held, self._run.delivery.glob("*.lock")))
 
     def __exit__(self, *_: object) -> None:
-        """Frees it."""
+        """Release the lock."""
         self.free()
 
 
 def _is_held(path: Path) -> bool:
-    """Whether somebody holds the lock whose file that is."""
+    """Return True if a process holds the lock of this file."""
     try:
         with open_plain(path.parent, path.name) as file:
             return not _locked(file, shared=True)
@@ -286,11 +291,11 @@ def _is_held(path: Path) -> bool:
 
 
 def _locked(file: BinaryIO, *, shared: bool) -> bool:
-    """Locks an open file until it is closed; ``False`` where another process has it."""
+    """Lock an open file until it is closed; return False if another process holds the lock."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks (some network ones): nothing to hold on to
+        pass  # a file system without locks, as some network ones
     return True

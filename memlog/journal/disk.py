@@ -1,4 +1,4 @@
-"""How long the disk takes for a write, apart from what Python's threads take from each other."""
+"""Write to the disk and detect a slow one, without counting time that a thread waits for the GIL."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import time
 
 SLOW_WRITE_NS = 1_000_000
-"""A write that takes longer than this is slow."""
+"""Nanoseconds above which a write is slow."""
 SLOW_WRITES = 20
-"""The disk is slow where so many of `WINDOW` writes are: one hiccup does not count."""
+"""Slow writes out of `WINDOW` from which on the disk is slow: a single slow write does not count."""
 WINDOW = 200
 
 _write = ctypes.PyDLL(None).write
@@ -18,11 +18,11 @@ _write.restype = ctypes.c_ssize_t
 
 
 class Disk:
-    """Writes, and judges by the time that it takes whether the disk is slow.
+    """Writer that measures whether the disk is slow.
 
-    ``os.write`` gives up Python's lock (the GIL). Where another thread computes meanwhile, getting it back
-    takes 5 ms and more, and none of that is the disk's. So a slow write is a suspicion alone: those after
-    it, up to the end of the window, keep the lock, and theirs is the time that counts.
+    ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms
+    or more, which is not the disk's time. So a slow write only raises a suspicion. The writes after it, up to
+    the end of the window, keep the GIL, and only their time counts.
     """
 
     def __init__(self) -> None:
@@ -30,23 +30,23 @@ class Disk:
         self._suspected = False
 
     def write(self, fd: int, data: bytes) -> int:
-        """``write(2)``: the number of bytes that it took.
+        """Call ``write(2)`` and return the number of bytes written.
 
         Raises:
-            OSError: it took none.
+            OSError: Nothing was written.
         """
         begun = time.perf_counter_ns()
-        written = write_keeping_the_lock(fd, data) if self._suspected else os.write(fd, data)
+        written = write_keeping_the_gil(fd, data) if self._suspected else os.write(fd, data)
         self._took(time.perf_counter_ns() - begun)
         return written
 
     @property
     def is_slow(self) -> bool:
-        """Whether waiting for each write would hold training up."""
+        """True if waiting for each write would slow training down."""
         return self._slow >= SLOW_WRITES
 
     def try_again(self) -> None:
-        """It was slow, and may no longer be: until the window is over, one slow write tells that it is."""
+        """Count a disk that was slow as fast again; in the next window, one slow write makes it slow."""
         self._writes, self._slow, self._suspected = 0, SLOW_WRITES - 1, True
 
     def _took(self, ns: int) -> None:
@@ -58,12 +58,12 @@ class Disk:
             self._suspected = True
 
 
-def write_keeping_the_lock(fd: int, data: bytes) -> int:
-    """Like `os.write`, but for the lock that it keeps, so that no other thread's work is in its time.
+def write_keeping_the_gil(fd: int, data: bytes) -> int:
+    """Do the same as `os.write` without releasing the GIL, so that no other thread's work adds to its time.
 
     Raises:
-        OSError: it took none.
+        OSError: Nothing was written.
     """
     written: int = _write(fd, data, len(data))
-    # Why it failed Python tells, which also goes on after a signal.
+    # On failure os.write repeats the call: it raises the right error, and repeats after a signal (EINTR).
     return written if written >= 0 else os.write(fd, data)

@@ -1,4 +1,4 @@
-"""Following a run's journal while it is written, for runs that are written in process."""
+"""Read a run's journal while it is written, for the in-process writer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from memlog.journal.format import START
 
 
 class Follower:
-    """Tells each event once, with the run of the user's that it goes to.
+    """Reader that returns each event once, with the user's run that it belongs to.
 
     Args:
         run: The run's folder.
-        target: The id of the user's run that a segment's events go to; ``None``: none of them.
+        target: Returns the id of the user's run that a segment's events belong to; ``None``: skip them.
     """
 
     def __init__(self, run: RunDirectory, target: Callable[[Header], str | None]) -> None:
@@ -24,11 +24,11 @@ class Follower:
         self._readings: dict[str, _Reading] = {}
 
     def look_again(self) -> None:
-        """Another process may have begun to write: the folder is to be looked through."""
+        """Scan the folder again at the next call, because another process may have begun to write."""
         self._files = []
 
     def news(self) -> Iterator[tuple[str, Header, Event]]:
-        """The events that came since the last call, where they go, and the header of their segment."""
+        """Return the events since the last call, with their run's id and their segment's header."""
         everything = not self._files
         self._files = self._files or self._run.files()
         for file in self._files:
@@ -47,7 +47,7 @@ class Follower:
 
 
 class _Reading:
-    """Where one process's segments are being read."""
+    """Position of a reader in one process's segments."""
 
     def __init__(self) -> None:
         self.at: Position = START
@@ -56,7 +56,7 @@ class _Reading:
 
 
 def _has_grown(file: JournalFile, at: Position) -> bool:
-    """Whether there may be something behind ``at``: two system calls, where reading takes thirty."""
+    """Return True if there may be events after ``at``: two system calls, while reading takes thirty."""
     try:
         size = file.path(at.segment).stat().st_size
     except OSError:

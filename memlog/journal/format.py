@@ -1,4 +1,4 @@
-"""What stands in a journal's files, and the names of the files."""
+"""Content and names of a journal's files."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from memlog.events import SCHEMA_VERSION, Event, Int, field_names
 from memlog.journal.process_identity import own_birth
 
 MAX_LINE_BYTES = 1024**2
-"""A longer line is not ours."""
+"""Maximum bytes of a line. memlog writes no longer one."""
 
 MAX_OFFSET = 2**62
-"""Where positions in a segment end: a damaged compacted one may claim to have been longer."""
+"""Largest offset in a segment. A damaged compacted segment may claim a larger one."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises where it is given what memlog did not write."""
+"""Errors that decoding raises for data that memlog did not write."""
 
 Role: TypeAlias = Literal["trainer", "helper"]
 
 _SEGMENT_NAME = re.compile(
     r"(?P<process>(?:trainer|helper)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
 )
-"""As `segment_name` makes them and no others: the number alone must lead back to the file."""
+"""Exactly the names that `segment_name` makes: the process and the number must lead back to the file."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """A place between two lines of one process's segments."""
+    """A position between two lines of one process's segments."""
 
     segment: Int
     """From 1."""
@@ -41,21 +41,21 @@ START = Position(1, 0)
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """Which process wrote a segment; its start time tells it from a later one with the same number."""
+    """The process that wrote a segment; its start time tells it from a later one with the same pid."""
 
     pid: Int
     started: float
-    """Unix time in seconds, as the operating system has it: a step of the clock moves it."""
+    """Start of the process by the system, Unix time in seconds; a step of the clock changes it."""
     host: str
     boot: str | None = None
-    """On Linux, together with ``ticks``: the start as no clock can move it. See `Birth`."""
+    """Linux only: together with ``ticks`` the start of the process, which no clock changes. See `Birth`."""
     ticks: Int | None = None
     program: str | None = None
-    """On Linux: of the program that it ran; ``exec`` changes it."""
+    """Linux only: digest that identifies the program; ``exec`` changes it."""
 
     @staticmethod
     def own() -> ProcessIdentity:
-        """The calling process's."""
+        """Return the identity of the calling process."""
         # Imported here: `import memlog` must stay light, and only a session needs it.
         import psutil  # noqa: PLC0415
 
@@ -68,31 +68,31 @@ class Binding(msgspec.Struct, frozen=True):
 
     run_id: str
     uri: str | None = None
-    """Where the tracker is, without user and password."""
+    """The tracker's address, without user and password."""
     name: str | None = None
-    """What the tracker called the run when it was joined."""
+    """The run's name in the tracker when memlog found it."""
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What was done to a segment to make it smaller."""
+    """Parameters with which a segment was compacted."""
 
     window: Int
-    """Of so many events of one kind in a row, the peaks and the last were kept."""
+    """Number of consecutive events of one kind of which the peaks and the last were kept."""
     begins: Annotated[int, msgspec.Meta(ge=0, le=MAX_LINE_BYTES)]
-    """Where the first record stood, in bytes from the beginning, before: after the header, one line."""
+    """Offset of the first record before compaction, in bytes: the length of the header's line."""
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Stands in a compacted segment, on a line of its own, for lines that are gone.
+    """A line of a compacted segment that replaces removed lines.
 
-    Positions go on as if they still stood there, so that whoever had read so far goes on rightly.
+    Offsets count the removed lines, too. So a reader can continue from a position that it saved before.
     """
 
     events: Int
     delivered: Int
-    """How many of these every sink had had."""
+    """Number of these events that every sink had received."""
     bytes: Int
-    """Length of the lines that are gone."""
+    """Length of the removed lines."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,9 +107,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     segment: Int
     initial_step: Int = 0
     bindings: dict[str, Binding] = {}
-    """By backend; a backend that is missing has no run of the user's."""
+    """The user's run by backend; a backend that is missing has none."""
     fields: dict[str, tuple[str, ...]] = msgspec.field(default_factory=field_names)
-    """The fields of every event, in order: a journal explains itself."""
+    """Names of the fields of each event, in order, so that other programs can read the journal."""
     compaction: Compaction | None = None
 
 
@@ -122,11 +122,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 def segment_name(process: str, segment: int) -> str:
-    """The file name of a process's ``segment``-th segment."""
+    """Return the file name of a process's ``segment``-th segment."""
     return f"{process}-{segment:04d}.jsonl"
 
 
 def parse_segment_name(name: str) -> tuple[str, int] | None:
-    """The process and number in a segment's file name; ``None`` where it is no such name."""
+    """Return the process and the number in a segment's file name; ``None`` for any other name."""
     match = _SEGMENT_NAME.fullmatch(name)
     return (match["process"], int(match["segment"])) if match else None

@@ -1,4 +1,4 @@
-"""Whether the process that wrote a journal still lives, and still runs the same program."""
+"""Identify the process that wrote a journal, to detect that it ended or runs another program now."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import NamedTuple
 
 _STATE = 0
 _START = 19
-"""Where they stand in ``/proc/PID/stat``, after the program's name (proc_pid_stat(5), fields 3 and 22)."""
-_GONE = frozenset("ZXx")
-"""States of a process that is dead, and perhaps not collected yet."""
+"""Indices in ``/proc/PID/stat``, after the program's name (proc_pid_stat(5), fields 3 and 22)."""
+_DEAD = frozenset("ZXx")
+"""States of a dead process, including one that its parent has not waited for."""
 _MAX_VECTOR = 4096
 
 
 class Birth(NamedTuple):
-    """What tells a process from a later one with the same number, whatever becomes of the wall clock.
+    """Start and program of a process: distinguishes it from a later one with the same pid.
 
-    Linux only; elsewhere every part is ``None``.
+    A step of the wall clock changes none of it. Linux only; elsewhere every field is ``None``.
     """
 
     boot: str | None = None
     """Id of the machine's boot."""
     ticks: int | None = None
-    """Clock ticks between that and the process's start."""
+    """Clock ticks from the boot to the process's start."""
     program: str | None = None
-    """A digest of where the kernel put its program in memory, which is drawn anew by each ``exec``; ``None``
-    also for other users' processes."""
+    """Digest of the addresses at which the kernel loaded the program. The kernel draws them at random, so
+    each ``exec`` changes it. ``None`` also for other users' processes."""
 
 
 def birth_of(pid: int) -> Birth:
-    """What the kernel says of a process; what it does not say is ``None``.
+    """Return the start and the program of a process; unknown fields are ``None``.
 
     Raises:
-        ProcessLookupError: there is none with that number, or it is dead.
-        PermissionError: the kernel does not tell this user.
+        ProcessLookupError: No process has this pid, or it is dead.
+        PermissionError: This user may not read it.
     """
     if not sys.platform.startswith("linux"):
         return Birth()
@@ -46,13 +46,13 @@ def birth_of(pid: int) -> Birth:
     except FileNotFoundError as error:
         raise ProcessLookupError(*error.args) from None
     fields = stat.rpartition(")")[2].split()
-    if fields[_STATE] in _GONE:
+    if fields[_STATE] in _DEAD:
         raise ProcessLookupError(f"process {pid} is dead")
     return Birth(_boot(), int(fields[_START]), _program(folder))
 
 
 def own_birth() -> Birth:
-    """The calling process's; nothing where ``/proc`` is not as it should be."""
+    """Return the start and the program of the calling process; no field is set if ``/proc`` can't be read."""
     try:
         birth = birth_of(os.getpid())
     except (OSError, ValueError, IndexError):
@@ -68,7 +68,10 @@ def _boot() -> str | None:
 
 
 def _program(folder: Path) -> str | None:
-    """The auxiliary vector holds addresses that the kernel draws when it loads a program (getauxval(3))."""
+    """Return a digest of the auxiliary vector (getauxval(3)).
+
+    It holds addresses that the kernel draws at random when it loads a program.
+    """
     try:
         with (folder / "auxv").open("rb") as file:
             vector = file.read(_MAX_VECTOR)

@@ -1,4 +1,4 @@
-"""Writing behind a slow file system: the trainer's thread no longer waits for the disk."""
+"""Write to a slow file system from a background thread, so that the trainer's thread does not wait."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from memlog._internal.diagnostics import Diagnostics
 
 MAX_WAITING = 100_000
-"""About 15 MB of batch events."""
+"""Maximum number of queued writes: about 15 MB of batch events."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that closing waits for the rest to be written."""
+"""Seconds that `WriteQueue.close` waits for queued writes."""
 
 
 class WriteQueue:
-    """Performs writes in order, on a thread of its own.
+    """Queue of writes, which a thread of its own runs in order.
 
     Args:
-        diagnostics: Where writes that found the queue full are counted.
+        diagnostics: Counts the writes that were dropped because the queue was full.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -30,38 +30,38 @@ class WriteQueue:
         self._thread.start()
 
     def put(self, write: Callable[[], Any]) -> None:
-        """Queues a write that may be dropped, and counted, where the queue is full. Returns at once."""
+        """Queue a write and return at once. If the queue is full, drop the write and count it."""
         if self._waiting.qsize() < MAX_WAITING:
             self.put_always(write)
             return
         self._diagnostics.drop(
             "journal_queue_full",
-            "the disk is so slow that the journal's queue is full; training goes on, and what is lost "
-            "is counted (set MEMLOG_DIR to a local disk)",
+            "the disk is so slow that the journal's queue is full; training goes on, and memlog counts the "
+            "events that are lost (set MEMLOG_DIR to a local disk)",
         )
 
     def put_always(self, operation: Callable[[], Any]) -> None:
-        """Queues an operation that must not be dropped, such as beginning a new segment."""
+        """Queue an operation that must not be dropped, such as beginning a new segment."""
         self._put += 1
         self._waiting.put(operation)
 
     @property
     def is_idle(self) -> bool:
-        """Whether all is done that was put: whoever puts may then do the next operation himself."""
+        """True if every queued operation is done: the caller may then run the next one itself."""
         return self._done == self._put
 
     def end(self) -> None:
-        """Ends the thread once all is done, without waiting for that."""
+        """Tell the thread to end after the last queued operation; do not wait for it."""
         self._waiting.put(None)
 
     def close(self) -> bool:
-        """Waits, at most `CLOSE_TIMEOUT` seconds, for what is queued; says whether all was written."""
+        """End the thread and wait at most `CLOSE_TIMEOUT` seconds; return True if everything was written."""
         self.end()
         self._thread.join(CLOSE_TIMEOUT)
         return not self._thread.is_alive()
 
     def waiting(self) -> int:
-        """Number of operations that are still to be done."""
+        """Return the number of operations that are still queued."""
         return self._waiting.qsize()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading a journal back: untrusted input, streamed."""
+"""Read a journal as a stream. A journal is untrusted input."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _TAGS = frozenset(kind.__struct_config__.tag for kind in EVENT_TYPES)
 
 @lru_cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """A decoder, made when it is first needed: a trainer only writes."""
+    """Return a decoder, made at first use: a trainer only writes and needs none."""
     return msgspec.json.Decoder(kind)
 
 
 class Entry(NamedTuple):
-    """One event as it stands in the journal."""
+    """One event, as read from the journal."""
 
     seq: int
     event: Event
     header: Header
     start: Position
-    """Where its line begins, or began before the segment was compacted."""
+    """Beginning of its line, or the line's beginning before the segment was compacted."""
     end: Position
-    """Where the next one does."""
+    """Beginning of the next line."""
 
 
 class JournalFile:
@@ -52,10 +52,12 @@ class JournalFile:
 
     Attributes:
         process: Name of the process in the file names, such as ``trainer-4242``.
-        skipped: Lines passed over by this object, by reason: ``torn`` (the writer died or the disk was
-            full), ``garbage``, ``too_long``, ``unknown_event`` (a newer memlog's), ``newer_schema``.
-        thinned: Events passed by this object that are gone to keep the journal's size limit.
-        thinned_undelivered: Those of them that some sink had not had.
+        skipped: Number of lines that this object could not read, by reason: ``torn`` (the writer died or the
+            disk was full), ``garbage``, ``too_long``, ``unknown_event`` (from a newer memlog),
+            ``newer_schema``.
+        thinned: Number of events, among those read so far, that were removed to keep the journal's size
+            limit.
+        thinned_undelivered: Number of those that some sink had not received.
     """
 
     def __init__(self, directory: Path, process: str) -> None:
@@ -67,10 +69,10 @@ class JournalFile:
     @property
     def segments(self) -> list[int]:
         """The numbers of the segments that exist."""
-        # Every pass of the in-process writer asks: a glob takes three times as long.
+        # The in-process writer calls this in every pass, and a glob takes three times as long.
         try:
             with os.scandir(self._directory) as entries:
-                # What is no plain file is no segment; of a name that is one alone, the system is asked.
+                # Segments are plain files. `is_file` may cost a system call, so the name is tested first.
                 named = [
                     found
                     for entry in entries
@@ -87,17 +89,17 @@ class JournalFile:
         return sum(self.path(segment).stat().st_size for segment in self.segments)
 
     def bytes_before(self, position: Position) -> int:
-        """How much of `size` lies before ``position``, roughly where a segment was compacted."""
+        """Return the number of bytes before ``position``; an estimate if a segment was compacted."""
         sizes = {number: self.path(number).stat().st_size for number in self.segments}
         earlier = sum(size for number, size in sizes.items() if number < position.segment)
         return earlier + min(position.offset, sizes.get(position.segment, 0))
 
     def headers(self) -> Iterator[Header]:
-        """The headers of the segments, in order; those that can't be read are passed over."""
+        """Return the segments' headers in order, without those that can't be read."""
         return (header for _, header in self.headers_after(0))
 
     def headers_after(self, segment: int) -> Iterator[tuple[int, Header]]:
-        """The same for the segments behind one, each with its segment's number."""
+        """Return the number and the header of each segment after ``segment`` that can be read."""
         for number in self.segments:
             if number > segment:
                 with self._open(number) as file:
@@ -106,24 +108,24 @@ class JournalFile:
                     yield number, header
 
     def read(self, start: Position = START, *, complete: bool = False) -> Iterator[Entry]:
-        """Events from ``start`` on, until the last line that is whole.
+        """Return the events from ``start`` to the last complete line.
 
-        Where the process still writes, calling this again from the last `Entry.end` goes on. A position
-        in a segment that is gone goes on in the next one that exists.
+        While the process still writes, call this again from the last `Entry.end` for newer events. If the
+        segment of ``start`` no longer exists, reading begins with the next one that does.
 
         Args:
-            start: Where to begin.
-            complete: The process is gone: half a line at the very end stays half, and counts as torn.
+            start: Position to begin at.
+            complete: Whether the process has ended. If so, an incomplete last line counts as torn.
         """
         segments = [number for number in self.segments if number >= start.segment]
         for number in segments:
             offset = start.offset if number == start.segment else 0
-            # A segment that has a successor is complete: the writer never comes back to it.
+            # A segment that has a successor is complete: the writer appends to the last one alone.
             last = number == segments[-1]
             yield from self._read_segment(number, offset, complete=complete or not last)
 
     def path(self, segment: int) -> Path:
-        """The file of a segment."""
+        """Return the path of a segment."""
         return self._directory / segment_name(self.process, segment)
 
     def _open(self, segment: int) -> BinaryIO:
@@ -201,12 +203,15 @@ def _gap(line: bytes) -> Gap | None:
         gap: Gap = _decoder(Gap).decode(line)
     except UNDECODABLE:
         return None
-    # A journal may come from anywhere: positions only ever go on.
+    # A journal may come from anywhere: positions must increase.
     return gap if gap.bytes > 0 and 0 <= gap.delivered <= gap.events else None
 
 
 def _why_unreadable(line: bytes) -> str:
-    """A whole record whose event has a tag that this version lacks is a newer memlog's."""
+    """Return the reason why a line can't be decoded.
+
+    A complete record whose event has an unknown tag comes from a newer memlog.
+    """
     try:
         _, event = _decoder(tuple[int, msgspec.Raw]).decode(line)
         tag = msgspec.json.decode(event)[0]

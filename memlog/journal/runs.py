@@ -1,4 +1,4 @@
-"""Runs as folders: making, finding and listing them."""
+"""Make, find and list the folders of runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from memlog.journal.reader import JournalFile
 logger = logging.getLogger("memlog")
 
 LATEST = "latest"
-_ALPHABET = (
-    "abcdefghijkmnpqrstuvwxyz23456789"  # 32 of them; no l, o, 0, 1: ids are read aloud and typed
-)
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32; without l, o, 0, 1, for people who type an id
 _ID_LENGTH = 8
-_FOREIGN_SILENCE = 120.0
-"""Seconds without a write after which a run on another machine counts as gone."""
+_MAX_IDLE_ON_ANOTHER_HOST = 120.0
+"""Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Seconds by which the system's figure for a process's start may wander."""
+"""Seconds by which the system's value of a process's start may vary."""
 
 
 class RunDirectory:
@@ -41,21 +39,21 @@ class RunDirectory:
 
     @property
     def delivery(self) -> Path:
-        """The folder in which uploaders keep how far they got."""
+        """Folder of the uploaders' saved states."""
         return self.path / "delivery"
 
     @property
     def artifacts(self) -> Path:
-        """The folder of the files that were kept for the run; made when the first one is."""
+        """Folder of the run's artifacts; made together with the first one."""
         return self.path / "artifacts"
 
     @property
     def worst_step(self) -> Path:
-        """The events of the traced step that needed most memory, in place of an earlier one's."""
+        """File with the allocation events of the traced step that needed most memory so far."""
         return self.path / "worst-step.msgpack"
 
     def files(self) -> list[JournalFile]:
-        """One reader for each process that wrote here, the trainer's first."""
+        """Return one reader for each process that wrote to the journal, the trainer's first."""
         processes = {process for process, _ in _segments(self.path)}
         ordered = sorted(
             processes, key=lambda process: (not process.startswith("trainer"), process)
@@ -63,27 +61,27 @@ class RunDirectory:
         return [JournalFile(self.path, process) for process in ordered]
 
     def trainer(self) -> Header | None:
-        """The header of the trainer's journal; ``None`` where there is none that can be read."""
+        """Return the first header that the trainer wrote; ``None`` if none can be read."""
         for file in self.files():
             if file.process.startswith("trainer"):
                 return next(file.headers(), None)
         return None
 
     def begun(self) -> float:
-        """Unix time in seconds at which the run began."""
+        """Return the time at which the run began, Unix time in seconds."""
         header = self.trainer()
         return header.begun_us / 1e6 if header else self.last_write()
 
     def last_write(self) -> float:
-        """Unix time in seconds of the newest change to the journal."""
+        """Return the time of the newest change to the journal, Unix time in seconds."""
         times = [path.lstat().st_mtime for path in self.path.glob("*.jsonl")]
         return max(times, default=self.path.stat().st_mtime)
 
     def is_alive(self) -> bool:
-        """Whether the trainer's process still lives, and runs the program that began the run.
+        """Return True if the trainer's process lives and still runs the program that began the run.
 
-        On another machine nobody can tell, nor where the system hides other users' processes; there a run
-        that wrote within the last two minutes counts as alive.
+        This is unknown for a process on another machine, and for another user's process if the system hides
+        it. Such a run counts as alive if it wrote within the last two minutes.
         """
         header = self.trainer()
         if header is None:
@@ -91,10 +89,10 @@ class RunDirectory:
         if header.process.host == os.uname().nodename:
             with suppress(PermissionError):
                 return _lives(header.process)
-        return time.time() - self.last_write() < _FOREIGN_SILENCE
+        return time.time() - self.last_write() < _MAX_IDLE_ON_ANOTHER_HOST
 
     def was_replaced(self) -> bool:
-        """Whether the trainer's process lives, and has put another program in its place (``exec``)."""
+        """Return True if the trainer's process lives but runs another program now (``exec``)."""
         header = self.trainer()
         if header is None or header.process.ticks is None:
             return False
@@ -117,34 +115,34 @@ def _lives(process: ProcessIdentity) -> bool:
 
 
 def _runs_another(process: ProcessIdentity, found: Birth) -> bool:
-    """Whether a process has put another program in its place, as far as can be seen."""
+    """Return True if both programs are known and differ."""
     return None not in (process.program, found.program) and process.program != found.program
 
 
 def _lives_by_the_clock(process: ProcessIdentity) -> bool:
-    """Off Linux, and where a journal does not name the kernel's own figures, as the first ones did not."""
+    """Compare start times: outside Linux, and for old journals, which lack the kernel's values."""
     import psutil  # noqa: PLC0415 - 9 ms that a trainer need not spend
 
     try:
         found = psutil.Process(process.pid)
         same = abs(found.create_time() - process.started) < _CLOCK_TOLERANCE
         return same and found.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, ValueError, OverflowError):  # the last two: no process has such a number
+    except (psutil.Error, ValueError, OverflowError):  # the last two: the pid is no valid one
         return False
 
 
 def new_run(root: Path) -> RunDirectory:
-    """Makes the folder of a new run below ``root``.
+    """Make the folder of a new run below ``root``.
 
     Raises:
-        UnwritableDirectoryError: it can't be made.
+        UnwritableDirectoryError: The folder can't be made.
     """
     run_id = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(_ID_LENGTH))
     path = root / run_id
     try:
-        with suppress(FileExistsError):  # there already, or another rank was first just now
+        with suppress(FileExistsError):  # it existed, or another rank made it just now
             root.mkdir(parents=True)
-            # Only in a folder of memlog's own making: in the user's it would hide the user's files.
+            # Only in a folder that memlog made: in one of the user's it would hide the user's files from git.
             (root / ".gitignore").write_text("# Runs that memlog recorded: not source.\n*\n")
         path.mkdir()
         (path / "delivery").mkdir()
@@ -157,7 +155,7 @@ def new_run(root: Path) -> RunDirectory:
 
 
 def _segments(path: Path) -> Iterator[tuple[str, int]]:
-    """Process and number of each segment in a folder; what is no plain file is none."""
+    """Return the process and the number of each segment in a folder. Segments are plain files."""
     with os.scandir(path) as entries:
         for entry in entries:
             found = parse_segment_name(entry.name)
@@ -166,31 +164,31 @@ def _segments(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def list_runs(root: Path) -> list[RunDirectory]:
-    """The runs below ``root``, oldest first; one that can't be read is said, and costs itself alone."""
+    """Return the runs below ``root``, oldest first; log a warning for each that can't be read."""
     if not root.is_dir():
         return []
     runs = []
     for path in root.iterdir():
         run = RunDirectory(path)
         try:
-            path.name.encode()  # what is no UTF-8 can be told to no program
+            path.name.encode()  # a name that is no UTF-8 can't be passed to other programs
             if path.is_dir() and any(_segments(path)):
                 runs.append((run.begun(), run.id, run))
-        except Exception as error:  # noqa: BLE001 - whatever stands there, the other runs are listed
+        except Exception as error:  # noqa: BLE001 - one bad folder must not hide the other runs
             logger.warning("memlog: %s is left out, since it can't be read: %s", path, error)
     return [run for _, _, run in sorted(runs, key=lambda known: known[:2])]
 
 
 def find_run(root: Path, name: str) -> RunDirectory:
-    """The run called ``name``: its id, the unique beginning of one, or ``latest``.
+    """Return the run that ``name`` means: its id, the unique beginning of its id, or ``latest``.
 
     Raises:
-        RunNotFoundError: there is none, or more than one.
+        RunNotFoundError: No run matches, or more than one.
     """
     runs = list_runs(root)
     if not runs:
         raise RunNotFoundError(
-            f"there are no runs in {root}: train with memlog.init(), or name the folder with --dir or "
+            f"there are no runs in {root}: train with memlog.init(), or name another folder with --dir or "
             "MEMLOG_DIR"
         )
     if not name:

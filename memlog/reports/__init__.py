@@ -1,4 +1,4 @@
-"""What a journal says, put together for people and programs."""
+"""Reports on a run, made from its journal: summary, comparison, advice, post-mortem."""
 
 from memlog.reports.schema import Summary
 from memlog.reports.summary import DeliveryState, encode, summarize

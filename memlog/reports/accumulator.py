@@ -1,4 +1,4 @@
-"""What is kept of a journal while it streams by: aggregates, and what comes rarely."""
+"""Accumulate a journal's events in bounded memory: aggregates of frequent events, lists of rare ones."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from memlog.reports.labels import LabelFold
 from memlog.reports.traced_steps import TraceFold
 
 MAX_LISTED = 1_000
-"""Alerts, and artifacts, that are kept at most."""
+"""Maximum number of alerts that are kept, and of artifacts."""
 
 _T = TypeVar("_T")
 
 
-class Digest:
-    """Takes in every event of a run, in bounded memory.
+class Accumulator:
+    """Totals of all events of a run, in bounded memory.
 
     Attributes:
         published: Number of events.
-        newest_us: Time of the newest one, Unix time in microseconds.
+        newest_us: Time of the newest event, Unix time in microseconds.
         last_step: Number of the last step; -1: there was none.
-        metrics: Their aggregates.
-        peaks: Likewise.
-        labels: What the user watched by hand.
+        metrics: Aggregates of every metric.
+        peaks: The highest value of each kind of memory.
+        labels: Blocks, functions and points that the user watched by hand.
         traces: The steps that were traced.
-        begin: How the run began; ``None`` where the journal doesn't say.
-        end: How it ended; ``None`` where it did not say.
+        begin: The run's first event; ``None`` if the journal has none.
+        end: The run's last event; ``None`` if the journal has none.
         devices: The accelerators by name.
-        parameters: What holds for the whole run.
+        parameters: The run's parameters.
         alerts: The first `MAX_LISTED`.
-        health: By process: the newest word on memlog's own state, and how many steps it is about.
-        bindings: By backend, the user's runs by their ids.
-        dropped: Lines of the journal that could not be read, by reason.
-        omitted: What found no room here.
+        health: By process: the newest event about memlog's own state, and the number of steps that it covers.
+        bindings: The user's runs by backend and id.
+        dropped: Number of lines of the journal that could not be read, by reason.
+        omitted: Number of entries that exceeded a bound of this object, by table.
     """
 
     def __init__(self) -> None:
@@ -76,13 +76,13 @@ class Digest:
         self._missing: Counter[str] = Counter()
 
     def lost(self, process: str, unreadable: int) -> int:
-        """Events of a process whose numbers are missing, beyond lines that could not be read."""
+        """Return the number of a process's events that are missing, apart from unreadable lines."""
         return max(self._missing[process] - unreadable, 0)
 
     def take(self, process: str, entry: Entry) -> None:
-        """Folds in one event of a process; one with numbers beyond all reason counts as unreadable."""
+        """Add one event of a process; one whose numbers overflow counts as unreadable."""
         if entry.header is not self._header:
-            self._turn(entry.header)
+            self._take_header(entry.header)
         self._missing[process] += max(entry.seq - self._next.get(process, 0), 0)
         self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
@@ -104,7 +104,7 @@ class Digest:
         elif not isinstance(event, Batch):
             self._note(event)
 
-    def _turn(self, header: Header) -> None:
+    def _take_header(self, header: Header) -> None:
         self._header = header
         for backend, binding in header.bindings.items():
             self.bindings.setdefault(backend, {}).setdefault(binding.run_id, binding)
@@ -135,14 +135,14 @@ class Digest:
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """The files that are kept, the newest last; of one name there is one, which replaced the others."""
+        """The run's artifacts, the newest last; of several with one name, only the latest."""
         return sorted(self._artifacts.values(), key=lambda event: event.time_us)
 
     def _replace(self, event: Artifact) -> None:
-        held = self._artifacts.get(event.name)
-        if held is None and len(self._artifacts) >= MAX_LISTED:
+        earlier = self._artifacts.get(event.name)
+        if earlier is None and len(self._artifacts) >= MAX_LISTED:
             self.omitted["artifacts"] += 1
-        elif held is None or held.time_us <= event.time_us:
+        elif earlier is None or earlier.time_us <= event.time_us:
             self._artifacts[event.name] = event
 
     def _keep(self, table: dict[str, _T], what: str, name: str, value: _T) -> None:

@@ -1,4 +1,4 @@
-"""What would help a run that had too little memory, from what its journal and its worst traced step say."""
+"""Advise on a run that had too little memory, from its journal and its worst traced step."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 
 _LARGE = 0.3
-"""Share of the peak from which a category is worth a word."""
+"""Share of the peak above which a category is mentioned."""
 _SMALL = 0.1
-"""Share of the process's memory below which tensors are not what matters."""
+"""Share of the process's memory below which tensors are not the cause."""
 _WORKERS = 0.5
-"""Share of the tree's memory in other processes that is worth a word."""
+"""Share of the tree's memory in other processes above which they are mentioned."""
 FAR_LARGER = 1.5
-"""From so many times the traced peak on, the failing step was not like the traced one."""
+"""Factor of the traced peak above which the failing step was not like the traced one."""
 _NAMED = 6
-"""Modules that a line names."""
-_REST = 0.02
-"""Share of a limit that counts as nothing left."""
+"""Maximum number of modules in a line."""
+_NEARLY_FULL = 0.02
+"""Share of a limit; if less is free, the limit counts as reached."""
 
 
 class Prediction(NamedTuple):
-    """What would make a run's worst traced step smaller."""
+    """Predicted savings in a run's worst traced step."""
 
     advice: Advice
     step: int | None
-    """Which step that was; ``None``: one that was never over."""
+    """Number of that step; ``None``: the step did not end."""
     standing: Standing
-    """Whether it was the largest, and of how many traced ones it was the worst."""
+    """Comparison of that step with the run's other steps."""
 
 
 def advice(moments: LastMoments, predicted: Prediction | None, health: Diagnostics) -> list[str]:
-    """Lines, the most promising first; never empty.
+    """Return lines of advice, the most promising first; never empty.
 
     Args:
-        moments: How the run ended.
-        predicted: What would make its worst traced step smaller, where its events are there.
-        health: Counts what can't be worked out; the other lines stand all the same.
+        moments: The run's last steps and its end.
+        predicted: Predicted savings in its worst traced step; ``None``: unknown.
+        health: Counts parts that fail; the other parts are still returned.
     """
     failure = moments.failure
     if failure is not None and failure.worker is not None:
@@ -69,34 +69,34 @@ def advice(moments: LastMoments, predicted: Prediction | None, health: Diagnosti
 
 
 def _is_elsewhere(moments: LastMoments) -> bool:
-    """Whether what grew before is the cause, and no change to the model helps."""
+    """Return True if earlier growth is the cause, so that no change to the model helps."""
     return last_straw(moments) or (moments.failure is not None and keeps(moments))
 
 
 def needed(failure: OutOfMemory) -> int:
-    """Bytes that tensors would have needed at the failure, as far as is known: at least so many."""
+    """Return the bytes that tensors would have needed at the failure: a lower bound."""
     in_use = (
         failure.allocated if failure.device != "host" else 0
-    )  # on the host, all that a process holds
+    )  # on the host, `allocated` is everything that the process holds
     return (in_use or 0) + (failure.requested or 0)
 
 
 def had_room(failure: OutOfMemory) -> bool:
-    """Whether the tightest limit that is known left room for the request: then another stopped it.
+    """Return True if the tightest known limit left room for the request: then another limit stopped it.
 
-    Allocators ask for more than they are asked for, so a rest of the limit is no room.
+    Allocators request more than the program does, so a small free part of the limit does not count.
     """
     free = failure.free or 0
-    return free >= (failure.requested or free + 1) and free >= _REST * (failure.limit or 0)
+    return free >= (failure.requested or free + 1) and free >= _NEARLY_FULL * (failure.limit or 0)
 
 
 def needed_far_more(failure: OutOfMemory, trace: Trace) -> bool:
-    """Whether the failing step was not like the traced one."""
+    """Return True if the failing step needed far more than the traced one."""
     return bool(trace.peak) and needed(failure) > FAR_LARGER * (trace.peak or 0)
 
 
 def in_a_step(failure: OutOfMemory, trace: Trace | None) -> bool:
-    """Whether it was asked for by the model, or by what may be a part of its training step."""
+    """Return True if the model, or what may be a part of its training step, made the failed request."""
     if failure.layer or failure.phase or failure.device != "host":
         return True
     peak = 0 if trace is None else trace.peak or 0
@@ -120,7 +120,7 @@ def _fragmentation(failure: OutOfMemory | None) -> Iterator[str]:
 
 
 def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterator[str]:
-    """What would make a training step smaller, where it was a training step that had no room."""
+    """Yield advice that makes a training step smaller, if a training step failed."""
     failure, trace = moments.failure, moments.trace
     if failure is not None and not moments.steps and trace is None:
         yield _before_any_step(failure)
@@ -164,7 +164,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
 
 
 def _before_any_step(failure: OutOfMemory) -> str:
-    """Advice on a failure while the program loaded its data, built its model or made its first step."""
+    """Return advice on a failure while the program loaded data, built its model or made its first step."""
     if failure.phase is not None:
         return (
             "It failed in the first step, and no step was traced. A smaller batch, or shorter or smaller "
@@ -185,7 +185,7 @@ def _is_small(trace: Trace, moments: LastMoments) -> bool:
 
 
 def _held(moments: LastMoments) -> int:
-    """Bytes in use at the end, where the failure was; 0 where nobody knows."""
+    """Return the bytes in use at the end on the device that failed; 0 if unknown."""
     failure = moments.failure
     rss = moments.steps[-1].rss if moments.steps else None
     if failure is None or failure.device == "host":
@@ -194,7 +194,7 @@ def _held(moments: LastMoments) -> int:
 
 
 def _little_state(failure: OutOfMemory, trace: Trace | None, held: int) -> bool:
-    """Whether even Adam's would be next to nothing beside what is held."""
+    """Return True if even the state of Adam would be a negligible part of the memory in use."""
     if trace is None or (failure.requested or 0) >= WORTH * held:
         return False
     state, parameters = (
@@ -216,10 +216,10 @@ def _by_others(trace: Trace | None, held: int) -> Iterator[str]:
 def _of_a_larger_step(
     failure: OutOfMemory, trace: Trace, predicted: Prediction | None
 ) -> Iterator[str]:
-    """What helps where the step that failed was not like the traced one.
+    """Yield advice on a failing step that was far larger than the traced one.
 
-    The parameters and the optimizer's state are those of any step, so it was what grows with the input that
-    had grown. Figures of the traced step, and shares of it, say nothing about that.
+    Parameters and optimizer state are the same in every step, so only memory that depends on the input can
+    have grown. The traced step's numbers and shares do not apply to it.
     """
     where = {"forward": "forward pass", "backward": "backward pass"}.get(
         failure.phase or "", "forward or backward pass"
@@ -246,7 +246,7 @@ def _to_checkpoint(predicted: Prediction | None) -> str:
 
 
 def _another_step(predicted: Prediction | None) -> str | None:
-    """Say that the traced step was not the largest: what would be saved at it says nothing then."""
+    """Return a sentence if the traced step was not the largest: savings in it predict nothing then."""
     if predicted is None:
         return None
     said = not_the_largest(predicted.standing, predicted.step, predicted.advice)

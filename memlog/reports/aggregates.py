@@ -1,4 +1,4 @@
-"""Folding a stream of events into aggregates of bounded size."""
+"""Aggregate a stream of events in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from memlog.reports.schema import MetricSummary, Peak
 from memlog.sink import Axis
 
 MAX_NAMES = 10_000
-"""Names that a table holds at most: a journal is anybody's file."""
+"""Maximum number of names in a table, because a journal is untrusted."""
 
 HOST: Final = "host.rss"
 TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
-"""After a device's name."""
+"""Endings after a device's name."""
 
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
-"""Which of several readings of one value says most."""
+"""Rank of a reading's source: of several readings with one value, the one of the highest rank is kept."""
 
 
 class MetricFold:
-    """First, last, least and greatest of every metric, on the axis that trackers get it on.
+    """First index, last value, minimum and maximum of every metric, on the same axis as in trackers.
 
     Attributes:
-        omitted: Values of metrics beyond the first `MAX_NAMES`.
+        omitted: Number of values of metrics beyond the first `MAX_NAMES`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class MetricFold:
         self._series: dict[str, _Series] = {}
 
     def take(self, event: Event) -> None:
-        """Folds in the metrics of one event; one that lies on no axis gives none, as in a tracker."""
+        """Add the metrics of one event. An event without an axis has none, as in a tracker."""
         placed = place(event)
         if placed is None:
             return
@@ -61,12 +61,12 @@ class MetricFold:
                 self.omitted += 1
 
     def summary(self) -> dict[str, MetricSummary]:
-        """Every metric that had a value, by name."""
+        """Return every metric that had a value, by name."""
         return {name: series.summary() for name, series in sorted(self._series.items())}
 
 
 class _Series:
-    """One metric's aggregates."""
+    """Aggregates of one metric."""
 
     __slots__ = ("_axis", "_first", "_last", "_latest", "_max", "_min")
 
@@ -77,7 +77,7 @@ class _Series:
         self._last = self._min = self._max = value
 
     def take(self, value: float, index: int, time_us: int) -> None:
-        # Several processes may publish one metric, and they are read one after the other.
+        # Several processes may publish one metric, and their journals are read one after the other.
         if (index, time_us) >= self._latest:
             self._latest = (index, time_us)
             self._last = value
@@ -100,13 +100,13 @@ class _Series:
 
 
 class PeakFold:
-    """The highest value of each kind of memory, how it was obtained, and where.
+    """The highest value of each kind of memory, with its source and its step.
 
-    A kind is ``host.rss`` (the process), ``host.tree`` (it and its descendants), ``host.cgroup``,
+    A kind is ``host.rss`` (the process), ``host.tree`` (the process and its descendants), ``host.cgroup``,
     ``<device>.allocated`` or ``<device>.reserved``.
 
     Attributes:
-        omitted: Readings of kinds beyond `MAX_NAMES`.
+        omitted: Number of readings of kinds beyond `MAX_NAMES`.
     """
 
     def __init__(self) -> None:
@@ -114,13 +114,13 @@ class PeakFold:
         self._peaks = {HOST: _UNKNOWN, TREE: _UNKNOWN}
 
     def expect(self, device: str) -> None:
-        """A device is in use: what nobody can say of it is unknown rather than missing."""
+        """Add a device that is in use: kinds without a reading are then unknown instead of missing."""
         for kind in (device + ALLOCATED, device + RESERVED):
             if len(self._peaks) < MAX_NAMES:
                 self._peaks.setdefault(kind, _UNKNOWN)
 
     def take(self, event: Event) -> None:
-        """Folds in what one event says of memory; a scope's sizes are changes, so they say nothing here."""
+        """Add one event's readings of memory. A scope has none: its sizes are changes."""
         if isinstance(event, (Batch, Epoch)):
             self._host(event)
             self._devices(event.devices, event.step, None)
@@ -134,7 +134,7 @@ class PeakFold:
             self._devices(event.devices, step, evaluation)
 
     def summary(self) -> dict[str, Peak]:
-        """Every kind that there is, by name."""
+        """Return the peaks of all kinds, by name."""
         return dict(sorted(self._peaks.items()))
 
     def _host(self, event: Batch | Epoch) -> None:
@@ -162,16 +162,16 @@ class PeakFold:
         step: int | None,
         evaluation: int | None = None,
     ) -> None:
-        """Keeps the larger value; of equal ones that which says most, and of those the first."""
+        """Keep the larger value; of equal ones the one with the best source, and of those the first."""
         if size is None:
             return
-        held = self._peaks.get(kind)
-        if held is None:
+        peak = self._peaks.get(kind)
+        if peak is None:
             if len(self._peaks) >= MAX_NAMES:
                 self.omitted += 1
                 return
-        elif held.bytes is not None and (
-            size < held.bytes or (size == held.bytes and _TRUST[source] <= _TRUST[held.source])
+        elif peak.bytes is not None and (
+            size < peak.bytes or (size == peak.bytes and _TRUST[source] <= _TRUST[peak.source])
         ):
             return
         self._peaks[kind] = Peak(bytes=size, source=source, step=step, evaluation=evaluation)

@@ -1,4 +1,4 @@
-"""Runs side by side, with the change against the first."""
+"""Compare runs: their figures side by side, with the change against the first run."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class ComparedRun(msgspec.Struct, frozen=True):
     traced_peak: int | None
     """The worst traced step's own peak, in bytes."""
     trace_peak_from: PeakOrigin | None
-    """Whether ``trace.peak`` is that, or derived from it; ``None``: unknown."""
+    """Source of ``trace.peak``: that peak, or derived from it; ``None``: unknown."""
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One figure, in the order of the runs."""
+    """One figure of all runs, in their order."""
 
     unit: Unit
     values: tuple[float | None, ...]
     changes_percent: tuple[float | None, ...]
-    """Against the first run; ``None`` where either is unknown or the first is 0, and for the first itself."""
+    """Changes against the first run; ``None`` for the first run itself, and if a value is unknown or the
+    first is 0."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """One gate on one run."""
+    """Result of one gate for one run."""
 
     gate: str
     run: str
@@ -46,9 +47,9 @@ class Verdict(msgspec.Struct, frozen=True):
     first: float | None
     value: float | None
     failed: bool | None
-    """``None`` where it could not be judged: that is an error, not a pass."""
+    """``None`` if the gate could not be judged: that is an error, not a pass."""
     why: str | None
-    """Why it could not be judged."""
+    """Reason why the gate could not be judged."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -61,20 +62,20 @@ class Comparison(msgspec.Struct, frozen=True):
     layers: dict[str, Compared]
     gates: tuple[Verdict, ...]
     notes: tuple[str, ...]
-    """What is to be known about these figures, in whole sentences."""
+    """Remarks on these figures, in whole sentences."""
 
 
 def compare(
     runs: Sequence[RunFigures], gates: Iterable[Gate] = (), *, allow_unfinished: bool = False
 ) -> Comparison:
-    """Puts runs side by side.
+    """Compare runs with the first one.
 
     Args:
-        runs: The first is what the others are compared with.
-        gates: Judged on each of the others.
-        allow_unfinished: Whether a run that failed, was killed or still runs is judged all the same.
+        runs: The runs. The first is the baseline.
+        gates: Gates that are judged for each run but the first.
+        allow_unfinished: Whether to judge a run that failed, was killed or still runs.
     """
-    # In the order of the run that has most, wherever it stands: a figure that one lacks keeps its place.
+    # In the order of the run that has most figures, so that a figure that a run lacks keeps its row.
     fullest = sorted(runs, key=lambda run: -len(run.figures))
     names = dict.fromkeys(name for run in fullest for name in run.figures)
     return Comparison(
@@ -107,18 +108,18 @@ def _notes(run: RunFigures) -> Iterator[str]:
     traced = f"the worst step that was traced was the first ({format_bytes(run.traced_peak)} at its peak)"
     if run.trace_peak_from == "derived":
         yield (
-            f"{TRACE_PEAK} of run {run.id} is derived: {traced}, and in later ones the optimizer's state is "
-            "there from the start. Categories and layers are the first step's."
+            f"{TRACE_PEAK} of run {run.id} is derived: {traced}, and in later steps the optimizer's state "
+            "exists from the start. Categories and layers are the first step's."
         )
     else:
         yield (
-            f"{TRACE_PEAK} of run {run.id} is unknown: {traced}, where an optimizer's state may not "
-            "have been there yet, and what later ones need can't be derived from it."
+            f"{TRACE_PEAK} of run {run.id} is unknown: {traced}, in which an optimizer's state may not "
+            "have existed yet, and the need of later steps can't be derived from it."
         )
 
 
 def change_percent(first: float | None, value: float | None) -> float | None:
-    """The change in per cent; ``None`` where it is unknown or has no meaning."""
+    """Return the change in percent; ``None`` if a value is unknown or the first is 0."""
     return None if first is None or value is None or not first else 100 * (value - first) / first
 
 
@@ -128,11 +129,11 @@ def _compared(unit: Unit, values: Sequence[float | None]) -> Compared:
 
 
 def _sizes(tables: Sequence[Mapping[str, int]], absent: int | None) -> dict[str, Compared]:
-    """Sizes by name, the largest first.
+    """Return sizes by name, the largest first.
 
     Args:
-        tables: One a run; an empty one knows nothing.
-        absent: What it means where a table has others and not this one.
+        tables: Each run's sizes by name; all sizes are unknown in an empty one.
+        absent: Value of a name that is missing from a table with other names.
     """
     largest: dict[str, int] = {}
     for sizes in tables:
@@ -156,7 +157,9 @@ def _judge(gate: Gate, first: RunFigures, run: RunFigures, allow_unfinished: boo
 def _unfinished(*runs: RunFigures) -> str | None:
     for run in runs:
         if run.status != "finished":
-            return f"run {run.id} is not finished ({run.status}); --allow-unfinished judges it all the same"
+            return (
+                f"run {run.id} is not finished ({run.status}); --allow-unfinished judges it anyway"
+            )
     return None
 
 

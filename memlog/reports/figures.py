@@ -1,4 +1,4 @@
-"""A run in the figures that runs are compared by: one pass over its journal, in bounded memory."""
+"""Figures of a run, for comparisons: one pass over its journal, in bounded memory."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ ANY_DEVICE = "device"
 _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
-"""``derived``: of a later step than the first, which alone was traced, as ``memlog advise`` derives it."""
+"""``derived``: only the first step was traced, and the peak of a later step was derived as in
+``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):
-    """One run. Sizes are bytes, times milliseconds, fragmentation is from 0 to 1, ``None`` is unknown."""
+    """Figures of one run: bytes, milliseconds, and fragmentation from 0 to 1. ``None`` is unknown."""
 
     id: str
     name: str | None
@@ -49,18 +50,20 @@ class RunFigures(msgspec.Struct):
     figures: dict[str, float | None]
     """``host.rss``, ``device.peak``, ``cuda0.peak``, ``trace.peak``, ``step.time`` and the like."""
     categories: dict[str, int]
-    """What was live at the peak of the worst traced step."""
+    """Bytes in use at the peak of the worst traced step, by category."""
     layers: dict[str, int]
-    """The layers that held most then; others are unknown."""
+    """Bytes of the largest layers at that peak, by path; other layers are unknown."""
     traced_peak: int | None
-    """The worst traced step's own; ``trace.peak`` differs where that step was the first."""
+    """Peak of the worst traced step; ``trace.peak`` may differ if that step was the first."""
     trace_peak_from: PeakOrigin | None
-    """Where ``trace.peak`` is from; ``None`` where it is unknown."""
+    """Source of ``trace.peak``; ``None`` if that is unknown."""
 
 
 def run_figures(run: RunDirectory) -> RunFigures:
-    """Reads a run's journal."""
-    alive = run.is_alive()  # asked first, so that a run that ends meanwhile says its end
+    """Read a run's journal and return its figures."""
+    alive = (
+        run.is_alive()
+    )  # before reading: the journal of a run that ends meanwhile then has its end
     fold = _Fold()
     for file in run.files():
         fold.take_all(file.read(complete=not alive))
@@ -75,21 +78,21 @@ def run_figures(run: RunDirectory) -> RunFigures:
         steps=fold.last_step + 1,
         figures=figures,
         categories=dict(fold.worst.at_peak) if fold.worst else {},
-        layers=_held(fold.worst.layers) if fold.worst else {},
+        layers=_by_layer(fold.worst.layers) if fold.worst else {},
         traced_peak=fold.worst.peak if fold.worst else None,
         trace_peak_from=origin,
     )
 
 
-def _held(layers: tuple[TracedLayer, ...]) -> dict[str, int]:
+def _by_layer(layers: tuple[TracedLayer, ...]) -> dict[str, int]:
     return {layer.path: layer.at_peak for layer in layers if layer.at_peak is not None}
 
 
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
-    """The worst traced step's peak, and where it is from.
+    """Return the worst traced step's peak and its source.
 
-    In the first step an optimizer's state is made only at the end: of two runs that differ in it, both would
-    seem to need the same. So that step's peak is told as it would be in a later one.
+    In the first step the optimizer's state is allocated only at the end, so two runs whose optimizers differ
+    would seem to need the same. So the first step's peak is replaced by the peak of a later step.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -103,7 +106,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
 
 
 def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
-    """The worst traced step's peak, were it not the first; ``None`` where its events do not say."""
+    """Return the worst traced step's peak if it were a later step; ``None`` if its events do not tell."""
     try:
         event, trace = read_worst_step(run)
     except (TraceNotFoundError, OSError):
@@ -125,7 +128,7 @@ class _Fold:
         self._evaluation_times = _Times()
 
     def take_all(self, entries: Iterable[Entry]) -> None:
-        """Takes in what one process wrote."""
+        """Add all events of one process."""
         self._step_times.begin()
         self._evaluation_times.begin()
         for entry in entries:
@@ -159,7 +162,7 @@ class _Fold:
         self._first_step = step if self._first_step is None else min(step, self._first_step)
 
     def is_first(self, trace: Trace) -> bool:
-        """Whether it may be of the run's first step: so is one that was never over."""
+        """Return True if the trace may be of the run's first step. One that did not end may be."""
         return trace.step is None or self._first_step is None or trace.step <= self._first_step
 
     def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
@@ -173,7 +176,7 @@ class _Fold:
                     self._levels[name] = value
 
     def figures(self) -> dict[str, float | None]:
-        """By name; what is unknown of the host, of devices and of times is there as ``None``."""
+        """Return the figures by name; unknown ones of the host, of devices and of times are ``None``."""
         known: dict[str, float | None] = {HOST: None, TREE: None}
         for kind, peak in self._peaks.summary().items():
             named = kind if kind in (HOST, TREE, CGROUP) else _device_kind(kind)
@@ -186,19 +189,19 @@ class _Fold:
                 if name.endswith(f".{measure}") and value is not None
             ]
             known[f"{ANY_DEVICE}.{measure}"] = max(each, default=None)
-        known[TRACE_PEAK] = None  # in its place among the others; `_trace_peak` says it
+        known[TRACE_PEAK] = None  # sets the order of the figures; `run_figures` sets the value
         known[STEP_TIME] = self._step_times.median_ms()
         known[EVALUATION_TIME] = self._evaluation_times.median_ms()
         return known
 
 
 def _device_kind(kind: str) -> str:
-    """A fold's ``cuda0.allocated`` is the highest that was allocated: in rules that is ``cuda0.peak``."""
+    """Return the name in rules: `PeakFold`'s ``cuda0.allocated`` is the peak, ``cuda0.peak`` in rules."""
     return kind.removesuffix(ALLOCATED) + ".peak" if kind.endswith(ALLOCATED) else kind
 
 
 class _Times:
-    """Times from one step to the next; of very many every second, fourth, … is kept."""
+    """Times from one step to the next; of more than `_MOST_TIMES` only every second, fourth, … is kept."""
 
     def __init__(self) -> None:
         self._kept: list[float] = []
@@ -207,7 +210,7 @@ class _Times:
         self._before: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Another process begins: what came before has nothing to do with it."""
+        """Begin with the events of another process: no time leads to it from earlier ones."""
         self._before = None
 
     def take(self, time_us: int, number: int) -> None:
@@ -215,7 +218,7 @@ class _Times:
         if before is None or time_us < before[0] or number <= before[1]:
             return
         if self._count % self._every == 0:
-            # With `every`, or in a journal that was thinned, an event stands for several steps.
+            # With `every`, or in a thinned journal, there are several steps from one event to the next.
             self._kept.append((time_us - before[0]) / (number - before[1]))
             if len(self._kept) >= _MOST_TIMES:
                 self._kept = self._kept[::2]
@@ -223,5 +226,5 @@ class _Times:
         self._count += 1
 
     def median_ms(self) -> float | None:
-        """The median; ``None`` where there are no two events."""
+        """Return the median in milliseconds; ``None`` if there were fewer than two events."""
         return statistics.median(self._kept) / 1000 if self._kept else None

@@ -1,4 +1,4 @@
-"""What a journal says about how a run ended: gathered in one pass, in bounded memory."""
+"""Read from the journal the events that explain a run's end: one pass, in bounded memory."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from memlog.journal import Entry, RunDirectory
 REPORT = "postmortem"
 """Kind of the artifact that explains a run's end."""
 
-_TELLING = ("flamegraph", "snapshot")
-"""Kinds of artifacts that tell who held what."""
+_MEMORY_KINDS = ("flamegraph", "snapshot")
+"""Kinds of artifacts that show who held the memory."""
 
 _STEPS = 200
 _SAMPLES = 60
 
 
 class LastMoments(msgspec.Struct):
-    """A run's last steps, and what else tells of its end."""
+    """A run's last steps, and other events that explain its end."""
 
     run_id: str
     begin: Run | None = None
     end: End | None = None
     failure: OutOfMemory | None = None
-    """The newest allocation that failed, and was not survived by a later step."""
+    """The newest allocation that failed, if no step followed."""
     survived: int = 0
-    """Allocations that failed and after which training went on."""
+    """Number of failed allocations after which training went on."""
     first: Batch | None = None
     steps: list[Batch] = []
     """The last `_STEPS`, oldest first."""
@@ -49,23 +49,23 @@ class LastMoments(msgspec.Struct):
     devices: dict[str, Device] = {}
     parameters: dict[str, str] = {}
     files: list[str] = []
-    """Names of the flame graph and the allocator's snapshot, where there are any."""
+    """Names of the flame graph and the allocator's snapshot, if there are any."""
     reported: bool = False
-    """Whether a report stands in the journal already."""
+    """True if the journal already has a report on the run's end."""
 
     @property
     def last_step(self) -> int | None:
-        """The last step that was over."""
+        """Number of the last complete step; ``None``: there was none."""
         return self.steps[-1].step if self.steps else None
 
     @property
     def last_sample(self) -> Sample | None:
-        """The last look from outside at which the process was still there."""
+        """The last sample that the helper process took while the process existed."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 
 def last_moments(run: RunDirectory) -> LastMoments:
-    """Reads a run's journal."""
+    """Read a run's journal."""
     moments = LastMoments(run.id)
     steps: deque[Batch] = deque(maxlen=_STEPS)
     samples: deque[Sample] = deque(maxlen=_SAMPLES)
@@ -106,5 +106,5 @@ def _note(moments: LastMoments, event: object) -> None:
         moments.begin = moments.begin or event
     elif isinstance(event, Artifact):
         moments.reported |= event.kind == REPORT
-        if event.kind in _TELLING and event.name not in moments.files:
+        if event.kind in _MEMORY_KINDS and event.name not in moments.files:
             moments.files.append(event.name)

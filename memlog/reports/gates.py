@@ -1,17 +1,17 @@
-"""What a comparison may not find, as text, for continuous integration.
+"""Gates: conditions, written as text, that make a comparison fail in continuous integration.
 
 ::
 
     FIGURE COMPARISON CHANGE
 
     FIGURE      host.rss  host.tree  host.cgroup  trace.peak  step.time  evaluation.time
-                device.peak  device.allocated  device.reserved  device.fragmentation   (the highest of any)
-                cuda0.peak …                                                    (that one's)
+                device.peak  device.allocated  device.reserved  device.fragmentation   (of the highest device)
+                cuda0.peak …                                                    (of one device)
     COMPARISON  >  >=  <  <=
-    CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation alone), against the first run
+    CHANGE      +5%  -30%  +100 MiB  +20 ms  +0.1 (fragmentation only), against the first run
 
-A gate fails where what it says is true: ``device.peak > +5%`` where a run needs over 5 % more than the first,
-``device.peak > -30%`` where it does not save 30 %.
+A gate fails if its condition is true: ``device.peak > +5%`` fails if a run needs over 5 % more than the
+first, ``device.peak > -30%`` fails if it does not save 30 %.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _EXAMPLES = {
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """One gate, understood."""
+    """A parsed gate."""
 
     text: str
-    """As it was written."""
+    """The gate as the user wrote it."""
     figure: str
     comparison: Comparison
     amount: float
-    """The change that it compares with; where ``share``, as a part of the first run's figure."""
+    """The change to compare with, in the figure's unit; if ``share``, a fraction of the first figure."""
     share: bool
 
     def fails(self, first: float, value: float) -> bool:
-        """Whether what it says is true of a run.
+        """Return True if the gate's condition is true for a run.
 
         Args:
-            first: The first run's figure, which is not 0 where ``share``.
-            value: The run's.
+            first: The first run's figure; not 0 if ``share``.
+            value: The run's figure.
         """
         change = (value - first) / first if self.share else value - first
         if self.comparison == ">":
@@ -71,18 +71,18 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 def unit_of(figure: str) -> Unit:
-    """What a figure is counted in."""
+    """Return the unit of a figure."""
     if figure in _TIMES:
         return "ms"
     return "ratio" if figure.endswith(".fragmentation") else "bytes"
 
 
 def parse_gate(text: str) -> Gate:
-    """Parses a gate.
+    """Parse a gate.
 
     Raises:
-        ConfigurationError: it is none. The message has three lines: what would be right, the gate, and a
-            caret under the place.
+        ConfigurationError: The text is no gate. The message has three lines: what to write, the gate, and a
+            caret under the error.
     """
     return _Parser(text, "a gate").gate()
 

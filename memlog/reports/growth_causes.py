@@ -1,4 +1,4 @@
-"""Why memory grew before a bad end, as far as the run's journal shows: kept, files, or larger steps."""
+"""Explain why memory grew before a bad end: kept memory, mapped files or larger steps."""
 
 from __future__ import annotations
 
@@ -14,63 +14,64 @@ from memlog.reports.larger_steps import rise, sudden, why_steps_grew
 from memlog.reports.levels import Level, are_all, failing_peak, grower, levels
 
 _LEAST_STEPS = 20
-"""In fewer steps anything grows."""
+"""Minimum number of steps: over fewer, growth is too common to mean anything."""
 _MATTERS = 0.1
-"""Growth, as a share of what there was before, from which it is told."""
+"""Minimum growth, as a share of the level before, that is reported."""
 _MOST = 0.5
-"""Share of the growth from which on its cause is told as the one."""
+"""Share of the growth above which a cause explains it."""
 _SOME = 0.25
-"""Share of the growth from which on what nothing uses speaks against the other cause."""
+"""Share of the growth above which unused memory makes the cause uncertain."""
 _FULL = 0.02
-"""Share of a limit below which what is free under it is none."""
+"""Share of a limit; if less is free, the limit counts as reached."""
 _LAST_STRAW = 0.1
-"""Share of what had grown below which the failed request is none of the cause."""
+"""Share of the growth below which the failed request is not the cause."""
 
 
 class Growth(NamedTuple):
-    """How the memory grew that ran out."""
+    """Growth of the memory that ran out."""
 
     of: str
-    """What grew, at the beginning of a sentence."""
+    """Name of that memory, to begin a sentence."""
     steps: int
     size: int
+    """Bytes of growth."""
     files: int
-    """Bytes of it that are pages of mapped files."""
+    """Part of the growth that is pages of mapped files, in bytes."""
     own: int | None
-    """Bytes by which a step's own memory grew, which it gives back; ``None``: unknown."""
+    """Growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown."""
     freed: int | None
-    """Bytes that came free with the failed step; ``None``: unknown."""
+    """Bytes that were freed with the failed step; ``None``: unknown."""
     idle: int
-    """Bytes that the process's allocator held at the end though nothing used them, as far as is known."""
+    """Bytes that the process's allocator held at the end and nothing used; a lower bound."""
     whole: int
-    """Bytes by which it had grown since the first step, in all of which those became idle."""
+    """Growth since the first step, in bytes: the blocks may have become unused in any of these steps."""
     lasting: bool
-    """Whether it grew throughout."""
+    """True if the memory grew throughout."""
 
     @property
     def is_of_files(self) -> bool:
-        """Whether mapped files make up most of it."""
+        """True if mapped files are most of the growth."""
         return self.files >= _MOST * self.size
 
     @property
     def is_of_larger_steps(self) -> bool:
-        """Whether steps that need more explain it."""
+        """True if larger steps explain the growth."""
         return (self.own or 0) >= _MOST * self.size
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing uses most of what it grew by; when blocks became idle is not known."""
+        """True if nothing uses most of the growth since the first step."""
         return self.idle >= _MOST * self.whole
 
     @property
     def is_kept(self) -> bool:
-        """Whether something keeps what each step makes, or nothing speaks against that."""
+        """True if the program probably keeps memory of each step: lasting growth without another cause."""
         explained = self.is_of_files or self.is_of_larger_steps or self.is_idle
         return self.lasting and not explained
 
 
 def growth(moments: LastMoments) -> Growth | None:
-    """Growth over the last steps that is worth a word."""
+    """Return the growth over the last steps; ``None`` if it is too small, or over too few steps."""
     failure = moments.failure
     series = levels(moments)
     after = [each.level for each in series]
@@ -97,7 +98,7 @@ def growth(moments: LastMoments) -> Growth | None:
 
 
 def why_it_grew(moments: LastMoments) -> Iterator[str]:
-    """One line on the growth's cause, if one shows; none if nothing grew."""
+    """Yield one line on the cause of the growth; nothing if there is no growth or no known cause."""
     found = growth(moments)
     if found is None:
         short = _too_short(moments)
@@ -142,7 +143,7 @@ class _Short(NamedTuple):
 
 
 def _too_short(moments: LastMoments) -> _Short | None:
-    """Find growth over a few steps that makes up most of what ran out, if nothing tells its cause."""
+    """Return growth over a few steps that is most of the memory that ran out, if its cause is unknown."""
     series = levels(moments)
     if not 1 < len(series) < _LEAST_STEPS or rise(moments) is not None:
         return None
@@ -169,16 +170,16 @@ def _too_short(moments: LastMoments) -> _Short | None:
 
 
 def keeps(moments: LastMoments) -> bool:
-    """Whether memory that steps left behind is the cause, as far as shows."""
+    """Return True if memory that steps did not free is the probable cause."""
     found = growth(moments)
     return found is not None and found.is_kept
 
 
 def last_straw(moments: LastMoments) -> bool:
-    """Whether the failed request was small beside what had grown before.
+    """Return True if the failed request was small compared with the growth before.
 
-    Where it was made is then chance, and what made it is no cause. Python's own `MemoryError` tells no size:
-    if nearly nothing was free, it was the same.
+    The place of the request is then chance, and no cause. Python's `MemoryError` has no size; if nearly
+    nothing was free, the request counts as small.
     """
     failure, grown = moments.failure, _grown(moments)
     if failure is None or not grown:
@@ -189,7 +190,7 @@ def last_straw(moments: LastMoments) -> bool:
 
 
 def of_the_last_straw(moments: LastMoments) -> Iterator[str]:
-    """What the place of such a failure tells."""
+    """Yield a line on the place of the failure, if the failed request was the last straw."""
     failure = moments.failure
     if failure is None or not last_straw(moments):
         return
@@ -209,7 +210,7 @@ def of_the_last_straw(moments: LastMoments) -> Iterator[str]:
 
 
 def _grown(moments: LastMoments) -> int:
-    """Bytes by which memory had grown that no larger steps or files explain; 0: none."""
+    """Return the bytes of growth that neither larger steps nor files explain."""
     found = growth(moments)
     if found is not None and found.is_kept:
         return found.size
@@ -242,11 +243,11 @@ def _at_first(moments: LastMoments, level: int) -> int:
 
 
 def _growth_of_a_step(series: Sequence[Level], freed: int | None) -> int | None:
-    """By how much more a step needs for itself at the end than at first.
+    """Return the growth, in bytes, of the memory that a step allocates and frees again; ``None``: unknown.
 
     Args:
         series: The levels, in order.
-        freed: What the failed step gave back.
+        freed: Bytes that the failed step freed.
     """
     quarter = len(series) // 4
     early = [each.own for each in series[:quarter] if each.own is not None]
@@ -262,21 +263,21 @@ def _freed(failure: OutOfMemory | None) -> int | None:
 
 
 def _is_full(failure: OutOfMemory | None) -> bool:
-    """Whether nearly nothing was left under the limit."""
+    """Return True if the limit was nearly reached."""
     if failure is None or failure.free is None or not failure.limit:
         return False
     return failure.free < _FULL * failure.limit
 
 
 def _until_full(series: Sequence[int]) -> Sequence[int]:
-    """What came before a plateau at the limit: C code that is refused memory may go on without it."""
+    """Return the levels before a plateau at the limit: C code whose allocation fails may go on without it."""
     top = series[-1] - _FULL * (series[-1] - series[0])
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]
 
 
 def _of_files(moments: LastMoments) -> int:
-    """By how much pages of mapped files grew over the last steps, as far as the samples tell."""
+    """Return the growth of mapped files' pages over the last steps, in bytes, from the samples."""
     first = moments.steps[0].step
     files = [
         sample.tree_file

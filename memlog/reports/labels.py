@@ -1,4 +1,4 @@
-"""Folding what the user watched by hand into facts by label: blocks, functions, points."""
+"""Aggregate by label the blocks, functions and points that the user watched by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from memlog.events import DeviceReading, PeakSource, Recorded, Scope
 from memlog.reports.schema import Levels, PointFacts, ScopeDevice, ScopeFacts
 
 MAX_LABELS = 200
-"""Labels of each kind that are kept at most; the first ones."""
+"""Maximum number of labels of each kind; the first ones are kept."""
 _MAX_DEVICES = 64
 
 
@@ -14,8 +14,8 @@ class LabelFold:
     """Counts, last and largest values by label.
 
     Attributes:
-        omitted_scopes: Blocks of labels beyond the first `MAX_LABELS`.
-        omitted_points: Points likewise.
+        omitted_scopes: Number of blocks whose labels are beyond the first `MAX_LABELS`.
+        omitted_points: Number of points whose labels are beyond the first `MAX_LABELS`.
     """
 
     def __init__(self) -> None:
@@ -24,36 +24,36 @@ class LabelFold:
         self._points: dict[str, _Points] = {}
 
     def take_scope(self, event: Scope) -> None:
-        """A block or a call is over."""
-        held = self._scopes.get(event.label)
-        if held is None:
+        """Add a watched block, or a call of a watched function."""
+        scopes = self._scopes.get(event.label)
+        if scopes is None:
             if len(self._scopes) >= MAX_LABELS:
                 self.omitted_scopes += 1
                 return
-            held = self._scopes[event.label] = _Scopes()
-        held.take(event)
+            scopes = self._scopes[event.label] = _Scopes()
+        scopes.take(event)
 
     def take_point(self, event: Recorded) -> None:
-        """A point was recorded."""
-        held = self._points.get(event.label)
-        if held is None:
+        """Add a recorded point."""
+        points = self._points.get(event.label)
+        if points is None:
             if len(self._points) >= MAX_LABELS:
                 self.omitted_points += 1
                 return
-            held = self._points[event.label] = _Points()
-        held.take(event)
+            points = self._points[event.label] = _Points()
+        points.take(event)
 
     def scopes(self) -> dict[str, ScopeFacts]:
-        """Every label's blocks, in the order in which the labels came."""
-        return {label: held.facts() for label, held in self._scopes.items()}
+        """Return the blocks by label, in the order in which the labels first appeared."""
+        return {label: scopes.facts() for label, scopes in self._scopes.items()}
 
     def points(self) -> dict[str, PointFacts]:
-        """Every label's points, likewise."""
-        return {label: held.facts() for label, held in self._points.items()}
+        """Return the points by label, in the order in which the labels first appeared."""
+        return {label: points.facts() for label, points in self._points.items()}
 
 
 class _Levels:
-    """The last and the largest of some values; what is unknown is passed over."""
+    """The last and the largest of several values; unknown ones are skipped."""
 
     def __init__(self) -> None:
         self.last: int | None = None

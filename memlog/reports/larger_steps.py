@@ -1,8 +1,8 @@
-"""Whether steps became larger before a bad end, or the last one alone was: what no step left behind.
+"""Find steps that became larger before a bad end, or a sudden jump after the last step.
 
-The test for growing steps counts records: steps that peaked higher than every one before. Of steps in random
-order, such as batches of random length, the k-th is a record with probability 1/k, independently (Foster and
-Stuart 1954); of steps that grow nearly each is.
+The test for growing steps counts records: steps that peaked higher than every step before. If steps come in
+random order, such as batches of random length, the k-th is a record with probability 1/k, independently
+(Foster and Stuart 1954). If steps grow, nearly each is a record.
 """
 
 from __future__ import annotations
@@ -17,39 +17,41 @@ from memlog.reports.final_state import LastMoments
 from memlog.reports.levels import Level, are_all, failing_peak, grower, levels
 
 _FEWEST = 6
-"""Steps of which even a rise throughout may be chance below."""
+"""Minimum number of steps: of fewer, a rise throughout may be chance."""
 _SIGMAS = 3
+"""Standard deviations above the mean from which the number of records is no chance."""
 _MATTERS = 0.1
-"""Share of what was in use from which a need is worth a word."""
+"""Minimum growth, as a share of the memory in use, that is reported."""
 _MOST = 0.5
-"""Share of the rise in peaks from which on its cause is told as the one."""
+"""Share of the rise in peaks above which larger steps explain it."""
 _FAR = 2
-"""Times what any step before needed."""
+"""Factor of the most that an earlier step needed, above which a jump is sudden."""
 
 
 class Rise(NamedTuple):
-    """Steps that needed more and more for themselves, and gave it back."""
+    """Steps that allocated, and freed again, more and more memory."""
 
     records: int
     steps: int
     are_all: bool
-    """Whether those steps are all that there were."""
+    """True if every step is among those steps; False if only some were recorded."""
     before: Level
     after: Level
 
 
 class Sudden(NamedTuple):
-    """What was taken after the last step, far more than any step before had needed."""
+    """Memory that was allocated after the last step: far more than any step before needed."""
 
     step: int
-    """The last that was over."""
+    """Number of the last complete step."""
     took: int
+    """Bytes allocated after it."""
     needed: int
-    """The most that a step before had peaked above what it left in use."""
+    """Largest difference, in bytes, between an earlier step's peak and the memory in use after that step."""
 
 
 def rise(moments: LastMoments) -> Rise | None:
-    """Find steps that became larger; ``None`` if that does not show."""
+    """Find steps that became larger; ``None`` if there is no such rise."""
     series = levels(moments)
     records = [series[0], *(each for each in series[1:] if each.own is not None)] if series else []
     count = len(series)
@@ -67,7 +69,7 @@ def rise(moments: LastMoments) -> Rise | None:
 
 
 def sudden(moments: LastMoments) -> Sudden | None:
-    """Find a jump after the last step that nothing before resembled; ``None`` if none shows."""
+    """Find a jump after the last step, far above the need of earlier steps; ``None`` if there is none."""
     series = levels(moments)
     highest = failing_peak(moments.failure, moments.steps[-1] if moments.steps else None)
     if not series or highest is None or any(each.mark is None for each in series):
@@ -81,7 +83,7 @@ def sudden(moments: LastMoments) -> Sudden | None:
 
 
 def why_steps_grew(moments: LastMoments) -> Iterator[str]:
-    """One line on steps that became larger, if they did; else on a sudden jump, if there was one."""
+    """Yield one line on steps that became larger, or else on a sudden jump; nothing if there was neither."""
     of, found = grower(moments.failure), rise(moments)
     if found is not None:
         steps = "steps" if found.are_all else "recorded steps"
@@ -105,7 +107,7 @@ def why_steps_grew(moments: LastMoments) -> Iterator[str]:
 
 
 def _are_many(records: int, steps: int) -> bool:
-    """Whether steps in random order would have had far fewer records."""
+    """Return True if steps in random order would have far fewer records."""
     mean = sum(1 / at for at in range(1, steps + 1))
     variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
     return records - mean >= _SIGMAS * sqrt(variance)

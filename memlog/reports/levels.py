@@ -1,4 +1,4 @@
-"""The memory that ran out, step by step: what was in use after each, and how high each peaked."""
+"""The memory that ran out, step by step: bytes in use after each step, and each step's peak."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Level(NamedTuple):
     step: int
     level: int
     own: int | None
-    """What the step needed beyond that at its peak; ``None``: unknown."""
+    """Bytes by which the step's peak was higher; ``None``: unknown."""
     mark: int | None
-    """The highest that was ever in use until then; ``None``: unknown."""
+    """Highest bytes in use since the process began, until this step's end; ``None``: unknown."""
 
     @property
     def most(self) -> int:
-        """The highest that is known of this step."""
+        """Highest known bytes in use in this step."""
         return self.level + (self.own or 0)
 
 
 def levels(moments: LastMoments) -> list[Level]:
-    """The levels after each of the last steps: the process's, or those of the device that failed."""
+    """Return the levels after the last steps, of the process or of the device that failed."""
     failure = moments.failure
     if failure is None or failure.device == "host":
         return [
@@ -43,20 +43,20 @@ def levels(moments: LastMoments) -> list[Level]:
 
 
 def are_all(series: Sequence[Level]) -> bool:
-    """Whether each step between the first and the last is there: with `every`, only some are recorded."""
+    """Return True if no step between the first and the last is missing: `every` may record only some."""
     return series[-1].step - series[0].step < len(series)
 
 
 def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
-    """Return what was in use where the failure was, within the step that failed.
+    """Return the bytes in use, at the peak of the step that failed, on the device that failed.
 
     Args:
         failure: The failed allocation.
-        last: The last step that was over.
+        last: The last complete step.
 
     Returns:
-        Bytes; ``None`` if unknown. The kernel keeps one highest moment for a whole process, which tells of
-        the failing step only if it came after the last step.
+        Bytes; ``None`` if unknown. The kernel records one peak for the whole process, which is of the failing
+        step only if it is higher than after the last step.
     """
     if failure is None or failure.worker is not None:
         return None
@@ -70,7 +70,7 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
 
 
 def grower(failure: OutOfMemory | None) -> str:
-    """Name what the levels are of, at the beginning of a sentence."""
+    """Return the name of the memory that ran out, to begin a sentence."""
     on_host = failure is None or failure.device == "host"
     return (
         "The process's memory" if failure is None or on_host else f"The memory on {failure.device}"

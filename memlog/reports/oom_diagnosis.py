@@ -1,4 +1,4 @@
-"""Whether a bad end was for want of memory: how much of what is known points to it."""
+"""Judge whether a run ended because memory ran out, and give the evidence."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ Writer: TypeAlias = Literal["helper", "sync"]
 Level: TypeAlias = Literal["certain", "likely", "possible", "none"]
 
 _NEAR = 0.9
-"""Share of a limit from which little is left under it."""
+"""Share of a limit above which the limit counts as nearly reached."""
 FULL_SHARED_MEMORY = "Bus error"
-"""The signal by which a worker ends that finds no room to pass a batch on."""
+"""Signal that ends a worker if shared memory has no room for a batch."""
 _SPARE = 0.05
-"""Share of what the machine had for the run, below which little is left."""
+"""Share of the memory that the run holds or that is free; if less is free, memory counts as nearly full."""
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """What was seen from outside of a trainer that ended without a word."""
+    """Observations from outside of a trainer that ended without an end event."""
 
     writer: Writer
     oom_kills: int | None = None
-    """How many processes the kernel killed for memory in the trainer's control group meanwhile."""
+    """Number of processes that the kernel killed for memory in the trainer's control group during the run;
+    ``None``: unknown."""
 
 
 class Suspicion(NamedTuple):
-    """What points to memory, and what does not, in whole sentences."""
+    """How likely memory is the cause, and the evidence for and against it."""
 
     level: Level
     why: str = ""
 
     @property
     def of_memory(self) -> bool:
-        """Whether memory is a plausible cause."""
+        """True if memory is a plausible cause."""
         return self.level != "none"
 
 
 def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
-    """Judges an end by what the journal and the witness say."""
+    """Judge a run's end by its journal and by the witness."""
     failure = moments.failure
     if failure is not None and failure.signal is None:
         return Suspicion("certain")
@@ -74,7 +75,7 @@ def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
 
 
 def _short(sample: Sample) -> str | None:
-    """What was nearly used up when last looked at."""
+    """Return a sentence if the container's or the machine's memory was nearly used up in the last sample."""
     held, limit, left = sample.tree_pss or 0, sample.cgroup_limit, sample.available
     if limit is not None and held >= _NEAR * limit:
         return (

@@ -1,6 +1,6 @@
-"""A run's end in plain words: what was asked for, what was free, who held what, what would help.
+"""Write the post-mortem report: the failed request, the free memory, who held it, what would help.
 
-A pure function of the journal, of the worst traced step, and of what the writer saw from outside.
+A pure function of the journal, of the worst traced step, and of what its writer observed from outside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PHASES = {
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A run's end, explained."""
+    """Report on a run's end."""
 
     title: str
     """One line, for an alert."""
@@ -44,13 +44,13 @@ def report(
     predicted: Prediction | None = None,
     health: Diagnostics | None = None,
 ) -> Report:
-    """Explains how a run ended that ended badly.
+    """Write a report on a run that ended badly.
 
     Args:
-        moments: What its journal says.
-        witness: What was seen from outside.
-        predicted: What would make its worst traced step smaller.
-        health: Counts parts that can't be written; the others are, all the same.
+        moments: The run's last steps and its end, from its journal.
+        witness: Observations from outside of the process.
+        predicted: Predicted savings in its worst traced step; ``None``: unknown.
+        health: Counts parts that fail; the other parts are still written.
     """
     health = health or Diagnostics()
     suspicion = suspect(moments, witness)
@@ -75,7 +75,7 @@ def report(
 
 
 def _part(heading: str, write: Callable[[], Iterable[str]], health: Diagnostics) -> list[str]:
-    """A part of the report; one that fails costs the others nothing."""
+    """Return a part of the report; if it fails, a sentence that says so."""
     written = ["This part could not be written: memlog's own fault, which its log names."]
     with health.contained(f"writing the report's part {heading or 'on the cause'!r}"):
         written = list(write())
@@ -211,7 +211,7 @@ def _holders(moments: LastMoments) -> Iterator[str]:
 
 
 def _newest_trace(moments: LastMoments) -> Iterator[str]:
-    """What is known of memory where nothing says that memory is the cause."""
+    """Yield the newest traced step, in a report where nothing points to memory as the cause."""
     trace = moments.trace
     if trace is not None:
         yield (
@@ -226,7 +226,7 @@ def _traced(trace: Trace) -> str:
 
 
 def _likeness(trace: Trace, moments: LastMoments) -> str:
-    """How far a traced step speaks for the one that failed."""
+    """Return a sentence on how similar the traced step is to the one that failed."""
     failure, last = moments.failure, moments.last_step
     if trace.step is None:
         return "It was at work when the run ended."
@@ -316,7 +316,7 @@ def _trend(moments: LastMoments) -> str:
 
 
 def _levels(step: Batch) -> dict[str, int | None]:
-    """What was in use after a step, by where."""
+    """Return the bytes in use after a step, of the process and of each device."""
     return {
         "the process's memory": step.rss,
         **{device.name: device.allocated for device in step.devices},
@@ -338,7 +338,7 @@ def _growth(name: str, count: int, before: int | None, after: int | None, begun:
 
 
 def _has_peaks(steps: Iterable[Batch]) -> bool:
-    """Whether a process's peak within one of the steps is known."""
+    """Return True if the process's own peak is known for at least one of the steps."""
     return any(step.rss_peak_source == "exact" for step in steps)
 
 
@@ -351,13 +351,13 @@ def _row(step: Batch, peaks: bool) -> tuple[str, ...]:
 
 
 def _peak(step: Batch) -> str:
-    """A process's peak within a step: a mark that did not rise in it bounds it from above."""
+    """Format a process's peak within a step. A watermark that did not rise in it is an upper bound."""
     bound = {"exact": "", "watermark": "at most "}.get(step.rss_peak_source or "")
     return "unknown" if bound is None else f"{bound}{format_bytes(step.rss_peak)}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """One block: a blank line ends a table, and two without one between them are none."""
+    """Return a Markdown table as one block: blank lines must separate it from other blocks."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join(lines)
@@ -372,7 +372,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _counts(part: int, total: int) -> bool:
-    """Whether a share is more than 0 %, rounded."""
+    """Return True if the share is more than 0 % after rounding."""
     return part > total * _SHOWN_SHARE
 
 

@@ -1,7 +1,7 @@
-"""The stable document of ``memlog show --json``; docs/show-json.md tells of every field.
+"""The stable document of ``memlog show --json``; docs/show-json.md describes every field.
 
-Within one `SCHEMA` fields are only added. ``None`` is unknown, never 0; sizes are bytes, except in
-metrics, whose names say their unit; times are ISO 8601 in UTC.
+Within one `SCHEMA`, fields are only added. An unknown value is ``None``, never 0. Sizes are in bytes, except
+in metrics, whose names tell their unit. Times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memlog.sink import Axis
 SCHEMA = 1
 
 RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
-"""How a run ended, or that it did not yet."""
+"""The way a run ended, or ``running``."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Which run this is."""
+    """Identity of a run."""
 
     id: str
     name: str | None
@@ -35,14 +35,14 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     begun: str | None
     ended: str | None
-    """``None`` unless the run said that it ended."""
+    """``None`` if the journal has no end event."""
     newest_event: str | None
     duration_s: float | None
-    """To its end, or to the newest event where it did not say that it ended."""
+    """Seconds from the beginning to the end, or to the newest event if the journal has no end event."""
     host: str | None
     pid: int | None
     backends: list[str]
-    """As ``init`` was told; empty: those in which a run of the user's appeared."""
+    """Trackers that were passed to ``init``; empty: those in which the user opened a run."""
     devices: dict[str, DeviceFacts]
     parameters: dict[str, str]
 
@@ -54,7 +54,7 @@ class MetricSummary(msgspec.Struct, frozen=True, kw_only=True):
     first_index: int
     last_index: int
     last: float
-    """At ``last_index``."""
+    """Value at ``last_index``."""
     min: float
     max: float
 
@@ -65,13 +65,13 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None
     source: PeakSource | None
     step: int | None
-    """The step that was over when it was seen; ``None`` where that was no step."""
+    """The last complete step when the peak was read; ``None`` if it was not read at a step."""
     evaluation: int | None
-    """Likewise, the call of a loss function."""
+    """The call of a loss function at which the peak was read; ``None`` if it was not read at one."""
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule's threshold was crossed."""
+    """An alert: a rule's threshold was crossed."""
 
     time: str | None
     step: int | None
@@ -81,12 +81,12 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     value: float | None
     evaluation: int | None
-    """The call of a loss function by which it was judged, where that was no step."""
+    """The call of a loss function at which the rule was judged; ``None`` if it was judged at a step."""
     epoch: int | None
 
 
 class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was kept."""
+    """An artifact of the run."""
 
     time: str | None
     name: str
@@ -101,14 +101,14 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     worst_step: int | None
-    """That which needed most; ``None``: one that was never over, or nobody can tell bytes."""
+    """The step with the highest peak; ``None``: that step did not end, or no peak is known."""
     worst_peak_bytes: int | None
     worst_exact: bool | None
-    """Whether that is exact, of a whole training iteration."""
+    """True if that peak is exact, of a whole training iteration."""
     cost_ms: float | None
-    """What they took beyond others, in all; ``None``: it has not been said."""
+    """Milliseconds that all traced steps took longer than others; ``None``: unknown."""
     set_up_ms: float | None
-    """The same of the first two, which set tracing up."""
+    """The part of it for the first two traced steps, which set tracing up."""
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,11 +119,11 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScopeDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What watched blocks of one label did to an accelerator."""
+    """Changes of an accelerator's memory in the watched blocks of one label."""
 
     allocated_change: Levels
     peak_bytes: int | None
-    """The highest level that was reached."""
+    """The highest level in any of the blocks."""
     peak_source: PeakSource | None
 
 
@@ -132,9 +132,9 @@ class ScopeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     errors: int
-    """How many were left by an exception."""
+    """Number of blocks that an exception ended."""
     duration_s: float
-    """Of all together."""
+    """Seconds of all blocks together."""
     rss_change: Levels
     devices: dict[str, ScopeDevice]
 
@@ -145,23 +145,23 @@ class PointFacts(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     rss: Levels
     allocated: dict[str, Levels]
-    """By accelerator."""
+    """Allocated bytes by accelerator."""
 
 
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in a tracker that points of this one go to."""
+    """A tracker's run that gets this run's points."""
 
     id: str
     uri: str | None
-    """Where the tracker is, without user and password."""
+    """The tracker's address, without user and password."""
     own: bool
-    """Whether memlog opened it, rather than the user."""
+    """True if memlog opened the run, False if the user did."""
     name: str | None = None
-    """What the tracker called it when it was joined; ``None`` where that is not known."""
+    """The run's name in the tracker when memlog found it; ``None`` if unknown."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one sink is."""
+    """State of the delivery to one tracker."""
 
     points: int
     stage: Literal["waiting", "delivering", "unreachable", "done"]
@@ -174,35 +174,35 @@ class HealthFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     published: int
     thinned: int
-    """How many of these are gone from the journal, to keep its size limit."""
+    """Number of these events that were removed from the journal to keep its size limit."""
     delivered: dict[str, Delivery]
     dropped: dict[str, int]
     faults: dict[str, int]
     overhead_ms_per_step: float | None
     overhead_ms_total: float | None
     unjudged: dict[str, str]
-    """Alert rules that could not be judged in the whole run, and why."""
+    """Alert rules that could not be judged in the whole run, with the reason."""
     journal_queued: bool | None
-    """Whether writing moved to a queue because the file system was slow."""
+    """True if writing moved to a queue because the file system was slow."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, summed up."""
+    """Summary of one run."""
 
     schema: int = SCHEMA
     run: RunFacts
     status: RunStatus
     steps: int
-    """Number of the last step + 1; 0 where there was none."""
+    """Number of the last step + 1; 0: there was no step."""
     metrics: dict[str, MetricSummary]
     peaks: dict[str, Peak]
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
     scopes: dict[str, ScopeFacts]
-    """By label; the first 200 labels."""
+    """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]
-    """Likewise."""
+    """Recorded points by label; the first 200 labels."""
     health: HealthFacts
     omitted: dict[str, int]
-    """How much of a list or table is left out, since there is too much of it; usually empty."""
+    """Number of entries that a list or table omits because it is full; usually empty."""

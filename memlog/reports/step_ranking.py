@@ -1,4 +1,4 @@
-"""How a traced step stands among a run's others: what the process held then, and whether more at another."""
+"""Compare a traced step with a run's other steps: was much more memory in use at another?"""
 
 from __future__ import annotations
 
@@ -13,64 +13,65 @@ from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
 _FURTHER = 0.5
-"""Share of the traced step's peak that the process must have grown by for another step to be larger."""
+"""Another step counts as larger if it held more by this share of the traced step's peak …"""
 _GROWN = 0.1
-"""And of what it held at the traced step."""
+"""… and by this share of the memory in use at the traced step."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
-    """A step at which there was far more than at the traced one."""
+    """A step at which far more memory was in use than at the traced one."""
 
     step: int
     held: int
-    """Bytes."""
+    """Bytes in use."""
     traced: bool
-    """Whether it was traced, too: then what more there was is none of its tensors."""
+    """True if it was traced, too: then something other than tensors takes the difference."""
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Of the worst traced step."""
+    """The worst traced step, compared with the run's other steps."""
 
     traced_steps: int
-    """How many were traced."""
+    """Number of traced steps."""
     held: int | None
-    """Bytes that the process (or the device's allocator) held at it; ``None``: the journal does not tell."""
+    """Bytes that the process (or the device's allocator) held at it; ``None``: unknown."""
     larger: LargerStep | None
 
 
 class _Level(msgspec.Struct, frozen=True):
-    """What is known of one step, in bytes."""
+    """Bounds on the peak of one step, in bytes."""
 
     step: int
     held: int
-    """At least, at some moment."""
+    """Lower bound."""
     most: int
-    """At no moment more."""
+    """Upper bound."""
 
 
 class _Levels(msgspec.Struct):
-    """What a journal says of a run's steps."""
+    """Levels of a run's steps, from its journal."""
 
     traced: set[int | None] = msgspec.field(default_factory=set)
+    """Numbers of the traced steps."""
     at: _Level | None = None
-    """Of the worst traced step."""
+    """Level of the worst traced step."""
     largest: _Level | None = None
     last: Batch | None = None
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
-    """Works out what would make a run's worst traced step smaller, and how it stands among the run's steps.
+    """Predict savings in a run's worst traced step, and compare it with the run's other steps.
 
     Args:
-        run: The run, whose journal is read for what the process held.
-        event: What was published of the step.
-        trace: It.
+        run: The run. Its journal is read for the memory in use at each step.
+        event: The event that was published about the traced step.
+        trace: The traced step.
     """
     levels = _levels(run, event, trace.result.device)
     held = None if levels.at is None else levels.at.held
     advice = advise(trace, held)
     larger = _larger(levels, advice) if event.step is not None else None
-    # The event of one that a kill cut short may be missing.
+    # If the run was killed, the worst step's event may be missing from the journal: it is at least one.
     return advice, Standing(max(len(levels.traced), 1), held, larger)
 
 
@@ -89,7 +90,7 @@ def _levels(run: RunDirectory, event: Trace, device: str) -> _Levels:
 
 
 def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:
-    """What was in use in the step that ran out of memory, if it was on that device and is known."""
+    """Return the level of the step that ran out of memory on this device; ``None`` if unknown."""
     highest = failing_peak(failure, last)
     there = "host" if device == "cpu" else device.replace(":", "")
     if highest is None or last is None or failure.device != there:
@@ -100,7 +101,8 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
 def _take(found: _Levels, level: _Level | None, traced: int | None) -> None:
     if level is None:
         return
-    # Where not every step is in the journal, the next one tells; one that was never over was the last.
+    # If the traced step is not in the journal, the next one that is stands for it. A traced step without a
+    # number did not end, so it is the last.
     if traced is None or (found.at is None and level.step >= traced):
         found.at = level
     if found.largest is None or level.held > found.largest.held:
@@ -112,14 +114,16 @@ def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
     if at is None or largest is None:
         return None
     needs, traced = advice.peak or 0, advice.traced_peak or 0
-    told = max(needs - traced, 0)  # by so much a later step is larger than the first
-    if not _is_far(largest.held - told, at, max(needs, traced)):
+    derived = max(
+        needs - traced, 0
+    )  # bytes by which a later step is larger than the first, as predicted
+    if not _is_far(largest.held - derived, at, max(needs, traced)):
         return None
     return LargerStep(largest.step, largest.held, largest.step in levels.traced)
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
-    """Bytes by which the failing step held more than a traced one; ``None``: unknown, or not by far."""
+    """Return the bytes by which the failing step held more than a traced one; ``None``: unknown or few."""
     failure = moments.failure
     last = moments.steps[-1] if moments.steps else None
     highest = failing_peak(failure, last)
@@ -136,20 +140,20 @@ def held_more(moments: LastMoments, trace: Trace) -> int | None:
 
 
 def _is_far(held: int, at: _Level, tensors: int) -> bool:
-    """Whether what was held at another step is far more than a traced one's tensors explain."""
+    """Return True if another step held far more than the tensors of a traced step explain."""
     return held - at.most > max(_FURTHER * tensors, _GROWN * at.most)
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
-    """Says that another step was larger than the one that advice is about, and what to do.
+    """Return a remark that another step was larger than the one that the advice is about, and what to do.
 
     Args:
-        found: How the traced step stands.
-        step: Which it was.
-        advice: About it.
+        found: The traced step, compared with the others.
+        step: Number of the traced step.
+        advice: Advice on it.
 
     Returns:
-        ``None`` where nothing is known of a larger one.
+        The remark; ``None`` if no larger step is known.
     """
     larger = found.larger
     if larger is None:
@@ -184,7 +188,7 @@ def _level(batch: Batch, device: str) -> _Level | None:
 def _bounds(
     step: int, now: int | None, peak: int | None, source: PeakSource | None
 ) -> _Level | None:
-    """A watermark that has not risen bounds what there was from above alone."""
+    """Return a step's bounds. A watermark that did not rise in the step is only an upper bound."""
     if now is None:
         return None
     if peak is None:

@@ -1,4 +1,4 @@
-"""Summing up a run, from its journal and from what its uploaders remember."""
+"""Summarize a run from its journal and from the saved states of its uploaders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import Alert, Artifact, Device
 from memlog.journal import Binding, RunDirectory
-from memlog.reports.accumulator import Digest
+from memlog.reports.accumulator import Accumulator
 from memlog.reports.schema import (
     AlertFacts,
     ArtifactFacts,
@@ -37,19 +37,19 @@ _T = TypeVar("_T")
 
 
 class DeliveryState(Protocol):
-    """What an uploader remembers, as far as the document tells it."""
+    """The part of an uploader's saved state that the document contains."""
 
     @property
     def backend(self) -> str:
-        """The sink's name."""
+        """The tracker's name."""
 
     @property
     def stage(self) -> Literal["waiting", "delivering", "unreachable", "done"]:
-        """Where it stands."""
+        """Stage of the delivery."""
 
     @property
     def problem(self) -> str | None:
-        """Why it is not delivering, in one line."""
+        """Reason why it is not delivering, in one line."""
 
     @property
     def own_run(self) -> Binding | None:
@@ -61,39 +61,39 @@ class DeliveryState(Protocol):
 
     @property
     def delivered(self) -> int:
-        """Points handed over."""
+        """Number of points delivered."""
 
     @property
     def provisional(self) -> int:
-        """Points handed over that the tracker has not made safe yet."""
+        """Number of points sent that the tracker has not stored yet."""
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Points lost, by reason."""
+        """Number of points lost, by reason."""
 
 
 def summarize(
     run: RunDirectory, states: Iterable[DeliveryState] = (), *, remember: bool = False
 ) -> Summary:
-    """Sums up a run.
+    """Summarize a run.
 
     Args:
-        run: The run; its journal is read once, and nothing of it is kept but aggregates.
-        states: What its uploaders remember.
-        remember: A run that is over may be read from what an earlier call kept beside its journal, or
-            kept there: for listing many runs.
+        run: The run. Its journal is read once, in bounded memory.
+        states: The saved states of its uploaders.
+        remember: Whether to use the cached summary beside the journal of a run that is over, and to write
+            it: for listing many runs.
 
     Returns:
         The document of ``memlog show --json``.
     """
-    # Asked first: a run that ends while it is read has then either been alive or says its end.
+    # Before reading: the journal of a run that ends meanwhile then has its end event.
     alive = run.is_alive()
     summary = _remembered(run, alive=alive) if remember else _from_journal(run, alive=alive)
     return _with_states(summary, states)
 
 
 def encode(summary: Summary) -> bytes:
-    """The document as JSON text: the same bytes for the same run."""
+    """Encode the document as JSON: the same bytes for the same run."""
     return msgspec.json.format(msgspec.json.encode(summary, order="sorted"), indent=2)
 
 
@@ -109,48 +109,48 @@ def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
 
 
 def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
-    digest, thinned = Digest(), 0
+    totals, thinned = Accumulator(), 0
     for file in run.files():
         for entry in file.read(complete=not alive):
-            digest.take(file.process, entry)
-        digest.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
+            totals.take(file.process, entry)
+        totals.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
         thinned += file.thinned
         if file.thinned_undelivered:
-            digest.dropped["journal_thinned"] += file.thinned_undelivered
-        if lost := digest.lost(file.process, sum(file.skipped.values()) + file.thinned):
-            digest.dropped["journal_lost"] += lost
+            totals.dropped["journal_thinned"] += file.thinned_undelivered
+        if lost := totals.lost(file.process, sum(file.skipped.values()) + file.thinned):
+            totals.dropped["journal_lost"] += lost
     return Summary(
-        run=_run(run, digest),
-        status=_status(digest, alive),
-        steps=digest.last_step + 1,
-        metrics=digest.metrics.summary(),
-        peaks=digest.peaks.summary(),
-        alerts=[_alert(event) for event in sorted(digest.alerts, key=_moment)],
-        artifacts=[_artifact(event) for event in digest.artifacts],
-        traced=_traced(digest),
-        scopes=digest.labels.scopes(),
-        points=digest.labels.points(),
-        health=_health(digest, thinned),
-        omitted=_omitted(digest),
+        run=_run(run, totals),
+        status=_status(totals, alive),
+        steps=totals.last_step + 1,
+        metrics=totals.metrics.summary(),
+        peaks=totals.peaks.summary(),
+        alerts=[_alert(event) for event in sorted(totals.alerts, key=_moment)],
+        artifacts=[_artifact(event) for event in totals.artifacts],
+        traced=_traced(totals),
+        scopes=totals.labels.scopes(),
+        points=totals.labels.points(),
+        health=_health(totals, thinned),
+        omitted=_omitted(totals),
     )
 
 
 def _with_states(summary: Summary, states: Iterable[DeliveryState]) -> Summary:
-    """Adds what is remembered; of a backend there may be two, which came after one another."""
+    """Add the saved states. A backend may have two: an uploader's and an in-process writer's."""
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
-    told: set[str] = set()
+    seen: set[str] = set()
     for state in states:
         backend = state.backend
         so_far = delivered.get(backend, _NOTHING_YET)
-        delivered[backend] = _delivery(so_far, state, alone=backend not in told)
-        told.add(backend)
+        delivered[backend] = _delivery(so_far, state, alone=backend not in seen)
+        seen.add(backend)
         dropped.update({f"{backend}: {reason}": n for reason, n in state.dropped.items()})
     health = replace(summary.health, delivered=_sorted(delivered), dropped=_sorted(dropped))
     return replace(summary, health=health)
 
 
 def _delivery(before: Delivery, state: DeliveryState, *, alone: bool) -> Delivery:
-    """What the journal, or another state too, says of a sink, and what this state does."""
+    """Combine the delivery that the journal, or another state, tells with the one of this state."""
     known = {run.id for run in before.runs}
     joined = [
         TrackedRun(id=run_id, uri=None, own=False) for run_id in state.joined if run_id not in known
@@ -166,18 +166,18 @@ def _delivery(before: Delivery, state: DeliveryState, *, alone: bool) -> Deliver
     )
 
 
-def _status(digest: Digest, alive: bool) -> RunStatus:
-    if digest.end is not None:
-        return digest.end.status
+def _status(totals: Accumulator, alive: bool) -> RunStatus:
+    if totals.end is not None:
+        return totals.end.status
     return "running" if alive else "killed"
 
 
-def _run(run: RunDirectory, digest: Digest) -> RunFacts:
+def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
     header = run.trainer()
     begun_us = header.begun_us if header else None
-    ended_us = digest.end.time_us if digest.end else None
-    until_us = digest.newest_us if ended_us is None else ended_us
-    begin = digest.begin
+    ended_us = totals.end.time_us if totals.end else None
+    until_us = totals.newest_us if ended_us is None else ended_us
+    begin = totals.begin
     return RunFacts(
         id=run.id,
         name=begin.name if begin else None,
@@ -185,13 +185,13 @@ def _run(run: RunDirectory, digest: Digest) -> RunFacts:
         directory=str(run.path),
         begun=_iso(begun_us),
         ended=_iso(ended_us),
-        newest_event=_iso(digest.newest_us),
+        newest_event=_iso(totals.newest_us),
         duration_s=_seconds(begun_us, until_us),
         host=header.process.host if header else None,
         pid=header.process.pid if header else None,
         backends=list(begin.backends) if begin else [],
-        devices=_sorted({name: _device(event) for name, event in digest.devices.items()}),
-        parameters=_sorted(digest.parameters),
+        devices=_sorted({name: _device(event) for name, event in totals.devices.items()}),
+        parameters=_sorted(totals.parameters),
     )
 
 
@@ -214,7 +214,7 @@ def _alert(event: Alert) -> AlertFacts:
 
 
 def _moment(event: Alert) -> int:
-    """What the helper process found is read after everything of the trainer's."""
+    """Return the key to sort alerts by: the helper process's are read after all of the trainer's."""
     return event.time_us
 
 
@@ -228,32 +228,32 @@ def _artifact(event: Artifact) -> ArtifactFacts:
     )
 
 
-def _traced(digest: Digest) -> TracedFacts:
-    fold = digest.traces
-    worst, told = fold.worst, [event for event, _ in digest.health.values() if fold.steps]
+def _traced(totals: Accumulator) -> TracedFacts:
+    fold = totals.traces
+    worst, health = fold.worst, [event for event, _ in totals.health.values() if fold.steps]
     return TracedFacts(
         steps=fold.steps,
         worst_step=worst.step if worst else None,
         worst_peak_bytes=worst.peak if worst else None,
         worst_exact=worst.exact if worst else None,
-        cost_ms=sum(event.tracing_ms for event in told) if told else None,
-        set_up_ms=sum(event.tracing_set_up_ms for event in told) if told else None,
+        cost_ms=sum(event.tracing_ms for event in health) if health else None,
+        set_up_ms=sum(event.tracing_set_up_ms for event in health) if health else None,
     )
 
 
-def _health(digest: Digest, thinned: int) -> HealthFacts:
-    newest = [event for event, _ in digest.health.values()]
-    dropped, faults = digest.dropped.copy(), Counter[str]()
+def _health(totals: Accumulator, thinned: int) -> HealthFacts:
+    newest = [event for event, _ in totals.health.values()]
+    dropped, faults = totals.dropped.copy(), Counter[str]()
     unjudged: dict[str, str] = {}
     for event in newest:
         dropped.update(event.dropped)
         faults.update(event.faults)
         unjudged.update(event.unjudged)
-    per_step, total = _overhead(digest)
+    per_step, total = _overhead(totals)
     return HealthFacts(
-        published=digest.published + thinned,
+        published=totals.published + thinned,
         thinned=thinned,
-        delivered=_expected(digest),
+        delivered=_expected(totals),
         dropped=_sorted(dropped),
         faults=_sorted(faults),
         unjudged=_sorted(unjudged),
@@ -263,24 +263,24 @@ def _health(digest: Digest, thinned: int) -> HealthFacts:
     )
 
 
-def _overhead(digest: Digest) -> tuple[float | None, float | None]:
-    """Milliseconds that memlog took from the trainer's thread: a step, and in all."""
-    if not digest.health:
+def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
+    """Return the milliseconds that memlog took from the trainer's thread: per step, and in total."""
+    if not totals.health:
         return None, None
-    total = sum(event.overhead_total_ms for event, _ in digest.health.values())
-    # What the helper tells is about the same steps, whose last words the trainer found no room for.
-    steps = max(steps for _, steps in digest.health.values())
+    total = sum(event.overhead_total_ms for event, _ in totals.health.values())
+    # The helper's event is about the same steps; it exists if the trainer's last event was not written.
+    steps = max(steps for _, steps in totals.health.values())
     if steps and not total:
-        return None, None  # the trainer has not said
+        return None, None  # the trainer has published no health event
     return (total / steps if steps > 0 else None), total
 
 
-def _expected(digest: Digest) -> dict[str, Delivery]:
-    """The sinks that points are to go to: those named, and those in which a run of the user's is."""
-    named = set(digest.begin.backends if digest.begin else ()) - {LOCAL}
+def _expected(totals: Accumulator) -> dict[str, Delivery]:
+    """Return the trackers that get points: those passed to ``init``, and those with a run of the user's."""
+    named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
-    for backend in sorted(named | digest.bindings.keys()):
-        bound = digest.bindings.get(backend, {})
+    for backend in sorted(named | totals.bindings.keys()):
+        bound = totals.bindings.get(backend, {})
         runs = [
             TrackedRun(id=run.run_id, uri=_bare(run.uri), own=False, name=_redacted(run.name))
             for run in bound.values()
@@ -289,13 +289,13 @@ def _expected(digest: Digest) -> dict[str, Delivery]:
     return expected
 
 
-def _omitted(digest: Digest) -> dict[str, int]:
+def _omitted(totals: Accumulator) -> dict[str, int]:
     omitted = {
-        **digest.omitted,
-        "metrics": digest.metrics.omitted,
-        "peaks": digest.peaks.omitted,
-        "scopes": digest.labels.omitted_scopes,
-        "points": digest.labels.omitted_points,
+        **totals.omitted,
+        "metrics": totals.metrics.omitted,
+        "peaks": totals.peaks.omitted,
+        "scopes": totals.labels.omitted_scopes,
+        "points": totals.labels.omitted_points,
     }
     return _sorted({what: count for what, count in omitted.items() if count})
 
@@ -313,7 +313,7 @@ def _bare(address: str | None) -> str | None:
 
 
 def _iso(time_us: int | None) -> str | None:
-    """ISO 8601 in UTC, to the millisecond; ``None`` also for what is no time that a calendar has."""
+    """Format a time as ISO 8601 in UTC, in milliseconds; ``None`` also if it is out of range."""
     if time_us is None:
         return None
     with suppress(OverflowError):

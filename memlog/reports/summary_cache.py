@@ -1,4 +1,4 @@
-"""Keeping a run's summary beside its journal, so that listing a thousand runs reads no journal twice."""
+"""Cache a run's summary beside its journal, so that listing a thousand runs reads no journal twice."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _MAX_BYTES = 64 * 1024**2
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary, and what it was made of and by."""
+    """A summary, with the version and the journal that it was made from."""
 
     version: str
     sizes: dict[str, int]
-    """Of the journal's files, in bytes: it is only ever appended to."""
+    """Bytes of each of the journal's files. Any change of the journal changes them."""
     summary: Summary
 
 
 class SummaryCache:
-    """What is kept of one run, good for its journal as it is when this object is made."""
+    """The cached summary of one run, for its journal as it was when this object was made."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._sizes = {path.name: path.lstat().st_size for path in run.path.glob("*.jsonl")}
 
     def load(self, *, alive: bool) -> Summary | None:
-        """The summary; ``None`` where none is kept that still holds."""
+        """Return the summary; ``None`` if none is cached, or it is outdated."""
         try:
             kept = msgspec.json.decode(read_plain(self._run.path, _FILE, _MAX_BYTES), type=_Kept)
         except (OSError, *UNDECODABLE):
@@ -42,11 +42,11 @@ class SummaryCache:
             return None
         if kept.summary.run.directory != str(self._run.path):
             return None  # the folder was copied or moved
-        # Another machine can't tell a run that is silent from one that is gone.
+        # A run on another machine looks killed if it writes nothing for a while; it is alive now.
         return None if alive and kept.summary.status == "killed" else kept.summary
 
     def save(self, summary: Summary) -> None:
-        """Keeps the summary of a run that is over; a folder that can't be written does without."""
+        """Save the summary of a run that is over; do nothing if the folder can't be written."""
         kept = _Kept(version=__version__, sizes=self._sizes, summary=summary)
         with suppress(OSError), replacing(self._run.path, _FILE) as file:
             file.write(msgspec.json.encode(kept))

@@ -1,20 +1,20 @@
-"""The steps of a run that were traced, from their events alone."""
+"""Count a run's traced steps and find the worst, from their events only."""
 
 from __future__ import annotations
 
 from memlog.events import Event, Trace
 
 WORSE = 1.01
-"""By so much a peak must exceed the worst one's for its step to take its place."""
+"""Factor by which a step's peak must exceed the worst step's to replace it."""
 
 
 class TraceFold:
-    """Counts them and finds the worst, as the tracer does that keeps its events.
+    """Number of traced steps and the worst of them, chosen as the tracer chooses the step to save.
 
     Attributes:
-        steps: How many.
-        worst: That which needed most. One that is not exact is so only where none is; and the first, in which
-            an optimizer's state may not have been there yet, where it is not by far.
+        steps: Number of traced steps.
+        worst: The step with the highest peak. An exact step is preferred to one that is not. A later step
+            with nearly the same peak replaces the first one, which may lack the optimizer's state.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class TraceFold:
         self._worst_is_first = False
 
     def take(self, event: Event) -> None:
-        """Folds in an event; what is no trace says nothing here."""
+        """Add an event; all but traces are ignored."""
         if not isinstance(event, Trace):
             return
         self.steps += 1
@@ -40,5 +40,5 @@ class TraceFold:
 
 
 def among(steps: int) -> str:
-    """Of how many traced steps one is the worst, in words."""
+    """Return, in words, of how many traced steps one is the worst."""
     return "the only step that was traced" if steps == 1 else f"the worst of {steps:,} traced steps"

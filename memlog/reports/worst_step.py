@@ -1,4 +1,4 @@
-"""The worst step that a session traced, with all its events, as its tracer left it in the run's folder."""
+"""Read the worst traced step with all its events, which the tracer saves in the run's folder."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from memlog.trace.records import RecordedTrace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
-"""Bytes that no storage has; sums of them still fit."""
+"""Maximum bytes of a storage: none is as large, and sums of such sizes do not overflow."""
 
 
 class WorstStep(NamedTuple):
     """A traced step."""
 
     event: Trace
-    """What was published of it."""
+    """The event that was published about it."""
     trace: RecordedTrace
 
 
 def read_worst_step(run: RunDirectory) -> WorstStep:
-    """The traced step that needed most memory.
+    """Return the traced step that needed most memory.
 
     Raises:
-        TraceNotFoundError: None was traced, or what is kept of it can't be read.
+        TraceNotFoundError: No step was traced, or its file can't be read.
     """
     try:
         kept = read_plain(run.path, run.worst_step.name, MAX_BYTES)
@@ -55,7 +55,7 @@ def _unreadable(run: RunDirectory, why: str) -> TraceNotFoundError:
 
 
 def _is_sound(trace: RecordedTrace) -> bool:
-    """Whether whoever replays the events may trust their numbers: the file is anybody's."""
+    """Return True if all numbers of the events are in range: the file is untrusted."""
     if len(trace.events) % encoding.EVENT_BYTES or not trace.paths:
         return False
     return all(

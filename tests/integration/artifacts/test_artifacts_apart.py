@@ -1,4 +1,4 @@
-"""What is called differently comes back separately: from the journal, from MLflow and from W&B."""
+"""Files with different names come back separately: from the journal, from MLflow and from W&B."""
 
 from pathlib import Path
 

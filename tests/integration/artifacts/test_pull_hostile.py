@@ -1,4 +1,4 @@
-"""Trackers that tell of files as no honest one would: a pull brings what is fine, and writes nowhere else."""
+"""Trackers that list hostile names: a pull fetches the safe files, and writes nowhere else."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def server() -> Iterator[WandbServer]:
 
 
 def pull(directory: Path, run: str, *options: str, **environment: str) -> str:
-    """What the command says; the folder ``here`` is in another, which must stay as it is."""
+    """Return the command's output; the folder around ``here`` must not change."""
     here = directory / "deep" / "here"
     here.mkdir(parents=True)
     before = everything(directory)
@@ -71,7 +71,7 @@ def test_a_wandb_server_that_lists_what_leads_elsewhere(
     manifest["contents"] |= dict.fromkeys(HOSTILE_ENTRIES, entry)
     server.blobs[artifact.manifest] = json.dumps(manifest).encode()
     artifact.files |= dict.fromkeys(HOSTILE_ENTRIES, artifact.files["good.txt"])
-    for name in ("../../evil", "/etc/evil", "CON", "a/b", "..", ".hidden", "\x1b[2J", "x" * 300):
+    for name in ("../../evil", "/etc/evil", "a/b", "..", ".hidden", "\x1b[2J", "x" * 300):
         server.artifacts.append(
             type(artifact)(
                 **{
@@ -113,7 +113,7 @@ def test_an_mlflow_run_with_links_devices_and_ten_thousand_files(
     assert stored is not None
     (good,) = Path(stored.removeprefix("file://")).rglob("good.txt")
     folder = good.parent
-    for name in ("CON", "nul.txt", ".hidden", "a b", "x\x1b[2J"):
+    for name in (".hidden", "a b", "x\x1b[2J"):
         (folder / name).write_text("odd")
     (tmp_path / "secret").write_text("secret")
     (folder / "link").symlink_to(tmp_path / "secret")

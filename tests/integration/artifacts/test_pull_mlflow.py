@@ -54,7 +54,7 @@ def _environment() -> Iterator[None]:
 
 
 def trained(folder: Path, uri: str) -> str:
-    """Trains and saves two files; the id of MLflow's run."""
+    """Train and save two files; return the id of MLflow's run."""
     (folder / "graph.json").write_text(json.dumps(document()))
     (folder / "large.bin").write_bytes(LARGE)
     child.run(TRAIN, folder, MLFLOW_TRACKING_URI=uri)

@@ -1,4 +1,4 @@
-"""The disk under the journal is full, gone, read-only or slow: training goes on, and the loss is told."""
+"""The journal's disk is full, deleted, read-only or slow: training goes on, and the loss is counted."""
 
 import json
 import signal
@@ -41,7 +41,7 @@ TRAINER = """
 
 
 class Outcome:
-    """What became of a trainer that met trouble at its hundredth step."""
+    """Result of a trainer whose disk failed at its hundredth step."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def in_journal(runs: Path) -> int:
-    """Events of the trainer's that can be read."""
+    """Return the number of the trainer's events that can be read."""
     return sum(1 for _ in find_run(runs, "latest").files()[0].read())
 
 
@@ -125,7 +125,7 @@ GONE = "__import__('shutil').rmtree(sys.argv[1])"
 
 @pytest.mark.parametrize("segment_bytes", [4096, 1_000_000])
 def test_a_folder_that_is_gone(tmp_path: Path, segment_bytes: int) -> None:
-    """Deleted files take every write without a word."""
+    """Writes to a deleted file do not fail."""
     run = Outcome(tmp_path, GONE, segment_bytes=segment_bytes)
     assert run.dropped["journal_gone"] >= STEPS - 100 - 200
     [warning, end] = run.warnings
@@ -163,7 +163,7 @@ def test_a_disk_that_stays_full_is_said_once_and_shown(
 
 @pytest.mark.usefixtures("small_disk")  # it says whether anything can be mounted
 def test_a_folder_that_turns_read_only_loses_nothing(tmp_path: Path) -> None:
-    """What it can't begin, a new segment, goes on in the old one."""
+    """If a new segment can't be created, events go to the old one."""
     try:
         run = Outcome(tmp_path, READ_ONLY.strip(), segment_bytes=50_000)
     finally:
@@ -224,7 +224,7 @@ BUSY = """
 
 
 def test_threads_that_compute_are_no_slow_disk(tmp_path: Path) -> None:
-    """They take Python's lock while an event is written, which then takes many ms by the clock."""
+    """They hold the GIL during a write, which then takes many ms by the clock."""
     process = child.start(BUSY, tmp_path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
@@ -276,7 +276,7 @@ FROZEN = """
 def test_a_file_system_that_stands_still_holds_one_step_for_as_long(
     tmp_path: Path, freezing_disk: Path
 ) -> None:
-    """The one wait that has no bound: whether a write will return is known once it has."""
+    """The only wait without a bound: nothing tells whether a write will return."""
     output = child.run(FROZEN, tmp_path, str(freezing_disk), timeout=120)
     run_id, steps, longest, second, *dropped = output.split()
     assert dropped == []

@@ -1,4 +1,4 @@
-"""Where threads or descriptors run out, or `init` is interrupted, training goes on and nothing is left."""
+"""If threads or descriptors run out, or `init` is interrupted, training goes on and nothing is left over."""
 
 import json
 import shutil

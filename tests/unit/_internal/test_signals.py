@@ -16,7 +16,7 @@ from memlog._internal.signals import raised_by_handler
 from memlog.bus import EventBus
 from memlog.events import Batch, Event
 from memlog.journal import RunDirectory
-from memlog.journal.writer import _SegmentFile
+from memlog.journal.segment_output import SegmentFile
 
 
 class TimeUp(TimeoutError):  # noqa: N818 - a user's own name for it
@@ -123,9 +123,9 @@ def steps(directory: Path) -> list[int]:
 def test_the_step_that_was_interrupted_is_in_the_journal_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    write = _SegmentFile.write
+    write = SegmentFile.write
 
-    def slow(file: _SegmentFile, *line: Any) -> Any:
+    def slow(file: SegmentFile, *line: Any) -> Any:
         monkeypatch.undo()
         if when == "after the write":
             write(file, *line)
@@ -133,7 +133,7 @@ def test_the_step_that_was_interrupted_is_in_the_journal_once(
 
     with memlog.init("local", dir=tmp_path) as session:
         session.step()
-        monkeypatch.setattr(_SegmentFile, "write", slow)
+        monkeypatch.setattr(SegmentFile, "write", slow)
         with pytest.raises(TimeUp):
             session.step()
         session.step()
@@ -166,16 +166,16 @@ def test_a_step_that_was_interrupted_before_it_had_an_event_is_counted(
 def test_a_new_segment_that_was_interrupted_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    real = getattr(_SegmentFile, at)
+    real = getattr(SegmentFile, at)
 
-    def slow(file: _SegmentFile, *arguments: Any) -> None:
+    def slow(file: SegmentFile, *arguments: Any) -> None:
         monkeypatch.undo()
         real(file, *arguments)
         interrupted()
 
     config = {"memlog": {"segment_bytes": 4096}}
     with memlog.init("local", dir=tmp_path, config=config) as session:
-        monkeypatch.setattr(_SegmentFile, at, slow)
+        monkeypatch.setattr(SegmentFile, at, slow)
         caught = 0
         for _ in range(200):
             try:

@@ -1,4 +1,4 @@
-"""What a run keeps: each file under a name of its own, and nothing in silence."""
+"""A run's artifacts: each has a unique name, and memlog logs every change of a name."""
 
 from pathlib import Path
 
@@ -61,9 +61,9 @@ def test_files_that_are_called_differently_are_kept_apart_in_every_sink(
     assert all(is_safe(f.name) and is_safe(f.kind) for f in summary.artifacts)
     names = [f.name for f in summary.artifacts]
     assert names[:5] == ["_.txt", names[1], "r.json", "r-config.json", "R-snapshot.json"]
-    assert "artifact 'r.json' ('config') is kept as 'r-config.json' ('config')" in caplog.text
+    assert "artifact 'r.json' ('config') is saved as 'r-config.json' ('config')" in caplog.text
     assert (
-        caplog.text.count("is kept as") == len(saved) - 1
+        caplog.text.count("is saved as") == len(saved) - 1
     )  # `r.json` is the one that stays; said once
 
 

@@ -1,4 +1,4 @@
-"""Speedscope files: recognised by content, refused where the page would break."""
+"""Speedscope files: recognised by content, refused if the page would break."""
 
 import contextlib
 import gzip
@@ -24,7 +24,7 @@ def encoded(value: Any) -> bytes:
 
 
 def changed(change: Callable[[dict[str, Any]], object], *profiles: dict[str, Any]) -> bytes:
-    """The document after something was done to it."""
+    """Return the document after a change."""
     made = document(*profiles)
     change(made)
     return encoded(made)
@@ -76,7 +76,7 @@ def test_a_damaged_one_is_recognised_and_refused() -> None:
 
 
 def setting(key: str, value: object) -> Callable[[dict[str, Any]], object]:
-    """Changes a field of the first profile."""
+    """Change a field of the first profile."""
     return lambda made: made["profiles"][0].update({key: value})
 
 
@@ -137,7 +137,7 @@ def test_what_is_shown_wrongly_is_said() -> None:
         made["profiles"][1]["endValue"] = 9
 
     twice, weights, late = check(changed(change, sampled(), evented()))
-    assert "stand in it twice" in twice
+    assert "frames twice" in twice
     assert "weights add up" in weights
     assert "after its end" in late
 

@@ -1,4 +1,4 @@
-"""The server of ``memlog open``: what it answers, and to whom."""
+"""The server of ``memlog open``: its answers, and the requests that it refuses."""
 
 import http.client
 import socket

@@ -1,4 +1,4 @@
-"""Snapshots from anywhere: read as data, never run."""
+"""Untrusted snapshots: read as data, never executed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VALUES = st.recursive(
 
 
 class Evil:
-    """What a pickle can do to whoever loads it."""
+    """An object whose pickle makes a folder when Python loads it."""
 
     def __init__(self, target: Path) -> None:
         self.target = target

@@ -1,4 +1,4 @@
-"""Fetching speedscope's build: only what the pinned hash says, unpacked nowhere else."""
+"""Fetching speedscope's build: only with the pinned hash, unpacked into one folder."""
 
 import io
 import os
@@ -36,7 +36,7 @@ def tarball(path: Path, files: dict[str, bytes], *extra: tarfile.TarInfo) -> Pat
 
 
 def npm_that(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PATH on which there is nothing but an ``npm`` of a test's own."""
+    """A PATH with nothing but the test's own ``npm``."""
     folder.mkdir()
     npm = folder / "npm"
     npm.write_text(f"#!/bin/sh\n{script}\n")

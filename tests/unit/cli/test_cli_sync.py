@@ -202,7 +202,7 @@ def test_refused_points_are_reported(run: RunDirectory, backend: ListBackend) ->
 
 def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
     with UploadLock(run, "list"):
-        assert "by its own helper process, which has not made way" in complaint(
+        assert "by its own helper process, which did not stop within" in complaint(
             "--timeout", "0", code=1
         )
 

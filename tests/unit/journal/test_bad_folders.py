@@ -1,4 +1,4 @@
-"""One folder of runs that holds nonsense costs itself alone: the other runs are listed, shown and synced."""
+"""A folder with garbage in place of a run does not affect the others: they are listed, shown and synced."""
 
 import os
 from collections.abc import Callable

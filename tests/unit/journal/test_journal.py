@@ -1,4 +1,4 @@
-"""The journal: what was appended is there, whatever happened to the file since."""
+"""The journal: appended events can be read, whatever happens to the file."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
 from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
-from memlog.journal.writer import _SegmentFile
+from memlog.journal.segment_output import SegmentFile
 
 
 def batch(step: int) -> Batch:
@@ -189,12 +189,12 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_costs_the_events_it_has_no_room_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``/dev/full`` answers every write as a full disk does."""
+    """Every write to ``/dev/full`` fails as on a full disk."""
     health = Diagnostics()
     journal = writer(tmp_path, health)
     journal.append(batch(0))
     full = os.open("/dev/full", os.O_WRONLY)
-    fd = journal._file._fd
+    fd = journal._output._file._fd
     kept = os.dup(fd)
     os.dup2(full, fd)
     journal.append(batch(1))
@@ -229,7 +229,7 @@ def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
 def test_writing_returns_from_the_queue_once_the_disk_is_fast_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memlog.journal.writer.TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr("memlog.journal.segment_output.TRY_AGAIN_S", 0.0)
     monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
     journal = writer(tmp_path, segment_bytes=4096)
     written: list[Event] = []
@@ -337,16 +337,16 @@ def test_ranks_that_begin_at_once_share_a_folder_that_none_has_made_yet(tmp_path
 def test_ctrl_c_at_a_new_segment_leaves_the_users_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old segment's number may be a file of the user's the moment it is closed."""
+    """Once the old segment is closed, its number may belong to a file of the user's."""
     journal = writer(tmp_path, segment_bytes=4096)
-    close = _SegmentFile.close
+    close = SegmentFile.close
 
-    def interrupted(file: _SegmentFile) -> None:
+    def interrupted(file: SegmentFile) -> None:
         close(file)
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_SegmentFile, "close", interrupted)
+    monkeypatch.setattr(SegmentFile, "close", interrupted)
     with suppress(KeyboardInterrupt):
         for step in range(1_000):
             journal.append(batch(step))

@@ -39,8 +39,8 @@ def test_a_later_one_of_the_same_name_takes_its_place(run: RunDirectory, tmp_pat
     [
         ("nothing-here", "is no file"),
         (".", "it is a folder: pass an archive of it"),
-        ("/dev/zero", "it is a device, a pipe or a socket: write what it gives to a file"),
-        ("fifo", "it is a device, a pipe or a socket: write what it gives to a file"),
+        ("/dev/zero", "it is a device, a pipe or a socket: write its data to a file"),
+        ("fifo", "it is a device, a pipe or a socket: write its data to a file"),
     ],
 )
 def test_no_file_is_an_error(run: RunDirectory, tmp_path: Path, source: str, why: str) -> None:

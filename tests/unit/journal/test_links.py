@@ -1,4 +1,4 @@
-"""Links that stand in a run's folder lead memlog nowhere: nothing is read or written through one."""
+"""Links in a run's folder: memlog reads and writes nothing through them."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ from memlog.trace.exporters import write_json
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder of files that are the user's."""
+    """A folder of the user's files."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in ("id_rsa", "lock", "state", "summary", "ride", "log"):
@@ -84,7 +84,7 @@ def test_a_lock_that_is_a_link_is_said(tmp_path: Path, outside: Path, backend: L
 def test_a_folder_of_artifacts_elsewhere_is_neither_sent_nor_written(
     tmp_path: Path, outside: Path, backend: ListBackend, ended: bool
 ) -> None:
-    """Where the run has no end, a report of that would be written there."""
+    """If the run has no end event, `memlog sync` would write a report there."""
     run = made_run(tmp_path / "runs", ended=ended)
     run.artifacts.symlink_to(outside)
     sync(tmp_path / "runs", run)
@@ -96,7 +96,7 @@ def test_a_folder_of_artifacts_elsewhere_is_neither_sent_nor_written(
 
 
 class SwappingSink(ListSink):
-    """Somebody puts a link in the file's place just as it is handed over."""
+    """The file is replaced by a link during its upload."""
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         assert file.name == "graph"

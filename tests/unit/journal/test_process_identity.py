@@ -1,4 +1,4 @@
-"""Whether a run's process lives: whatever becomes of the clock, of process numbers and of its program."""
+"""Detecting whether a run's process lives: the clock, the pid and the program may change."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ LINUX = pytest.mark.skipif(
 
 
 def run_of(identity: ProcessIdentity, root: Path) -> RunDirectory:
-    """A run that is still open, of the process that is said."""
+    """Make a run without an end, of a process with this identity."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProcessIdentity, "own", lambda: identity)
         return MadeRun(root, alive=True).write(batch(0, GIB)).closed()
@@ -32,7 +32,7 @@ def own(**changes: object) -> ProcessIdentity:
 
 
 def as_first_written(identity: ProcessIdentity) -> ProcessIdentity:
-    """As journals had it before the kernel's own figures stood there."""
+    """Return the identity as old journals have it, without the kernel's values."""
     return msgspec.structs.replace(identity, boot=None, ticks=None, program=None)
 
 
@@ -41,7 +41,7 @@ def as_first_written(identity: ProcessIdentity) -> ProcessIdentity:
 def test_a_step_of_the_clock_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """The kernel tells when a process began by the wall clock, so that a step of that moves it."""
+    """The kernel computes a process's start from the wall clock, so a step of the clock changes it."""
     run = run_of(own(), tmp_path)
     known = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: known(self) + seconds)
@@ -53,7 +53,7 @@ def test_a_step_of_the_clock_ends_no_run(
 def test_what_is_another_process_is_not_the_runs(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    """Its number is used again, also after a start of the machine; or it runs another program."""
+    """Its pid was used again, perhaps after a reboot; or the process runs another program."""
     assert not run_of(own(**changes), tmp_path).is_alive()
 
 
@@ -113,7 +113,7 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program that begins a run and waits to be told to go on."""
+    """Start a program that begins a run and waits for a line on its input."""
     started = []
 
     def begin(then: str) -> "subprocess.Popen[str]":

@@ -1,4 +1,4 @@
-"""Runs side by side, and gates on the change."""
+"""Comparing runs, and gates on the change."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def two_runs(root: Path) -> None:
 
 
 def test_layers_of_which_nobody_knows_what_they_held_are_left_out(tmp_path: Path) -> None:
-    """The sampler sees no allocations."""
+    """The sampling engine records no allocations."""
     for run_id in ("aaaa2222", "bbbb2222"):
         sampled = (TracedLayer("head", None, 110 * MIB, None, None),)
         event = Trace(at(1), 3, "sampler", False, 110 * MIB, {}, sampled, None)
@@ -240,7 +240,7 @@ def test_a_run_that_is_not_finished_passes_no_gate(
     assert result.exit_code == 1
     assert result.stderr == (
         f"memlog: the gate 'device.peak > +5%' can't be judged: run bbbb2222 is not finished ({said}); "
-        "--allow-unfinished judges it all the same\n"
+        "--allow-unfinished judges it anyway\n"
     )
     told = " ".join(result.stdout.split())
     assert "status finished" in told or f"status {said}" in told
@@ -258,7 +258,7 @@ def test_a_run_that_is_not_over_passes_no_gate(tmp_path: Path) -> None:
 
 
 def first_step_alone(root: Path, run_id: str, make: Any) -> RunDirectory:
-    """A run of the MLP whose first step alone was traced, as a short run leaves it."""
+    """A run of the MLP of which only the first step was traced, as in a short run."""
     recorded = traced(CASES["mlp"], step=0, make=make)
     event = trace_event(recorded.result, 0)
     run = made(root, run_id).write(event, End(at(9), "finished")).closed()

@@ -1,4 +1,4 @@
-"""Blocks and points that the user watches by hand: in trackers where a step is known, and in `show`."""
+"""Blocks and points that the user watches by hand: in `show`, and in trackers if their step is known."""
 
 import logging
 from pathlib import Path

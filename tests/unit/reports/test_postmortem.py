@@ -1,4 +1,4 @@
-"""How a bad end is explained, from journals of every kind of end."""
+"""Post-mortem reports, from journals of every kind of end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def told(moments: LastMoments, witness: Witness = KILLED) -> Report:
 
 
 def test_layers_of_which_nobody_knows_what_they_held_are_left_out(tmp_path: Path) -> None:
-    """The sampler sees no allocations."""
+    """The sampling engine records no allocations."""
     layers = (TracedLayer("blocks.0", None, 400 * MIB, None, None),)
     sampled = Trace(at(1), 0, "sampler", False, 400 * MIB, {}, layers, None)
     text = told(ended(tmp_path, sampled, FAILURE)).text
@@ -355,7 +355,7 @@ def test_a_step_that_had_grown_is_told_what_grew(tmp_path: Path) -> None:
 
 
 def grown(root: Path, sizes: Iterable[int], *events: Event, files: Sequence[int] = ()) -> str:
-    """What would help, after steps with so many MiB; `files`: of them, pages of files, at each tenth."""
+    """Return the advice after steps with these levels in MiB; `files`: pages of files at each tenth step."""
     run = MadeRun(root).write(*(batch(n, size * MIB) for n, size in enumerate(sizes)), *events)
     run.sampled(
         *(
@@ -378,14 +378,14 @@ def test_growth_that_nothing_gave_back_is_kept(tmp_path: Path) -> None:
 
 
 def test_growth_that_came_free_again_is_not_kept(tmp_path: Path) -> None:
-    """Batches that grow: with the failed step their memory was given back."""
+    """Batches grow, and the failed step's memory was freed with it."""
     text = grown(tmp_path, LEAK, changed(free=0, free_after=443 * MIB))
     assert "something keeps" not in text
     assert "alone grew by 443.0 MiB, and 443.0 MiB came free again with the last" in text
 
 
 def test_what_the_allocator_holds_unused_is_not_kept(tmp_path: Path) -> None:
-    """Batches that grow, by blocks that the C library does not give back."""
+    """Batches grow, in blocks that the C library does not return to the system."""
     unused = msgspec.structs.replace(KEPT, idle=400 * MIB)
     text = grown(tmp_path / "unused", LEAK, unused)
     assert "grew by 590.0 MiB over the last 59 steps, but at the end nothing used 400.0 MiB" in text
@@ -418,7 +418,7 @@ def test_what_nothing_uses_is_compared_with_all_growth_not_with_the_last_steps(
 
 
 def test_a_leak_beside_steps_that_need_much_is_kept(tmp_path: Path) -> None:
-    """What the failed step gave back is what every step needs."""
+    """The failed step freed as much as every step needs."""
     run = MadeRun(tmp_path)
     for step, size in enumerate(LEAK):
         run.write(Batch(at(step), step, size * MIB, (size + 440) * MIB, "exact"))
@@ -458,7 +458,7 @@ def test_where_it_is_not_known_what_a_step_needs_both_causes_are_named(tmp_path:
 
 
 def test_growth_that_ran_into_the_limit_and_stayed_there_is_found(tmp_path: Path) -> None:
-    """C code that is refused goes on without, until somebody else asks."""
+    """C code goes on after a failed allocation, until another request fails."""
     assert "something keeps" in grown(tmp_path, [*LEAK, *[LEAK[-1]] * 60], KEPT)
 
 
@@ -469,7 +469,7 @@ def test_a_devices_growth_is_that_of_the_device(tmp_path: Path) -> None:
 
 
 def test_a_last_straw_is_not_the_cause(tmp_path: Path) -> None:
-    """A C library took everything: the optimizer was the next to ask."""
+    """A C library took all memory; the optimizer made the next request."""
     straw = changed(
         free=2 * MIB, free_after=6 * MIB, requested=386 * 1024, phase="optimizer", layer=None
     )
@@ -484,7 +484,7 @@ def test_a_last_straw_is_not_the_cause(tmp_path: Path) -> None:
 
 
 def larger_steps(root: Path, *peaks: int, resident: int | None = None, **failure: object) -> str:
-    """What would help after steps that peaked at so many MiB, and left 400 MiB in use each."""
+    """Return the advice after steps with these peaks in MiB, each with 400 MiB in use at its end."""
     run, mark = MadeRun(root), 0
     for step, peak in enumerate(peaks):
         source: PeakSource = "exact" if step and peak > mark else "watermark"
@@ -514,7 +514,7 @@ def test_batches_that_grow_are_the_cause_in_few_steps_too(tmp_path: Path, peaks:
 
 
 def test_steps_of_random_size_did_not_grow(tmp_path: Path) -> None:
-    """The largest of them fails; a new high now and then is chance."""
+    """The largest batch fails; an occasional new maximum is chance."""
     chance = random.Random(0)  # noqa: S311 - no secret
     named = 0
     for number in range(100):
@@ -538,7 +538,7 @@ def test_growth_over_few_steps_is_told_without_a_cause(tmp_path: Path) -> None:
 
 
 def test_steps_that_were_not_recorded_are_not_left_out_of_the_count(tmp_path: Path) -> None:
-    """With `every`, the journal has some of them."""
+    """With `every`, the journal has only some of the steps."""
     run = MadeRun(tmp_path / "kept").write(
         *(batch(10 * n, (400 + 60 * n) * MIB) for n in range(12))
     )
@@ -553,7 +553,7 @@ def test_steps_that_were_not_recorded_are_not_left_out_of_the_count(tmp_path: Pa
 
 
 def test_a_jump_after_the_last_step_is_no_trait_of_the_steps(tmp_path: Path) -> None:
-    """An evaluation that keeps its graphs: the request that failed was small."""
+    """An evaluation keeps its graphs; the failed request was small."""
     text = larger_steps(tmp_path, *[440] * 10, resident=1200, requested=2 * MIB)
     assert (
         "grew by 800.0 MiB after step 9; no step before had peaked more than 40.0 MiB above" in text
@@ -568,7 +568,7 @@ def test_a_jump_after_the_last_step_is_no_trait_of_the_steps(tmp_path: Path) -> 
 
 
 def test_growth_over_few_steps_of_a_run_that_jumped_before_it_was_killed(tmp_path: Path) -> None:
-    """The last look from outside saw far more than the steps had left behind."""
+    """The last sample is far above the level after the steps."""
     moments = ended(tmp_path, Sample(at(11), 9, 3 * GIB, 1, 20 * GIB, None, None), steps=0)
     moments.steps = [batch(n, (400 + 6 * n) * MIB) for n in range(10)]
     assert "rose by" not in told(moments, Witness("helper", 1)).text
@@ -636,7 +636,7 @@ def test_a_request_that_no_machine_has_room_for_is_called_that(tmp_path: Path) -
 
 
 def test_the_rest_of_a_limit_is_no_room(tmp_path: Path) -> None:
-    """64 KiB were refused with 4 MiB left of the limit: the allocator asks for more at once."""
+    """A request of 64 KiB failed with 4 MiB free: the allocator requests more at once."""
     text = told(ended(tmp_path, changed(requested=64 * 1024, free=4 * MIB))).text
     assert "What limits it: the limit on the process's address space" in text
     assert "another one must have stopped it" not in text

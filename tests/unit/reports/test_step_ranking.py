@@ -1,4 +1,4 @@
-"""How a traced step stands among a run's others, in ``memlog advise`` and in a post-mortem report."""
+"""A traced step compared with the run's others, in ``memlog advise`` and in a post-mortem report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def a_run(
     asked: int = MIB,
     resident: int | None = None,
 ) -> RunDirectory:
-    """A run that failed, whose first traced step was the worst."""
+    """A failed run whose first traced step was the worst."""
     events = [trace_event(trace().result, step) for step in traced_at]
     lost = OutOfMemory(at(9), 7, "host", asked, 0, None, None, None, None, None, "backward", "gone")
     lost = msgspec.structs.replace(lost, resident=resident)
@@ -80,7 +80,7 @@ def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
 
 
 def explained(run: RunDirectory) -> str:
-    """What would help, by the post-mortem report."""
+    """Return the advice of the post-mortem report."""
     explain_afterwards(run)
     return (run.artifacts / "postmortem.md").read_text().partition("## What would help")[2]
 
@@ -97,7 +97,7 @@ def test_no_saving_is_predicted_from_a_step_that_was_not_the_largest(tmp_path: P
 def test_the_step_that_ran_out_of_memory_is_one_of_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was never over, so only the failure tells what the process held in it."""
+    """The step did not end, so only the failure tells the memory in use."""
     run = a_run(tmp_path, *growing(0), resident=900 * MIB)
     assert of(run).larger == LargerStep(20, 900 * MIB, False)
     assert "The run's largest was step 20: the process held 900.0 MiB" in said(
@@ -136,7 +136,7 @@ def test_a_run_that_did_not_grow_is_not_told_so(tmp_path: Path, batches: list[Ba
 
 
 def test_what_the_watermark_may_have_covered_is_no_larger_step(tmp_path: Path) -> None:
-    """Within the traced step there may have been as much: nobody knows."""
+    """The traced step may have had as much; this is unknown."""
     bounded = Batch(at(0), 0, 300 * MIB, 900 * MIB, "watermark")
     run = a_run(tmp_path, bounded, *growing(20 * MIB)[1:])
     assert of(run).larger is None

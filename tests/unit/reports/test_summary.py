@@ -1,4 +1,4 @@
-"""What is said of a run is what its journal says, whatever befell the journal."""
+"""A run's summary agrees with its journal, also if the journal is damaged."""
 
 import json
 import tracemalloc

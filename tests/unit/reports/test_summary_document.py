@@ -1,4 +1,4 @@
-"""The documents of `memlog show --json` and `memlog runs --json` are what their page says they are."""
+"""The documents of `memlog show --json` and `memlog runs --json` agree with their page in docs."""
 
 import re
 import types
@@ -15,7 +15,7 @@ DOCUMENTATION = Path(__file__).parents[3] / "docs" / "show-json.md"
 
 
 def fields(kind: object, prefix: str = "") -> Iterator[str]:
-    """The dotted names of everything in a document."""
+    """Return the dotted names of all fields of a document."""
     arguments = typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
@@ -37,7 +37,7 @@ def fields(kind: object, prefix: str = "") -> Iterator[str]:
 
 
 def documented(text: str) -> set[str]:
-    """The fields in the tables of three columns."""
+    """Return the fields in the page's tables of three columns."""
     names = re.findall(r"^\| `([^`]+)` \| [a-z ]+ \|", text, re.MULTILINE)
     return {re.sub(r"<\w+>", "<>", name) for name in names}
 
@@ -49,7 +49,7 @@ def test_the_documentation_tells_of_every_field_and_of_no_other() -> None:
 
 
 def test_the_fields_are_frozen() -> None:
-    """They may be added to; none may go, or change its name, without a new number in ``schema``."""
+    """Fields may be added. None may be removed or renamed without a new number in ``schema``."""
     assert set(fields(Summary)) == {
         "schema",
         "status",

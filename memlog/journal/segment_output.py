@@ -1,0 +1,289 @@
+"""Write lines to a process's segments, directly or, if the disk is slow, from a background thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from memlog._internal.descriptors import Descriptor
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.signals import raised_by_handler
+from memlog.journal.disk import Disk
+from memlog.journal.format import Header, segment_name
+from memlog.journal.queue import WriteQueue
+
+Put: TypeAlias = Callable[[int, bytes], int]
+
+CHECK_EVERY = 200
+"""Number of writes between checks that the file still exists."""
+TRY_AGAIN_S = 5.0
+"""Seconds after which writing leaves the queue, to test whether the disk is fast again; doubled each time."""
+MAX_TRY_AGAIN_S = 320.0
+
+
+class SegmentOutput:
+    """The current segment of a process, and how lines get there.
+
+    A write that fails loses that line only: the loss is counted, and the first one is logged.
+
+    Args:
+        directory: The run's folder.
+        first_line: The first segment's header as a line.
+        header: The same header.
+        diagnostics: Counts losses.
+        on_switch: Called after each later segment was begun, on the thread that writes.
+
+    Raises:
+        OSError: The first segment can't be created.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        first_line: bytes,
+        header: Header,
+        diagnostics: Diagnostics,
+        on_switch: Callable[[], object],
+    ) -> None:
+        self._directory = directory
+        self._diagnostics = diagnostics
+        self._on_switch = on_switch
+        self._disk = Disk()
+        self._queue: WriteQueue | None = None
+        self._try_at, self._try_after = 0.0, TRY_AGAIN_S
+        self._unchecked = 0
+        self._gone = False
+        self._file = SegmentFile()
+        self._file.begin(directory, first_line, header)
+
+    @property
+    def queued(self) -> bool:
+        """True while writes go through a queue, because the file system is slow."""
+        return self._queue is not None
+
+    @property
+    def position(self) -> tuple[SegmentFile, int]:
+        """The current segment, and the bytes that it is known to have."""
+        return self._file, self._file.size
+
+    def is_at(self, position: tuple[SegmentFile, int]) -> bool:
+        """Return True if nothing was written or queued since this was the `position`."""
+        file, size = position
+        return self._queue is None and self._file is file and file.ends_at(size)
+
+    def write(self, line: bytes) -> None:
+        """Write a line to the current segment, or queue it."""
+        if self._queue is not None and not self._leaves_queue():
+            self._queue.put(partial(self._write, line))
+        else:
+            self._write(line, self._disk.write)
+            if self._disk.is_slow:
+                self._move_to_queue()
+
+    def begin_segment(self, first_line: bytes, header: Header) -> None:
+        """Write later lines to a new segment; if it can't be created, continue in the old one."""
+        switch = partial(self._switch_file, first_line, header)
+        if self._queue is not None:
+            self._queue.put_always(switch)
+        else:
+            switch()
+
+    def close(self) -> None:
+        """Close the segment after all queued lines, or after `memlog.journal.queue.CLOSE_TIMEOUT` seconds."""
+        if self._queue is None or self._queue.close():
+            if self._file.is_there():
+                self._count_lost_to_another_file(self._unchecked)
+            self._file.close()
+        else:
+            self._diagnostics.drop(
+                "journal_queue_full",
+                "the disk was too slow for the journal's last events",
+                # The queue's end mark is counted in place of the write that is in progress.
+                count=self._queue.waiting(),
+            )
+
+    def _switch_file(self, first_line: bytes, header: Header) -> None:
+        file = SegmentFile()
+        try:
+            file.begin(self._directory, first_line, header)
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
+            if not self._file.is_there():
+                self._gone = True
+            else:
+                self._diagnostics.count_fault(
+                    f"beginning the journal's next segment: {type(error).__name__}"
+                )
+                self._diagnostics.say_once(
+                    "journal_write",
+                    f"the journal in {self._directory} can't begin a new file: {error.strerror}; memlog "
+                    "writes to the old one as long as it can, and prints at the end how many events are "
+                    "lost, if any",
+                )
+            return
+        finally:
+            # Also when a signal handler raised right after the file was begun: readers then take the old
+            # segment as complete.
+            if file.has_begun:
+                # In this order: once the old file is closed, its number may belong to a file of the user's.
+                old, self._file = self._file, file
+                old.close()
+        self._on_switch()
+
+    def _write(self, line: bytes, put: Put = os.write) -> None:
+        self._unchecked += 1
+        if self._unchecked >= CHECK_EVERY or self._gone:
+            self._check_file()
+        if self._gone:
+            return
+        try:
+            self._file.write(line, put)
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
+            self._diagnostics.drop(
+                "journal_write",
+                f"an event could not be written to {self._directory}: {error.strerror}; training goes "
+                "on without it (free some space there; memlog prints at the end how many are lost)",
+            )
+
+    def _check_file(self) -> None:
+        """Count events that were written to a deleted file, or to another file with the same number."""
+        unseen, self._unchecked = self._unchecked, 0
+        if not self._gone and self._file.is_there():
+            self._count_lost_to_another_file(unseen - 1)  # one of them is still to be written
+            return
+        self._gone = True
+        self._diagnostics.drop(
+            "journal_gone",
+            f"the journal in {self._directory} was deleted; training goes on without it (memlog prints at "
+            "the end how many events are lost)",
+            count=unseen,
+        )
+
+    def _count_lost_to_another_file(self, unseen: int) -> None:
+        if not self._file.is_whole():
+            self._diagnostics.drop(
+                "journal_write",
+                f"this program closed the journal in {self._directory}, and memlog has opened it again "
+                "(memlog prints at the end how many events are lost at most)",
+                count=unseen,
+            )
+
+    def _move_to_queue(self) -> None:
+        self._queue = WriteQueue(self._diagnostics)
+        self._try_at = time.monotonic() + self._try_after
+        self._try_after = min(self._try_after * 2, MAX_TRY_AGAIN_S)
+        self._diagnostics.say_once(
+            "slow_disk",
+            f"writing to {self._directory} is slow (over 1 ms a write), so it moved to a background "
+            "queue until it is fast again: a crash meanwhile may lose the newest events (set MEMLOG_DIR "
+            "to a local disk)",
+        )
+
+    def _leaves_queue(self) -> bool:
+        """Leave an empty queue if it is time to test the disk again; one slow write brings it back."""
+        queue = self._queue
+        if queue is None or time.monotonic() < self._try_at or not queue.is_idle:
+            return False
+        queue.end()
+        self._queue = None
+        self._disk.try_again()
+        return True
+
+
+class SegmentFile:
+    """One segment, open for appending."""
+
+    def __init__(self) -> None:
+        self._path = Path()
+        self._descriptor: Descriptor | None = None
+        self._fd = -1
+        self._torn = False
+        self.size = 0
+        self.has_begun = False
+
+    def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
+        """Create the file; leave none if that fails, or if a signal handler raises meanwhile."""
+        self._path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._descriptor = Descriptor(os.open(self._path, flags, 0o644))
+            self._fd = self._descriptor.number
+            self.write(first_line)
+        except FileExistsError:
+            raise
+        except BaseException:
+            self.close()
+            with suppress(OSError):
+                self._path.unlink()  # a segment without a header is invalid
+            raise
+        self.has_begun = True
+
+    def write(self, line: bytes, put: Put = os.write) -> None:
+        """Write a line by one call of ``put``; after a partial write the next line begins with a newline."""
+        data = b"\n" + line if self._torn else line
+        try:
+            written = put(self._fd, data)
+        except OSError as error:
+            if error.errno != errno.EBADF or not self.is_there():
+                raise
+            written = put(self._fd, data)
+        self.size += written
+        self._torn = written < len(data)
+        if self._torn:
+            raise OSError(None, "the disk is full")
+
+    def ends_at(self, size: int) -> bool:
+        """Return True if the file has this size on disk, whatever this process counted."""
+        status = self._status()
+        return status is not None and status.st_size == size
+
+    def is_there(self) -> bool:
+        """Return True if the file can be read by others; open it again if the program has closed it."""
+        status = self._status() or self._open_again()
+        return status is not None and status.st_nlink > 0
+
+    def is_whole(self) -> bool:
+        """Return True if the file has all bytes that were written.
+
+        Bytes are missing if they went to another file with the same number. Each loss is reported once.
+        """
+        status = self._status()
+        if status is None or status.st_size >= self.size:
+            return True
+        self.size = status.st_size
+        return False
+
+    def close(self) -> None:
+        """Close the file. Calling it again is harmless."""
+        descriptor, self._descriptor, self._fd = self._descriptor, None, -1
+        if descriptor is not None:
+            descriptor.close()
+
+    def _status(self) -> os.stat_result | None:
+        return None if self._descriptor is None else self._descriptor.status()
+
+    def _open_again(self) -> os.stat_result | None:
+        before = self._descriptor
+        if before is None:
+            return None
+        try:
+            again = Descriptor(
+                os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+            )
+        except OSError:  # it was deleted
+            return None
+        status = again.status()
+        if status is None or not before.stands_for(status):  # another file has its name now
+            again.close()
+            return None
+        self._descriptor, self._fd = again, again.number
+        return status
