@@ -74,6 +74,7 @@ class Recording:
         on_in_process: Callable[[], object] = lambda: None,
     ) -> None:
         self._generation = fork.generation
+        self._closed = False
         self._diagnostics = diagnostics
         self._settings = settings
         self._on_alert = on_alert
@@ -275,11 +276,8 @@ class Recording:
         """
         if fork.generation != self._generation:
             return  # a forked copy: the run belongs to the parent process
-        try:
-            end, health = self._close(status, error)
-        except BaseException:  # Ctrl-C, or an exception of another signal's handler
-            self._finish_after_interruption(status)
-            raise
+        end, health = self._close(status, error)
+        self._closed = True
         self._delivery.finish(end, health, timeout)
 
     def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
@@ -303,8 +301,13 @@ class Recording:
         print_lost_events(self.run, self._diagnostics)
         return end, health
 
-    def _finish_after_interruption(self, status: Status) -> None:
-        """Send the helper process the end of the run, which the journal lacks after an interruption."""
+    def finish_after_interruption(self, status: Status) -> None:
+        """Send the helper process the end of the run, if an interruption kept `finish` from doing so.
+
+        The journal lacks the end then. Ctrl-C and other signals' handlers can raise at any call.
+        """
+        if self._closed or fork.generation != self._generation:
+            return
         with self._diagnostics.contained("leaving torch"):
             self._autolog.remove()
         with self._diagnostics.contained("closing the journal"):

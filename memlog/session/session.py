@@ -203,10 +203,14 @@ class Session:
         try:
             if recording is not None:
                 recording.finish(status, wait, error)
-        except KeyboardInterrupt:
+        except BaseException as interruption:
+            if recording is not None:
+                recording.finish_after_interruption(status)
             # A second Ctrl-C ends only the waiting here. The first is still being raised, with the user's
             # traceback.
-            if not isinstance(error, KeyboardInterrupt):
+            if not (
+                isinstance(interruption, KeyboardInterrupt) and isinstance(error, KeyboardInterrupt)
+            ):
                 raise
         finally:
             _forget(self)
