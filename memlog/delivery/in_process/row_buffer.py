@@ -89,8 +89,11 @@ class UsersRows:
         axis, index = placed
         with self._lock:
             reached, closed = self._held.newest.get(axis, -1), self._closed.get(axis, -1)
-            comes_later = self._logs_first and axis == "step" and index == self._number
-            into = self._late if comes_later or index <= reached else self._waiting
+            # The open row still waits for its own step. The helper's samples of earlier steps can be read
+            # after the user's last row was opened: they must not get a row of their own.
+            if self._logs_first and axis == "step" and self._number is not None:
+                reached = max(reached, self._number)
+            into = self._late if index <= reached else self._waiting
             is_shared = closed < into.newest.get(axis, index) < index
             for name, value, fold in values(event):
                 if value is None:

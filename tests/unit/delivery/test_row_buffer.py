@@ -77,6 +77,19 @@ def test_a_row_that_is_logged_before_its_step_gets_it_before_it_is_closed() -> N
     assert users.rows.folded == 0
 
 
+def test_a_sample_of_an_earlier_step_joins_the_last_row_of_a_user_who_logs_first() -> None:
+    users = Users(opened=0)
+    for number in range(5):
+        if number:
+            users.log(number)
+        users.step(number)
+        if number == 4:
+            users.sample(2, 300)  # the helper was slow: row 4 is open when this one is read
+    users.end()
+    assert users.steps() == {number: number for number in range(5)}
+    assert users.has[4][TREE] == 300
+
+
 def test_a_user_who_evaluates_first_and_logs_each_step_after_it_gets_each_in_its_row() -> None:
     users = Users(opened=0)
     for number in range(5):
