@@ -40,8 +40,8 @@ class Users:
             self._row += 1
 
     def end(self) -> None:
-        self._write(self._row, self.rows.rest())
-        self._write(self._row + 1, self.rows.behind())
+        self._write(self._row, self.rows.take_for_open_row())
+        self._write(self._row + 1, self.rows.take_for_new_row())
 
     def steps(self) -> dict[int, float]:
         return {number: row["step"] for number, row in self.has.items()}
