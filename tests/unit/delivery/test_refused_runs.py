@@ -14,7 +14,7 @@ from support.journals import GIB, MadeRun, batch
 from support.sinks import ListTracker
 
 from memlog.delivery.helper.retention import Retention
-from memlog.delivery.uploader.refused_runs import FIRST_REST
+from memlog.delivery.uploader.refused_runs import RETRY_INTERVAL
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.delivery.uploader.worker import UploadWorker
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
@@ -176,7 +176,7 @@ def test_a_refused_run_is_asked_for_now_and_then_and_at_the_end(
     for _ in range(5):
         carrier.deliver()
     assert tracker.asked.count("r0") == 1
-    now[0] += FIRST_REST
+    now[0] += RETRY_INTERVAL
     carrier.deliver()
     carrier.deliver()
     assert tracker.asked.count("r0") == 2
