@@ -59,7 +59,7 @@ class MlflowSink:
     max_points = 1000
 
     def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
-        self.health = Diagnostics() if diagnostics is None else diagnostics
+        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self._target = target
         self._uri = _uri_of(target)
         self._open: _OpenRun | None = None
@@ -68,7 +68,7 @@ class MlflowSink:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Points and parameters left out so far, by reason."""
-        return self.health.dropped
+        return self.diagnostics.dropped
 
     def probe(self) -> None:
         """Check, for about two seconds, whether MLflow can be reached.
@@ -116,7 +116,7 @@ class MlflowSink:
         known = self._opened().parameters()
         for key in wanted.keys() & known.keys():
             if wanted[key] != known[key]:
-                self.health.drop(
+                self.diagnostics.drop(
                     "parameter_conflict",
                     f"the MLflow run has {key!r} from an earlier session, with another value; "
                     "MLflow never changes a parameter, so it stays",
@@ -170,11 +170,13 @@ class MlflowSink:
 
     def _is_storable(self, point: Point) -> bool:
         if math.isinf(point.value):
-            self.health.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
+            self.diagnostics.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
             return False
         # A damaged journal may hold any number; a database would refuse the whole batch.
         if not (-_INT64 <= point.index < _INT64 and 0 <= point.time_us < _INT64):
-            self.health.drop("out_of_range", f"{point.name} has no usable step or time: not sent")
+            self.diagnostics.drop(
+                "out_of_range", f"{point.name} has no usable step or time: not sent"
+            )
             return False
         return True
 
@@ -194,7 +196,7 @@ class MlflowSink:
         except RunRefusedError:
             raise
         except TrackerRejectedError as error:
-            self.health.drop("parameter_rejected", f"parameter {key!r}: {error}")
+            self.diagnostics.drop("parameter_rejected", f"parameter {key!r}: {error}")
 
 
 class _OpenRun:

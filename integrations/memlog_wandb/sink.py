@@ -52,7 +52,7 @@ class WandbSink:
     max_points = 1000
 
     def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
-        self.health = Diagnostics() if diagnostics is None else diagnostics
+        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self._target = target
         self._run: _OpenRun | None = None
         self._broken = False
@@ -62,7 +62,7 @@ class WandbSink:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Points left out so far, by reason."""
-        return self.health.dropped
+        return self.diagnostics.dropped
 
     @property
     def keeps_files(self) -> bool:
@@ -158,7 +158,9 @@ class WandbSink:
 
     def _is_storable(self, point: Point) -> bool:
         if not contents.is_storable(point):
-            self.health.drop("not_finite", f"{point.name} is not a finite number: not sent to W&B")
+            self.diagnostics.drop(
+                "not_finite", f"{point.name} is not a finite number: not sent to W&B"
+            )
             return False
         return True
 

@@ -9,8 +9,7 @@ from support.journals import batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
-from memlog.delivery.in_process.throttle import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
-from memlog.delivery.in_process.writer import InProcessWriter
+from memlog.delivery.in_process.writer import INTERVAL, InProcessWriter
 from memlog.events import Alert, Artifact
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point, Rows
@@ -102,7 +101,7 @@ def test_steps_while_no_run_was_open_are_brought_to_the_run_that_is_opened_anew(
     first.end()
     for number in range(3, 6):
         trainer.step(number)
-    time.sleep(5 * SHORTEST_PAUSE)  # that they are read before is not needed, but usual
+    time.sleep(2 * INTERVAL)  # the writer usually reads them before the run is opened again
     trainer.open(second)
     for number in range(6, 8):
         trainer.step(number, second)
@@ -137,15 +136,7 @@ def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
     assert trainer.writer.state.stage == "done"
 
 
-def test_pauses_keep_rides_within_their_share() -> None:
-    pace = Pace()
-    assert pace.pause(0.001) == SHORTEST_PAUSE
-    waited = [pace.pause(0.001) for _ in range(200)]
-    assert waited[-1] > 100 * 0.001 / SHARE
-    assert pace.pause(1000) == LONGEST_PAUSE
-
-
-def test_what_is_published_as_a_run_ends_is_waited_for_although_a_ride_is_under_way(
+def test_what_is_published_as_a_run_ends_is_waited_for_although_a_pass_is_under_way(
     tmp_path: Path,
 ) -> None:
     """The journal was read before: the end must wait for the next pass."""
