@@ -44,7 +44,7 @@ class _Segment(NamedTuple):
 
 
 class Retention:
-    """Keeps one run's journal within its size limit.
+    """Size limit of one run's journal.
 
     Args:
         run: The run.

@@ -28,7 +28,7 @@ _FIRST = 0.2
 
 
 class StepFollower:
-    """Follows the trainer's journal for its newest step, its health and its end."""
+    """Follower of the trainer's journal: its newest step, its health and its end."""
 
     def __init__(self, file: JournalFile) -> None:
         self._file = file
@@ -66,7 +66,7 @@ class StepFollower:
 
 
 class Sampler:
-    """Publishes a `Sample` of the trainer's process tree whenever one is due, by time or by steps.
+    """Sampler of the trainer's process tree: publishes a `Sample` when one is due, by time or by steps.
 
     Args:
         trainer: Process number of the trainer.

@@ -17,7 +17,7 @@ KIND = "flamegraph"
 
 
 class WorstStep:
-    """Saves the flame graph of the worst traced step as the run's artifact, whenever a worse one appears.
+    """Flame graph of the worst traced step, saved as the run's artifact whenever a worse step appears.
 
     Args:
         run: The run.

@@ -36,7 +36,7 @@ _SAVE_INTERVAL = 1.0
 
 
 class InProcessWriter:
-    """Writes to a user's runs of one backend. `begin` is called on the thread that publishes.
+    """Writer to the user's runs of one backend. `begin` is called on the thread that publishes.
 
     Args:
         run: memlog's folder of the run.

@@ -10,7 +10,7 @@ from memlog.sink import Point
 
 
 class Reading:
-    """Reads one process's segments for an uploader, and holds what is to be sent.
+    """Reader of one process's segments for an uploader, with the data that is to be sent.
 
     Args:
         progress: Progress that was saved last.

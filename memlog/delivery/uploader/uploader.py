@@ -22,7 +22,7 @@ _STUBBORN_FAILURES = 5
 
 
 class Uploader:
-    """Delivers one run to one backend, from where the last uploader stopped.
+    """Uploader of one run to one backend; it begins at the position that the last one saved.
 
     The journal alone decides what is sent. The uploader saves its position in the journal after each batch.
     If it dies, the next one repeats at most one batch, with the same points.
@@ -168,6 +168,7 @@ class Uploader:
         self._progress.save()
 
     def _deliver_file(self, file: JournalFile, *, complete: bool) -> None:
+        """Deliver one process's segments, and skip those of runs that the tracker refuses."""
         while True:
             try:
                 return self._deliver_on(file, complete=complete)
@@ -195,6 +196,7 @@ class Uploader:
         return True
 
     def _deliver_on(self, file: JournalFile, *, complete: bool) -> None:
+        """Deliver one process's segments, from the saved position to the end of the journal."""
         reading = self._readings.get(file.process)
         if reading is None:
             progress = self.state.progress(file.process)

@@ -20,7 +20,7 @@ MAX_BACKOFF = 15.0
 
 
 class UploadWorker:
-    """Delivers in a thread until the journal is complete and all of it delivered.
+    """Thread that delivers until the journal is complete and all of it delivered.
 
     Args:
         uploader: The uploader to run.
