@@ -1,4 +1,4 @@
-"""Writing in process beside a server that is away: what can be handed over is, whatever waits."""
+"""The in-process writer while the server can't be reached: a file that waits delays nothing else."""
 
 from collections.abc import Sequence
 from pathlib import Path

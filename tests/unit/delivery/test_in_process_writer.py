@@ -1,4 +1,4 @@
-"""Writing to runs that end, and are opened anew under the same id."""
+"""The in-process writer and runs that end, or are opened again with the same id."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from memlog.sink import Point, Rows
 
 
 class Users:
-    """A run of the user's, as far as the writer sees it."""
+    """A run of the user's, with what the writer uses of it."""
 
     def __init__(self, run_id: str = "same") -> None:
         self.run_id = run_id
@@ -57,7 +57,7 @@ class Users:
 
 
 class Trainer:
-    """A journal that steps are written to, and a writer beside it."""
+    """A journal of a trainer's steps, and a writer that reads it."""
 
     def __init__(self, directory: Path) -> None:
         self.run: RunDirectory = new_run(directory)
@@ -139,7 +139,7 @@ def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
 def test_what_is_published_as_a_run_ends_is_waited_for_although_a_pass_is_under_way(
     tmp_path: Path,
 ) -> None:
-    """The journal was read before: the end must wait for the next pass."""
+    """The pass has read the journal already: the end must wait for the next one."""
     trainer = Trainer(tmp_path)
     trainer.run.artifacts.mkdir()
 

@@ -1,4 +1,4 @@
-"""What the rows of a user's run get, whenever the user logs."""
+"""Values in the rows of a user's run, for every order of logging and stepping."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ RSS, TREE, LOSS = "memory/host/rss_mib", "memory/host/tree_mib", "memlog/loss"
 
 
 class Users:
-    """A user's run whose rows are read: what each has, by the number or the order of the rows."""
+    """A user's run, and the values of each row by its number."""
 
     def __init__(self, opened: int | None = None) -> None:
         self.rows = UsersRows(Diagnostics())

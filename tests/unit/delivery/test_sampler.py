@@ -1,4 +1,4 @@
-"""When the helper process looks at the trainer's processes: by time, and by steps where these are fast."""
+"""Times at which the helper samples the process tree: by time, and by steps if these are fast."""
 
 import os
 import time
@@ -32,7 +32,7 @@ def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
 
 
 def looks(steps: int, a_second: float) -> int:
-    """Samples by steps of a run, looked at every 50 ms."""
+    """Number of samples by steps in a run that is checked every 50 ms."""
     rate, count = _StepRate(), 0
     for look in range(round(steps / a_second / 0.05)):
         if rate.update(int(look * 0.05 * a_second), look * 0.05):
@@ -59,7 +59,7 @@ def test_it_asks_more_often_where_steps_are_fast_alone() -> None:
 
 
 def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> None:
-    """Of a process tree that takes 20 ms to read a sample a second would be all that a share allows."""
+    """If reading takes 20 ms, the share alone would allow one sample a second."""
     run = MadeRun(tmp_path)
     follower = StepFollower(run.directory.files()[0])
     sampler = Sampler(os.getpid(), 1.0, [].append, follower, Diagnostics())

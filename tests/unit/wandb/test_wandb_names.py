@@ -1,4 +1,4 @@
-"""Names, addresses and the environment: what of W&B's integration needs no W&B."""
+"""Names, addresses and the environment: parts of the W&B integration that don't import wandb."""
 
 import re
 import sys
