@@ -1,4 +1,4 @@
-"""Alerts as MLflow can show them: a file with all of them, and tags about the last."""
+"""Alerts in MLflow: a file with all of them, and tags about the last one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MAX_TAG = 5000
 
 
 def alert_table(alerts: Sequence[Alert]) -> dict[str, Any]:
-    """The file's content. It is written anew each time, so that a replay changes nothing."""
+    """Return the file's content. It is written as a whole each time, so sending it again changes nothing."""
     return {"alerts": [_row(alert) for alert in alerts]}
 
 
 def alert_tags(alerts: Sequence[Alert]) -> dict[str, str]:
-    """Tags, by which runs can be searched: ``tags.`memlog.alert.level` = 'error'``."""
+    """Return the tags. Users can search runs by them: ``tags.`memlog.alert.level` = 'error'``."""
     last = alerts[-1]
     where = "" if last.where is None else f" ({last.where})"
     return {

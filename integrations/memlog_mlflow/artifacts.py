@@ -1,13 +1,13 @@
-"""Where memlog's files stand among a run's artifacts."""
+"""Place of memlog's files among a run's artifacts."""
 
 from __future__ import annotations
 
 from memlog.events import Artifact
 
 FOLDER = "memlog/artifacts"
-"""Below it one folder for each kind, in which the files bear their own names."""
+"""Artifact path with a folder for each kind; the files in it keep their names."""
 
 
 def folder_of(artifact: Artifact) -> str:
-    """The artifact path below which ``artifact`` is stored."""
+    """Return the artifact path of the folder that ``artifact`` is stored in."""
     return f"{FOLDER}/{artifact.kind}"

@@ -1,4 +1,4 @@
-"""The half of the integration that the trainer's process imports."""
+"""Part of the integration that the trainer's process imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlog_mlflow.uris import absolute_uri
 
 
 class _Seen(threading.local):
-    """The run that this thread was last found to have open: MLflow's active run is thread-local."""
+    """The active run found last in this thread: MLflow's active run is thread-local."""
 
     run: TrackerRun | None = None
 
@@ -31,9 +31,9 @@ class MlflowBackend:
         self._seen = _Seen()
 
     def active_run(self) -> TrackerRun | None:
-        """The run that the user has open on this thread.
+        """Return the run that the user has open on this thread.
 
-        ``None`` also where mlflow is not imported. What mlflow itself raises is passed on.
+        ``None`` also if mlflow is not imported. Errors of mlflow's own are not caught.
         """
         mlflow = _imported_mlflow()
         run = None if mlflow is None else mlflow.active_run()
@@ -42,14 +42,14 @@ class MlflowBackend:
         run_id: str = run.info.run_id
         seen = self._seen.run
         if seen is None or seen.run_id != run_id:
-            # Resolving the URI may look at the disk, so it is done once a run.
+            # Resolving the URI may read the disk, so it is done once for each run.
             uri = absolute_uri(mlflow.get_tracking_uri())
             seen = TrackerRun(run_id, uri=uri, name=run.info.run_name)
             self._seen.run = seen
         return seen
 
     def connection(self) -> Connection:
-        """The tracking URI (``None``: MLflow's default) and what the client reads of the environment."""
+        """Return the tracking URI (``None``: MLflow's default) and the client's environment variables."""
         mlflow = _imported_mlflow()
         found = environment.gathered()
         if mlflow is None:
@@ -57,7 +57,7 @@ class MlflowBackend:
         return Connection(uri=absolute_uri(mlflow.get_tracking_uri()), environment=found)
 
     def home(self) -> Home:
-        """Where the environment says that MLflow is, and the credentials that go with every request."""
+        """Return MLflow's address in the environment, and the credentials sent with every request."""
         return Home(
             environment.gathered().get(environment.TRACKING_URI),
             environment.credentials(),
@@ -65,20 +65,20 @@ class MlflowBackend:
         )
 
     def prepare(self) -> None:
-        """Imports mlflow, which takes seconds; see `open_sink` for what else that means."""
+        """Import mlflow, which takes seconds. Like `open_sink`, it sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
-        """Builds the sink, and imports mlflow for it.
+        """Build the sink, and import mlflow for it.
 
-        Call it in a process of memlog's own: it sets environment variables that bound MLflow's
+        Call it only in a process of memlog's own: it sets environment variables that limit MLflow's
         timeouts and retries.
         """
         sink: Sink = self._import("sink", target.connection).MlflowSink(target)
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Builds what brings files back; like `open_sink`, in a process of memlog's own."""
+        """Build the store that downloads files. Like `open_sink`, only in a process of memlog's own."""
         store: ArtifactStore = self._import("store", connection).MlflowStore(connection)
         return store
 
@@ -90,10 +90,10 @@ class MlflowBackend:
 
 
 def _imported_mlflow() -> ModuleType | None:
-    """The module ``mlflow``, if it is imported and usable.
+    """Return the module ``mlflow`` if it is imported and usable.
 
-    Another thread may be in the middle of importing it, and a folder called ``mlflow`` in the
-    working directory makes an empty namespace package: neither has these functions.
+    It is not usable while another thread imports it, or if it is the empty namespace package that Python
+    makes of a folder called ``mlflow`` in the working directory.
     """
     module = sys.modules.get("mlflow")
     if hasattr(module, "active_run") and hasattr(module, "get_tracking_uri"):

@@ -1,4 +1,4 @@
-"""The environment variables that MLflow's client reads: carried to the helper, bounded there."""
+"""Environment variables that MLflow's client reads: passed to the helper, and limited there."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ _NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 _OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
-"""Variables whose credentials go to, or are good for, their own cloud alone, whatever the tracker."""
+"""Prefixes of variables with credentials for that cloud only, which no other tracker gets."""
 _OF_DATABASES = ("PGPASSWORD", "MYSQL_PWD")
 _CREDENTIALS = "~/.mlflow/credentials"
 
 _NEVER = (
-    "MLFLOW_RUN_ID",  # a process that has it marks that run as finished when it exits
-    "MLFLOW_ACTIVE_MODEL_ID",  # memlog's metrics would be attributed to the user's model as well
+    "MLFLOW_RUN_ID",  # a process with this variable marks the run as finished when it exits
+    "MLFLOW_ACTIVE_MODEL_ID",  # memlog's metrics would be attributed to the user's model, too
     "_MLFLOW_ACTIVE_MODEL_ID",
     "MLFLOW_SQLALCHEMYSTORE_ECHO",  # prints every SQL statement
 )
 
 _BOUNDS = {
-    # The uploader tries again itself; MLflow's seven retries would hold it for four minutes, and a
-    # repeated "create run" could make two.
+    # The uploader tries again itself. MLflow's seven retries would block it for four minutes, and a repeated
+    # "create run" could create two runs.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT": "20",
-    # A process that the user never asked for prints nothing and reports to nobody.
+    # The user did not start this process: it prints nothing and sends no telemetry.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 _DEFAULTS = {
-    # Seconds. A user who set it knows that the server is slow: one that never answers in time would
-    # never get anything.
+    # Seconds. A value of the user's own is kept: it may be for a slow server, which would get nothing if its
+    # answers always came too late.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 
 
 def gathered() -> dict[str, str]:
-    """What MLflow's client reads of this process's environment, for the helper."""
+    """Return the environment variables of this process that MLflow's client needs in the helper."""
     found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
     if TRACKING_URI in found:
         # A relative path means this process's folder, which may not be the helper's.
@@ -61,7 +61,7 @@ def gathered() -> dict[str, str]:
 
 
 def credentials() -> tuple[str, ...]:
-    """Variables and files from which MLflow's client takes credentials, whatever the address."""
+    """Return the variables and files from which MLflow's client takes credentials for any address."""
     found = {name: text for name, text in gathered().items() if not name.startswith(_OF_CLOUDS)}
     named = [*secret_names(found), *(name for name in _OF_DATABASES if os.environ.get(name))]
     if Path(_CREDENTIALS).expanduser().exists():
@@ -70,9 +70,9 @@ def credentials() -> tuple[str, ...]:
 
 
 def apply(connection: Connection) -> None:
-    """Prepares this process, one of memlog's own, for MLflow's client.
+    """Prepare this process, one of memlog's own, for MLflow's client.
 
-    To be called before mlflow is imported, which reads some of these variables only then.
+    Call it before mlflow is imported, because mlflow reads some of these variables only then.
     """
     from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
 
@@ -86,7 +86,7 @@ def apply(connection: Connection) -> None:
 
 
 def context_tags() -> dict[str, str]:
-    """The tags that `RUN_CONTEXT` asks for; none where it is not a JSON object."""
+    """Return the tags in `RUN_CONTEXT`; none if it is not a JSON object."""
     return _parsed(os.environ.get(RUN_CONTEXT))
 
 
@@ -97,9 +97,9 @@ def _is_wanted(name: str) -> bool:
 
 
 def _with_source(context: str | None, script: str) -> str:
-    """`RUN_CONTEXT` with the training script as the run's source, unless the user names another.
+    """Return `RUN_CONTEXT` with the training script as the run's source, unless the user names another one.
 
-    In the helper ``sys.argv[0]`` is memlog, so the script has to come along.
+    In the helper ``sys.argv[0]`` is memlog, so the trainer's process must pass the script's name.
     """
     return json.dumps({"mlflow.source.name": script, **_parsed(context)})
 

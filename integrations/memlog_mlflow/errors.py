@@ -1,4 +1,4 @@
-"""What MLflow raises, told apart into what may pass and what won't: the one place that does."""
+"""Translation of MLflow's errors into memlog's: errors that may pass, and refusals that stay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REJECTED = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-"""Everything else may pass; so may ENDPOINT_NOT_FOUND, which is what a restarting proxy answers."""
+"""Error codes of refusals. All others may pass, also ENDPOINT_NOT_FOUND, which a restarting proxy answers."""
 
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
 _REFUSALS = frozenset({401, 403})
@@ -38,35 +38,35 @@ _TOO_LARGE = 413
 _MAX_TEXT = 200
 _ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
 _REQUEST = re.compile(r"API request to \S+ failed with exception ")
-"""What the client says before the reason: memlog's own lines begin otherwise."""
+"""Beginning of a client's message, before the reason; memlog's message has a beginning of its own."""
 _NO_JSON = "not in a valid JSON format"
 _NO_SERVER = "MLflow is not available (what answers there is no MLflow server)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
-"""Where what a database's error repeats begins: rows, and a link."""
+"""Beginning of the useless part of a database's error: the rows, and a link."""
 
 
 @contextmanager
 def translated(address: str | None = None) -> Iterator[None]:
-    """Runs a block that talks to MLflow.
+    """Translate the errors of a block that calls MLflow.
 
     Args:
-        address: Where it is, for messages; ``None``: as the client has it.
+        address: MLflow's address, for messages; ``None``: the one in the client's message.
 
     Raises:
-        TrackerRejectedError: MLflow understood and said no.
-        TrackerUnavailableError: anything else that went wrong.
+        TrackerRejectedError: MLflow has refused the request.
+        TrackerUnavailableError: any other error.
     """
     try:
         yield
     except MemlogError:
         raise
     except Exception as error:  # noqa: BLE001 - MLflow lets drivers' and system errors through
-        # Not chained: the original's own message may hold the URL with its password.
+        # Not chained: the original's message may contain the URL with its password.
         raise _translation(error, address) from None
 
 
 def refused(status: str) -> TrackerUnavailableError:
-    """The error for credentials that the server does not take."""
+    """Return the error for credentials that the server does not accept."""
     return TrackerUnavailableError(
         f"the MLflow server refuses the credentials ({status}): set MLFLOW_TRACKING_USERNAME and "
         "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
@@ -74,11 +74,11 @@ def refused(status: str) -> TrackerUnavailableError:
 
 
 def unavailable(text: str, address: str | None = None) -> TrackerUnavailableError:
-    """The error for a tracker that can't be reached, or is in trouble.
+    """Return the error for a tracker that can't be reached, or has a failure.
 
     Args:
-        text: What is known of it, such as a client's message.
-        address: Where the tracker is.
+        text: Description of the failure, such as a client's message.
+        address: Address of the tracker; ``None``: as in the text.
     """
     detail = _in_full(text)
     if answered := _ANSWERED.search(text):
@@ -93,7 +93,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
 
 
 def error_code(error: BaseException) -> str | None:
-    """MLflow's name for the kind of ``error``; ``None`` if it is none of MLflow's."""
+    """Return MLflow's code of ``error``; ``None`` if it is not an error of MLflow's."""
     return str(error.error_code) if isinstance(error, MlflowException) else None
 
 
@@ -102,7 +102,8 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
     if code in _REFUSED or status in _REFUSALS:
         return refused(str(status or code))
     text = str(error) if code is not None else f"{type(error).__name__}: {error}"
-    # A proxy's "request too large" has no code of MLflow's; smaller batches get through.
+    # A proxy's "request too large" has no code of MLflow's; it counts as a refusal, after which smaller
+    # batches are sent.
     too_large = status == _TOO_LARGE or f"failed with error code {_TOO_LARGE} " in text
     if code in _REJECTED or too_large:
         return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}", _in_full(text))
@@ -110,7 +111,7 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
 
 
 def _http_status(error: Exception) -> int | None:
-    """The status of an answer that the client did not make an error of its own from: of a file's."""
+    """Return the HTTP status of an error from a file's transfer, which the client raises unchanged."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
 
@@ -120,6 +121,6 @@ def _in_full(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """``text`` on one line, without credentials and the rows that a database error repeats."""
+    """Return ``text`` on one line, without credentials and the rows that a database error repeats."""
     line = _in_full(_NOISE.split(text)[0])
     return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

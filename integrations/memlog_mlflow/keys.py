@@ -1,8 +1,8 @@
 """Names that MLflow accepts for metrics and parameters.
 
-One name that it does not accept makes it refuse the whole batch. Its rules stand in
-``mlflow/utils/validation.py``: certain characters, at most 250 of them, and a path that is its own
-``posixpath.normpath`` and does not lead upwards.
+MLflow refuses a whole batch if it does not accept one name. Its rules are in ``mlflow/utils/validation.py``:
+certain characters, at most 250 of them, and a path that equals its ``posixpath.normpath`` and does not lead
+upwards.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
-    """A key that MLflow accepts, the same for the same name.
+    """Return a key that MLflow accepts, always the same for a name.
 
-    A name that is fine stays as it is. Any other gets a digest of itself at the end, so that two
-    names that differ only in what had to go don't become one metric. Letters are ASCII only: MLflow
-    takes others too, but in JSON each becomes six bytes, and a request may hold a million.
+    An accepted name stays as it is. Any other one is changed, and gets a digest of the original at the end,
+    so that two names don't become one metric. Letters are ASCII only: MLflow takes others, too, but in JSON
+    each of them becomes six bytes, and a request may have at most a million bytes.
     """
     cleaned = _cleaned(name)
     if name and cleaned == name and len(name) <= MAX_KEY:
@@ -36,5 +36,5 @@ def safe_key(name: str) -> str:
 def _cleaned(name: str) -> str:
     parts = _FOREIGN.sub("_", name).split("/")
     cleaned = "/".join(part for part in parts if part not in {"", ".", ".."})
-    # MLflow takes any name that begins so for one that leads upwards.
+    # MLflow treats any name with this beginning as a path that leads upwards.
     return f"_{cleaned}" if cleaned.startswith("..") else cleaned

@@ -1,4 +1,4 @@
-"""Asks whether the tracker behind a URI is there: one that is not is noticed in about two seconds."""
+"""Check of whether the tracker behind a URI can be reached, within about two seconds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from memlog_mlflow.errors import refused, translated, unavailable
 from memlog_mlflow.uris import scheme_of
 
 TIMEOUT = 2
-"""Seconds until a connection stands. A server that is there may take as long to answer as for any request
-of MLflow's: one that is slow, for a while or always, would never get anything otherwise."""
+"""Seconds to wait for a connection. For its answer a server has as long as for any request of MLflow's:
+otherwise a slow server would never get anything."""
 
 _REFUSALS = frozenset({401, 403})
 _TOO_MANY = 429
@@ -27,10 +27,10 @@ _PORTS = {"postgresql": 5432, "mysql": 3306}
 
 
 def probe(uri: str) -> None:
-    """Asks the tracker at ``uri``; where there is nothing to ask, it counts as there.
+    """Check the tracker at ``uri``; other kinds of URI, such as a folder, are not checked.
 
     Raises:
-        TrackerUnavailableError: it is not there, in trouble, or refuses the credentials.
+        TrackerUnavailableError: the tracker can't be reached, has a failure, or refuses the credentials.
     """
     scheme = scheme_of(uri)
     with translated(uri):
@@ -43,17 +43,17 @@ def probe(uri: str) -> None:
 
 
 def _ask_server(uri: str) -> None:
-    """Asks a tracking server's ``/health``, with the credentials and certificates of the client.
+    """Request a tracking server's ``/health``, with the credentials and certificates of the client.
 
-    A 404 counts as there: servers behind a proxy, older ones and hosted ones have no such page.
+    The answer 404 counts as success: servers behind a proxy, old ones and hosted ones have no such page.
     """
-    # As a stream, whose page nobody reads: it may have no end.
+    # As a stream, of which nothing is read: the page may be endless.
     response = http_request(  # type: ignore[no-untyped-call]  # mlflow types neither
         get_default_host_creds(uri),  # type: ignore[no-untyped-call]
         "/health",
         "GET",
         max_retries=0,
-        timeout=(TIMEOUT, MLFLOW_HTTP_REQUEST_TIMEOUT.get()),  # type: ignore[no-untyped-call]  # likewise
+        timeout=(TIMEOUT, MLFLOW_HTTP_REQUEST_TIMEOUT.get()),  # type: ignore[no-untyped-call]  # as above
         raise_on_status=False,
         stream=True,
     )
@@ -66,13 +66,13 @@ def _ask_server(uri: str) -> None:
 
 
 def _ask_sqlite(uri: str) -> None:
-    """Looks at a database file without making one.
+    """Check a database file without creating it.
 
-    Without this MLflow tries for minutes to open a file that can't be opened, and it would make a
-    folder anew where a share is not mounted.
+    MLflow itself tries for minutes to open a file that can't be opened. If a network share is not mounted, it
+    would create the folder in its place.
     """
-    # Only in these two: with a tracking server the client need not have SQLAlchemy installed. Its
-    # versions disagree on whether a path is percent-encoded, so it is the one to be asked.
+    # Imported here: with a tracking server, the client may have no SQLAlchemy. It parses the URI because its
+    # versions disagree on whether a path is percent-encoded.
     from sqlalchemy.engine import make_url  # noqa: PLC0415
 
     database = make_url(uri).database
@@ -96,11 +96,11 @@ def _read_sqlite(path: Path) -> None:
 
 
 def _ask_database(uri: str, default_port: int) -> None:
-    """Opens and closes a connection to a database server, for the same reason."""
+    """Open and close a connection to a database server: MLflow itself tries for minutes."""
     from sqlalchemy.engine import make_url  # noqa: PLC0415
 
     url = make_url(uri)
-    # No host is a socket file, and several are the driver's to choose from.
+    # Without a host the driver uses a socket file, and of several hosts it chooses one: neither is checked.
     if url.host and "," not in url.host:
         with socket.create_connection((url.host, url.port or default_port), timeout=TIMEOUT):
             pass

@@ -1,6 +1,6 @@
-"""Keeps a replay from doubling rows where MLflow does not do that itself.
+"""Filter of rows that a run has already, for stores in which MLflow does not filter them itself.
 
-Its databases pass over an exact duplicate; a folder of text files appends whatever comes.
+MLflow's databases ignore an exact duplicate; its folder of text files appends every row.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _Row: TypeAlias = tuple[int, int, str]
 
 
 class StoredRows:
-    """The rows that a run has, read once for each metric that is asked for.
+    """The rows that a run has, read once for each metric.
 
     Args:
-        client: Of the run's store.
-        run_id: The run.
+        client: Client of the run's store.
+        run_id: Id of the run.
     """
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
@@ -28,7 +28,7 @@ class StoredRows:
         self._rows: dict[str, set[_Row]] = {}
 
     def missing(self, metrics: Sequence[Metric]) -> list[Metric]:
-        """Those of ``metrics`` that are not stored, each once."""
+        """Return those of ``metrics`` that are not stored, each once."""
         found = {
             (metric.key, _row(metric)): metric
             for metric in metrics
@@ -37,12 +37,12 @@ class StoredRows:
         return list(found.values())
 
     def add(self, metrics: Sequence[Metric]) -> None:
-        """Notes that ``metrics`` are stored now."""
+        """Note that ``metrics`` are stored now."""
         for metric in metrics:
             self._stored(metric.key).add(_row(metric))
 
     def forget(self) -> None:
-        """Reads anew what is stored: a batch has failed, perhaps after some of it was written."""
+        """Forget the rows, so that they are read again: a batch has failed, and a part may be written."""
         self._rows.clear()
 
     def _stored(self, key: str) -> set[_Row]:

@@ -1,4 +1,4 @@
-"""Joins the user's run, or finds or opens one of memlog's own."""
+"""The MLflow run to write to: the user's, or one of memlog's own, which is found or created."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from memlog_mlflow.keys import safe_key
 RUN_TAG = "memlog.run_id"
 OWN_TAG = "memlog.own"
 """``"true"`` on a run that memlog opened, ``"beside"`` on one that it opened in place of a run of the user's.
-A joined run has `RUN_TAG` too, and must not be taken for memlog's own, which it ends."""
+A joined run has only `RUN_TAG`: it must not be mistaken for memlog's own, which memlog ends."""
 BESIDE_TAG = "memlog.beside"
-"""On the latter: which run of the user's."""
+"""Id of the user's run, on a run that memlog opened in its place."""
 
 _DEFAULT_EXPERIMENT = "0"
 _GONE = "RESOURCE_DOES_NOT_EXIST"
@@ -29,12 +29,12 @@ _EXISTS = frozenset({"RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"})
 
 
 def join(client: MlflowClient, run_id: str, memlog_run: str) -> str:
-    """Marks the user's run with memlog's run id, and returns its own id.
+    """Tag the user's run with memlog's run id, and return the run's own id.
 
     Raises:
-        RunRefusedError: the run is deleted, or gone.
-        TrackerUnavailableError: what answers is no MLflow server.
-        MlflowException: MLflow is in trouble.
+        RunRefusedError: the run is deleted, or does not exist.
+        TrackerUnavailableError: the answer is not from an MLflow server.
+        MlflowException: MLflow has a failure.
     """
     run = usable(client, run_id)
     tag = safe_key(memlog_run)
@@ -44,12 +44,12 @@ def join(client: MlflowClient, run_id: str, memlog_run: str) -> str:
 
 
 def usable(client: MlflowClient, run_id: str) -> Run:
-    """A run that can be written to.
+    """Return a run that can be written to.
 
     Raises:
-        RunRefusedError: it is deleted, or gone.
-        TrackerUnavailableError: what answers is no MLflow server.
-        MlflowException: MLflow is in trouble.
+        RunRefusedError: the run is deleted, or does not exist.
+        TrackerUnavailableError: the answer is not from an MLflow server.
+        MlflowException: MLflow has a failure.
     """
     try:
         run = _real(client.get_run(run_id))
@@ -65,28 +65,27 @@ def usable(client: MlflowClient, run_id: str) -> Run:
 
 
 def _restoring(client: MlflowClient, run: Run) -> str:
-    """The command that brings a deleted run back: its experiment may have been deleted with it."""
+    """Return the command that restores a deleted run, or its experiment if that is deleted, too."""
     experiment_id = run.info.experiment_id
     try:
         stage = client.get_experiment(experiment_id).lifecycle_stage
     except MlflowException:
-        stage = LifecycleStage.ACTIVE  # not to be told from here: the run is what was asked for
+        stage = LifecycleStage.ACTIVE  # unknown: the message names only the run
     if stage == LifecycleStage.DELETED:
         return f"with its experiment: `mlflow experiments restore --experiment-id {experiment_id}`"
     return f"`mlflow runs restore --run-id {run.info.run_id}`"
 
 
 def find_or_create(client: MlflowClient, target: Target) -> str:
-    """The id of memlog's own run for ``target``.
+    """Return the id of memlog's own run for ``target``.
 
-    A helper that died before it could note down what it had opened left a tag by which the run is
-    found.
+    If a helper died before it could save the id of the run that it had created, the run is found by its tags.
 
     Raises:
-        RunRefusedError: the run that was opened before is deleted, or gone.
+        RunRefusedError: the run that was opened before is deleted, or does not exist.
         TrackerRejectedError: the experiment is deleted.
-        TrackerUnavailableError: what answers is no MLflow server.
-        MlflowException: MLflow is in trouble or does not know the experiment that was asked for.
+        TrackerUnavailableError: the answer is not from an MLflow server.
+        MlflowException: MLflow has a failure, or does not know the experiment.
     """
     if target.opened is not None:
         return str(usable(client, target.opened.run_id).info.run_id)
@@ -112,13 +111,13 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
 
 
 def _real(run: Run) -> Run:
-    """The run, where it is one.
+    """Return the run, if the answer is one.
 
-    Something else that answers in a server's place passes for a run without anything; without a place for
-    files MLflow's client would put them into the working directory.
+    MLflow's client makes an empty run of the answer of another kind of server. Without an artifact URI it
+    would then put files into the working directory.
 
     Raises:
-        TrackerUnavailableError: it is none.
+        TrackerUnavailableError: the answer is not from an MLflow server.
     """
     if not (run.info.run_id and run.info.artifact_uri):
         raise unavailable("what answers there is no MLflow server")
@@ -126,10 +125,10 @@ def _real(run: Run) -> Run:
 
 
 def _experiment_id(client: MlflowClient, project: str | None) -> str:
-    """The experiment that was asked for, or the one that MLflow would choose.
+    """Return the id of the project's experiment, or else of the one that MLflow would choose.
 
-    `mlflow.set_experiment` outranks the variables and leaves its choice in
-    ``MLFLOW_EXPERIMENT_ID``, so that one is asked first.
+    `mlflow.set_experiment` overrides the variables, and writes its choice to ``MLFLOW_EXPERIMENT_ID``; so
+    that variable is read first.
     """
     if project:
         return _named(client, project)
@@ -141,7 +140,7 @@ def _experiment_id(client: MlflowClient, project: str | None) -> str:
 
 
 def _named(client: MlflowClient, name: str) -> str:
-    """The experiment called ``name``, created if there is none."""
+    """Return the id of the experiment called ``name``; create it if there is none."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return _usable(experiment)
@@ -150,7 +149,7 @@ def _named(client: MlflowClient, name: str) -> str:
     except MlflowException as error:
         if error_code(error) not in _EXISTS:
             raise
-        # Somebody else, such as another rank, has created it in the meantime.
+        # Another process, such as another rank, has created it meanwhile.
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise
@@ -167,7 +166,7 @@ def _usable(experiment: Experiment) -> str:
 
 
 def _usual_tags() -> dict[str, str]:
-    """What MLflow's fluent API puts on a run: who, and from which script."""
+    """Return the tags that MLflow's fluent API sets on a run: the user, and the script."""
     tags = {"mlflow.source.type": "LOCAL"}
     user = read_mlflow_creds().username or _system_user()
     if user:

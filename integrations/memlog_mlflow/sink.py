@@ -1,4 +1,4 @@
-"""Hands points to one MLflow run. Lives in a process of memlog's own."""
+"""Sink for one MLflow run. It runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _INT64 = 1 << 63
 class MlflowSink:
     """A `memlog.sink.Sink` for MLflow.
 
-    It talks to MLflow by the run's id only, through a client of its own: the fluent API's active
-    run belongs to a thread of the user's.
+    It names the run by its id, and has a client of its own: the fluent API's active run belongs to a thread
+    of the user's.
 
     Args:
         target: The run to write to.
-        diagnostics: Where drops are counted; without one the sink makes its own.
+        diagnostics: Counts drops; ``None``: the sink makes its own.
 
     Attributes:
         diagnostics: Counts ``not_finite`` (an infinity, which MLflow would store as 1.8e308),
@@ -59,7 +59,7 @@ class MlflowSink:
     max_points = 1000
 
     def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
-        self.health = Diagnostics() if diagnostics is None else diagnostics
+        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self._target = target
         self._uri = _uri_of(target)
         self._open: _OpenRun | None = None
@@ -68,31 +68,31 @@ class MlflowSink:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Points and parameters left out so far, by reason."""
-        return self.health.dropped
+        return self.diagnostics.dropped
 
     def probe(self) -> None:
-        """Asks whether MLflow is there: that nobody is there shows within about two seconds.
+        """Check, for about two seconds, whether MLflow can be reached.
 
         Raises:
-            TrackerUnavailableError: it is not, or it refuses the credentials.
+            TrackerUnavailableError: MLflow can't be reached, or refuses the credentials.
         """
         probe(self._uri)
 
     def open(self) -> TrackerRun:
-        """Joins the user's run, or finds or opens memlog's own.
+        """Join the user's run, or find or create memlog's own.
 
         Raises:
-            RunRefusedError: the run is deleted, or gone.
+            RunRefusedError: the run is deleted, or does not exist.
             TrackerRejectedError: the experiment is deleted.
             TrackerUnavailableError: MLflow can't be reached.
         """
         return TrackerRun(self._opened().run_id, uri=self._uri)
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Stores at most `max_points` points, at their events' own times: a replay adds nothing.
+        """Store at most `max_points` points, with their events' own times. A point sent again adds nothing.
 
         Raises:
-            RunRefusedError: the run is deleted, or gone.
+            RunRefusedError: the run is deleted, or does not exist.
             TrackerUnavailableError: MLflow can't be reached.
         """
         metrics = [
@@ -104,10 +104,10 @@ class MlflowSink:
             self._opened().log(metrics)
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Stores parameters under ``memlog/``; one that the run has already stays as it was.
+        """Store parameters under ``memlog/``; one that the run has already is not changed.
 
         Raises:
-            RunRefusedError: the run is deleted, or gone.
+            RunRefusedError: the run is deleted, or does not exist.
             TrackerUnavailableError: MLflow can't be reached.
         """
         wanted = {
@@ -116,7 +116,7 @@ class MlflowSink:
         known = self._opened().parameters()
         for key in wanted.keys() & known.keys():
             if wanted[key] != known[key]:
-                self.health.drop(
+                self.diagnostics.drop(
                     "parameter_conflict",
                     f"the MLflow run has {key!r} from an earlier session, with another value; "
                     "MLflow never changes a parameter, so it stays",
@@ -124,36 +124,36 @@ class MlflowSink:
         self._log_new({key: wanted[key] for key in wanted.keys() - known.keys()})
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Writes all alerts to ``memlog/alerts.json`` and tells of the last one in tags.
+        """Write all alerts to ``memlog/alerts.json``, and the last one to tags.
 
         MLflow has no alerts of its own (its webhooks are for other things).
 
         Raises:
-            RunRefusedError: the run is deleted, or gone.
+            RunRefusedError: the run is deleted, or does not exist.
             TrackerUnavailableError: MLflow can't be reached.
         """
         if alerts[first_new:]:
             self._opened().show_alerts(alerts)
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """Stores a file as ``memlog/artifacts/<kind>/<name>``, where the run's page previews it.
+        """Store a file as ``memlog/artifacts/<kind>/<name>``, so that the run's page previews it.
 
         Raises:
-            RunRefusedError: the run is deleted, or gone.
-            TrackerRejectedError: the file is refused.
+            RunRefusedError: the run is deleted, or does not exist.
+            TrackerRejectedError: MLflow refuses the file.
             TrackerUnavailableError: MLflow can't be reached.
         """
         self._opened().store(artifact, file)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """Ends memlog's own run with ``status``, unless that is None; a joined one is never ended.
+        """End memlog's own run; a joined run is never ended.
 
         Args:
-            status: How the run ended.
-            ended_us: When, Unix time in microseconds; ``None``: now.
+            status: How the run ended; ``None``: it has not, and is left open.
+            ended_us: When it ended, Unix time in microseconds; ``None``: now.
 
         Raises:
-            RunRefusedError: the run is deleted, or gone.
+            RunRefusedError: the run is deleted, or does not exist.
             TrackerUnavailableError: MLflow can't be reached; the run can be closed again later.
         """
         if self._open is None:
@@ -170,16 +170,18 @@ class MlflowSink:
 
     def _is_storable(self, point: Point) -> bool:
         if math.isinf(point.value):
-            self.health.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
+            self.diagnostics.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
             return False
         # A damaged journal may hold any number; a database would refuse the whole batch.
         if not (-_INT64 <= point.index < _INT64 and 0 <= point.time_us < _INT64):
-            self.health.drop("out_of_range", f"{point.name} has no usable step or time: not sent")
+            self.diagnostics.drop(
+                "out_of_range", f"{point.name} has no usable step or time: not sent"
+            )
             return False
         return True
 
     def _log_new(self, parameters: Mapping[str, str]) -> None:
-        """Stores parameters that the run does not have; if one is refused, the others singly."""
+        """Store parameters that the run does not have; if MLflow refuses them, one by one."""
         try:
             self._opened().log_parameters(parameters)
         except RunRefusedError:
@@ -194,11 +196,11 @@ class MlflowSink:
         except RunRefusedError:
             raise
         except TrackerRejectedError as error:
-            self.health.drop("parameter_rejected", f"parameter {key!r}: {error}")
+            self.diagnostics.drop("parameter_rejected", f"parameter {key!r}: {error}")
 
 
 class _OpenRun:
-    """A run that was joined or opened, and the client to reach it."""
+    """A run that was joined or created, and its client."""
 
     def __init__(self, uri: str, target: Target) -> None:
         with _only_warnings():
@@ -251,10 +253,10 @@ class _OpenRun:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Translates errors, and tells a run that is deleted or gone from something that is refused.
+        """Translate the errors of a request; after a refusal, check whether the run itself is the cause.
 
         Raises:
-            RunRefusedError: the run is deleted, or gone.
+            RunRefusedError: the run is deleted, or does not exist.
         """
         try:
             with translated():
@@ -265,19 +267,19 @@ class _OpenRun:
             raise
 
     def _would_double(self, metric: Metric) -> bool:
-        """Whether MLflow would not pass over ``metric`` if it has it already.
+        """Return whether MLflow would store ``metric`` twice if it is sent again.
 
-        A folder never does. A database does, except that older versions don't know a NaN again and
-        refuse the batch: they compare it, and it does not equal itself.
+        A folder always does. A database does not; but older versions refuse a batch with a NaN that they have
+        already, because it does not equal itself when they compare it.
         """
         return self._doubles or math.isnan(metric.value)
 
 
 def _uri_of(target: Target) -> str:
-    """Where the run is: a run that exists is looked for nowhere else.
+    """Return the URI of the store: for a run that exists, the store that it is in.
 
-    What the journal remembers has no credentials: the environment's address is the same one with them,
-    or it is another tracker's.
+    The journal's address has no credentials. If the environment's address is the same but for them, it is
+    used; otherwise it is another tracker's.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened
@@ -287,17 +289,17 @@ def _uri_of(target: Target) -> str:
 
 
 def _quieten() -> None:
-    """Keeps MLflow's loggers from telling what memlog tells, in a process of memlog's own."""
+    """Keep MLflow's loggers from repeating memlog's messages, in a process of memlog's own."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    # It prints a traceback with every row of a batch; the error itself is raised as well.
+    # It prints a traceback with every row of a batch; the error itself is raised, too.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 @contextmanager
 def _only_warnings() -> Iterator[None]:
-    """Keeps MLflow from narrating how it makes a new database's tables.
+    """Keep MLflow from logging each table of a new database.
 
-    Older versions configure the loggers for that anew, and some of them bear names of no package.
+    Older versions configure those loggers again, and some of the loggers have no package's name.
     """
     before = logging.root.manager.disable
     logging.disable(logging.INFO)

@@ -1,4 +1,4 @@
-"""Brings files back from MLflow. Lives in a process of memlog's own."""
+"""Download of memlog's files from MLflow. It runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from memlog_mlflow.probe import probe
 from memlog_mlflow.uris import absolute_uri, local_path
 
 _UNKNOWN = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"})
-"""Of a question for a run: there is none of that id, or it can be no id."""
+"""Error codes for a run's id that does not exist, or that can't be an id."""
 _MAX_KINDS = 100
-"""Folders that are looked into, one request each."""
-_GLANCE = 0.1
-"""Seconds between looks at how much has arrived."""
+"""Folders that are listed at most, with one request each."""
+_POLL = 0.1
+"""Seconds between checks of how much has arrived."""
 
 
 class MlflowStore:
     """A `memlog.sink.ArtifactStore` for MLflow.
 
     Args:
-        connection: Where MLflow is; without a URI, MLflow's own default.
+        connection: How to reach MLflow; without a URI, at MLflow's own default.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -39,11 +39,11 @@ class MlflowStore:
         self._client: MlflowClient | None = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """The files below ``memlog/artifacts`` of a run.
+        """Return the files below ``memlog/artifacts`` of a run.
 
         Raises:
             UnknownRunError: MLflow has no such run.
-            TrackerRejectedError: MLflow understood and said no.
+            TrackerRejectedError: MLflow has refused the request.
             TrackerUnavailableError: MLflow can't be reached.
         """
         client = self._connected()
@@ -65,16 +65,18 @@ class MlflowStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Downloads one file into ``directory``.
+        """Download one file into ``directory``.
 
         Raises:
-            TrackerRejectedError: MLflow understood and said no.
+            TrackerRejectedError: MLflow has refused the request.
             TrackerUnavailableError: MLflow can't be reached.
         """
         if artifact.name in {"", ".", ".."} or posixpath.basename(artifact.name) != artifact.name:
-            raise TrackerRejectedError(f"{artifact.name!r} is the name of no file of memlog's")
+            raise TrackerRejectedError(
+                f"{artifact.name!r} is not the name of a file of memlog's: `memlog show` lists them"
+            )
         client = self._connected()
-        probe(self._uri)  # without it MLflow would try for minutes
+        probe(self._uri)  # MLflow itself would try for minutes
         path = f"{FOLDER}/{artifact.kind}/{artifact.name}"
 
         def download() -> str:
@@ -86,7 +88,7 @@ class MlflowStore:
     def _connected(self) -> MlflowClient:
         if self._client is None:
             path = local_path(self._uri)
-            # MLflow would make an empty store there.
+            # MLflow would create an empty store at that path.
             if path is not None and not path.exists():
                 raise TrackerUnavailableError(
                     f"there is no MLflow store at {path}: set MLFLOW_TRACKING_URI to where it is"
@@ -105,14 +107,14 @@ class MlflowStore:
                     raise
                 raise UnknownRunError(
                     f"MLflow at {bare_address(self._uri)} has no run {run_id!r}: set "
-                    "MLFLOW_TRACKING_URI to where it is, or look for its id on MLflow's page"
+                    "MLFLOW_TRACKING_URI to where the run is, or look up its id on MLflow's page"
                 ) from None
 
 
 class _Download(threading.Thread):
-    """Downloads in a thread of its own, since MLflow does not tell how far it is.
+    """Thread for a download: MLflow reports no progress itself.
 
-    It is a daemon: a tracker that stalls does not keep the command from ending.
+    It is a daemon: a tracker that stops answering does not keep the command from ending.
     """
 
     def __init__(self, download: Callable[[], str]) -> None:
@@ -124,22 +126,22 @@ class _Download(threading.Thread):
     def run(self) -> None:
         try:
             self.path = self._download()
-        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
             self.error = error
 
 
 def _watched(
     download: Callable[[], str], directory: Path, progress: Callable[[int], object]
 ) -> str:
-    """Runs ``download``, telling ``progress`` how much of it stands in ``directory``."""
+    """Run ``download``, and report to ``progress`` how many bytes have come into ``directory``."""
     thread = _Download(download)
     thread.start()
-    told = 0
+    reported = 0
     while thread.is_alive():
-        thread.join(_GLANCE)
+        thread.join(_POLL)
         arrived = _size(directory)
-        progress(arrived - told)
-        told = arrived
+        progress(arrived - reported)
+        reported = arrived
     if thread.error is not None:
         raise thread.error
     assert thread.path is not None  # noqa: S101 - it has ended without an error
@@ -147,7 +149,7 @@ def _watched(
 
 
 def _size(directory: Path) -> int:
-    """Bytes of all files in a folder that is being written."""
+    """Return the bytes of all files in a folder that is being written."""
     total = 0
     for path in directory.rglob("*"):
         try:

@@ -1,4 +1,4 @@
-"""Tracking URIs: what kind one is, relative paths made absolute."""
+"""Tracking URIs: their kinds, and relative paths made absolute."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SQLITE = "sqlite:///"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _NAMED = frozenset({"databricks", "databricks-uc", "uc"})
-"""What MLflow takes for a URI although it looks like a path."""
+"""Names that look like a path but that MLflow treats as a URI."""
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme in lower case and without a driver, as ``"postgresql"``; ``""`` for a path."""
+    """Return the scheme in lower case and without a driver, as ``"postgresql"``; ``""`` for a path."""
     if uri in _NAMED:
         return uri
     match = _SCHEME.match(uri)
@@ -23,7 +23,7 @@ def scheme_of(uri: str) -> str:
 
 
 def absolute_uri(uri: str) -> str:
-    """``uri``, where it names a relative path, with that resolved against the working directory."""
+    """Return ``uri``; if it names a relative path, with the path resolved against the working directory."""
     path = _sqlite_path(uri)
     if path is not None:
         query = uri[len(_SQLITE) + len(path) :]
@@ -34,7 +34,7 @@ def absolute_uri(uri: str) -> str:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The SQLite file that ``uri`` names plainly; ``None`` where it names none, or not so plainly.
+    """Return the SQLite file that ``uri`` names; ``None`` if it names none, or with ``%`` or a query.
 
     Versions of the client's library disagree on whether ``%`` in a path is an escape.
     """
@@ -43,7 +43,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def _sqlite_path(uri: str) -> str | None:
-    """The path of the SQLite file that ``uri`` names, as it stands there; ``None`` without one."""
+    """Return the path of the SQLite file in ``uri``, as it is written there; ``None`` if there is none."""
     if not uri.startswith(_SQLITE):
         return None
     path = uri[len(_SQLITE) :].partition("?")[0]
@@ -53,12 +53,12 @@ def _sqlite_path(uri: str) -> str | None:
 
 
 def is_folder(uri: str) -> bool:
-    """Whether ``uri`` names MLflow's file store."""
+    """Return whether ``uri`` names MLflow's file store."""
     return scheme_of(uri) in {"", "file"}
 
 
 def local_path(uri: str) -> Path | None:
-    """The file or folder on this machine that ``uri`` names; ``None`` where it names none."""
+    """Return the file or folder on this machine that ``uri`` names; ``None`` if it names none."""
     path = _sqlite_path(uri)
     if path is not None:
         return Path(path)

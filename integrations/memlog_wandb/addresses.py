@@ -1,4 +1,4 @@
-"""Where a W&B run is, as one text: ``<server>/<entity>/<project>/runs/<id>``, or an offline run's folder."""
+"""Address of a W&B run as one text: ``<server>/<entity>/<project>/runs/<id>``, or an offline run's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OFFLINE_RUN = re.compile(
 
 
 class RunPath(NamedTuple):
-    """A run, as W&B's public API names it."""
+    """Path of a run in W&B's public API."""
 
     entity: str | None
     project: str | None
@@ -25,9 +25,9 @@ class RunPath(NamedTuple):
 
 
 def address_of(settings: Any) -> str | None:
-    """The address of the run with these settings; the server's alone where the rest is not known.
+    """Return the address of the run with these settings; only the server's if the rest is unknown.
 
-    An offline run often has no entity: which one it will get is decided when it is synced.
+    An offline run often has no entity yet: it gets one when it is synced.
     """
     if getattr(settings, "_noop", False):
         return DISABLED
@@ -45,7 +45,7 @@ def address_of(settings: Any) -> str | None:
 
 
 def server_of(address: str | None) -> str | None:
-    """The server's part of a server's or run's address; ``None`` where it has none."""
+    """Return the server in a server's or run's address; ``None`` if it has none."""
     if not address or address.startswith((OFFLINE, DISABLED)):
         return None
     found = _RUN.fullmatch(address)
@@ -53,13 +53,13 @@ def server_of(address: str | None) -> str | None:
 
 
 def offline_folder(address: str | None) -> str | None:
-    """The folder of an offline run; ``None`` where the address is none of such a run."""
+    """Return the folder of an offline run; ``None`` if the address is not that of an offline run."""
     found = _OFFLINE_RUN.fullmatch(address or "")
     return found["folder"] if found else None
 
 
 def run_path(run: str) -> RunPath:
-    """Reads a run's address, ``entity/project/id``, ``project/id`` or the id alone."""
+    """Parse a run's address, ``entity/project/id``, ``project/id`` or the id alone."""
     found = _RUN.fullmatch(run) or _OFFLINE_RUN.fullmatch(run)
     path = f"{found['path'].rstrip('/')}/{found['run_id']}" if found else run
     parts = path.lstrip("/").split("/")

@@ -1,4 +1,4 @@
-"""The half of the integration that the trainer's process imports."""
+"""Part of the integration that the trainer's process imports."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class WandbBackend:
     def __init__(self) -> None:
         self._run: Any = None
         self._seen: TrackerRun | None = None
-        self._said = False
+        self._warned = False
 
     def active_run(self) -> TrackerRun | None:
-        """The run that the user has open in this process; ``None`` also where wandb is not imported.
+        """Return the run that the user has open in this process; ``None`` also if wandb is not imported.
 
-        Only attributes are read: ``run.step``, for one, would ask the server.
+        It reads only attributes that don't ask the server, as ``run.step`` would.
         """
         run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         if run is None:
@@ -46,50 +46,50 @@ class WandbBackend:
         return self._seen
 
     def _only_run(self) -> Any:
-        """The one run that is open where there is no ``wandb.run``: ``reinit="create_new"`` sets none."""
+        """Return the only open run if there is no ``wandb.run``, as with ``reinit="create_new"``."""
         singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
         runs = getattr(singleton, "_active_runs", None)
         if not runs:
             return None
         if len(runs) == 1:
             return runs[0]
-        if not self._said and self._run not in runs:
-            self._said = True
+        if not self._warned and self._run not in runs:
+            self._warned = True
             logger.warning(
-                "memlog: %d W&B runs are open and none is wandb.run: memlog joins none of them; open the "
-                "one that it is to join first, or without reinit='create_new'",
+                "memlog: %d W&B runs are open and none is wandb.run, so memlog joins none of them: open the "
+                "run that memlog is to join first, or without reinit='create_new'",
                 len(runs),
             )
         return None
 
     def open_in_process(self, run: TrackerRun) -> InProcessRun:
-        """Begins to write to the user's run, which `active_run` has just found."""
+        """Begin to write to the user's run, which `active_run` has just found."""
         return WandbInProcessRun(self._run, run.run_id)
 
     def connection(self) -> Connection:
-        """The server's address (``None``: W&B's default) and what the client reads of the environment."""
+        """Return the server's address (``None``: W&B's default) and the client's environment variables."""
         run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         found = environment.gathered(None if run is None else _settings(run))
         return Connection(uri=found.get(environment.BASE_URL), environment=found)
 
     def home(self) -> Home:
-        """The server that the environment and wandb's own files name, and whose credentials they hold."""
+        """Return the server that the environment and wandb's files name, and where its credentials are."""
         return environment.home()
 
     def prepare(self) -> None:
-        """Imports wandb, which takes a second; see `open_sink` for what else that means."""
+        """Import wandb, which takes a second. Like `open_sink`, it sets environment variables."""
         self._import("sink", Connection())
 
     def open_sink(self, target: Target) -> Sink:
-        """Builds the sink, and imports wandb for it.
+        """Build the sink, and import wandb for it.
 
-        Call it in a process of memlog's own: it sets environment variables that wandb reads.
+        Call it only in a process of memlog's own: it sets environment variables that wandb reads.
         """
         sink: Sink = self._import("sink", target.connection).WandbSink(target)
         return sink
 
     def open_store(self, connection: Connection) -> ArtifactStore:
-        """Builds what brings artifacts back; the same goes for it as for `open_sink`."""
+        """Build the store that downloads artifacts. Like `open_sink`, only in a process of memlog's own."""
         store: ArtifactStore = self._import("store", connection).WandbStore(connection)
         return store
 
@@ -101,5 +101,5 @@ class WandbBackend:
 
 
 def _settings(run: Any) -> Any:
-    """The run's settings, as they are: its public property makes a deep copy, which takes a millisecond."""
+    """Return the run's settings object itself: the public property makes a deep copy, which takes 1 ms."""
     return getattr(run, "_settings", None)

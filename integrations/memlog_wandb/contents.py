@@ -1,4 +1,4 @@
-"""What a run of W&B's gets, the user's or memlog's own: rows, definitions, alerts, artifacts."""
+"""Rows, metric definitions, alerts and artifacts for a W&B run, the user's or memlog's own."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from memlog.sink import Axis, Point
 from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
 
 METADATA = "memlog_name"
-"""The key in an artifact's metadata under which its name at memlog's stands."""
+"""Key, in an artifact's metadata, of the name that memlog gave it."""
 
 _LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 _ALERT_WAIT = 1
-"""Seconds within which W&B passes over an alert of the same title. Zero would mean a minute; how often a
-rule may speak is decided by memlog."""
+"""Seconds within which W&B drops an alert of the same title. Zero would mean a minute. memlog itself limits
+how often a rule fires."""
 
 
 def axis_key(axis: Axis) -> str:
-    """The metric that an axis is: memlog's steps are not W&B's."""
+    """Return the metric for an axis: memlog's steps are not W&B's."""
     return f"memlog/{axis}"
 
 
 class Definitions:
-    """Tells a run, once a key, which axis it lies on and how it is summed up.
+    """Defines each metric of a run once: its axis, and how the summary is made.
 
-    Exact names alone: where the user, Lightning or Transformers has defined ``*``, W&B picks one of
-    several fitting globs at random.
+    It uses exact names only. If the user, Lightning or Transformers has defined ``*``, W&B picks at random
+    among the globs that match.
     """
 
     def __init__(self, run: Any) -> None:
@@ -37,7 +37,7 @@ class Definitions:
         self._known: set[str] = set()
 
     def add(self, points: Iterable[Point]) -> None:
-        """Defines what is new, before it is logged for the first time."""
+        """Define the metrics that are new. Call it before they are logged for the first time."""
         for point in points:
             axis, key = axis_key(point.axis), safe_key(point.name)
             if axis not in self._known:
@@ -52,7 +52,7 @@ class Definitions:
 
 
 def row_of(points: Sequence[Point]) -> dict[str, Any]:
-    """One row: the points' values, and where on their axes the newest of them lie."""
+    """Return one row: the points' values, and the newest index on each axis."""
     row: dict[str, Any] = {}
     for point in points:
         axis = axis_key(point.axis)
@@ -62,18 +62,18 @@ def row_of(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def is_storable(point: Point) -> bool:
-    """Whether W&B can show a value: an infinity spoils the chart and its summary's JSON."""
+    """Return whether W&B can show a value: an infinity breaks the chart, and the JSON of the summary."""
     return math.isfinite(point.value)
 
 
 def log_parameters(run: Any, parameters: Mapping[str, str]) -> None:
-    """Puts parameters into the run's configuration, under ``memlog/``."""
+    """Put parameters into the run's configuration, under ``memlog/``."""
     values = {safe_key(f"memlog/{name}"): value for name, value in parameters.items()}
     run.config.update(values, allow_val_change=True)
 
 
 def log_alert(run: Any, alert: Alert) -> None:
-    """Sends an alert."""
+    """Send an alert."""
     text = alert.text or alert.rule
     run.alert(
         title=cut_title(alert.title),
@@ -84,12 +84,12 @@ def log_alert(run: Any, alert: Alert) -> None:
 
 
 def log_artifact(run: Any, artifact: Artifact, file: Path, memlog_run: str) -> Any:
-    """Hands an artifact over, and returns W&B's.
+    """Log an artifact, and return W&B's object for it.
 
-    The file is read where it is, and must stay there until it is uploaded: a copy in W&B's staging
-    folder, outside the run's, would be missed by nobody when it disappears.
+    W&B reads the file at its place, where it must stay until it is uploaded. W&B could also copy it to its
+    staging folder, but that is outside the run's folder and may be cleaned up.
     """
-    import wandb  # noqa: PLC0415 - whoever has a run has imported it
+    import wandb  # noqa: PLC0415 - imported already, since there is a run
 
     made = wandb.Artifact(
         artifact_name(run.id, artifact.name),

@@ -1,4 +1,4 @@
-"""The environment variables that W&B's client reads: carried to the helper, made fit there."""
+"""Environment variables that W&B's client reads: passed to the helper, and adapted there."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NETR
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 _NEVER = (
-    "WANDB_SERVICE",  # the user's own connection to wandb's process: memlog's must not end with it
+    "WANDB_SERVICE",  # the user's own connection to wandb's process: it ends with the user's process
     "WANDB_RUN_ID",  # the user's run, which only the user's process writes to
     "WANDB_RESUME",
-    "WANDB_SWEEP_ID",  # a sweep counts the runs that belong to it
+    "WANDB_SWEEP_ID",  # memlog's run would count as one of the sweep's
     "WANDB_SWEEP_PARAM_PATH",
     "WANDB_CONFIG_PATHS",
     "WANDB_RUN_DIR",
 )
 
 _ALWAYS = {
-    # A process that the user never asked for prints nothing, and saves neither code nor patches: they
-    # would be memlog's.
+    # The user did not start this process: it prints nothing, and saves neither code nor patches, which would
+    # be memlog's.
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
     "WANDB_DISABLE_CODE": "true",
-    # Nor does it report to anybody; a server that is down would hold its end for ten seconds for that.
+    # It sends no error reports: if the server can't be reached, that would delay the process's end by 10 s.
     "WANDB_ERROR_REPORTING": "false",
 }
 
 
 def gathered(settings: Any = None) -> dict[str, str]:
-    """What W&B's client reads of this process's environment, for the helper.
+    """Return the environment variables of this process that W&B's client needs in the helper.
 
     Args:
-        settings: Those of the user's open run, which go before the environment.
+        settings: Settings of the user's open run, which override the environment; ``None``: no run is open.
     """
     found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
     for name, attribute in ((BASE_URL, "base_url"), (API_KEY, "api_key")):
@@ -64,7 +64,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
 
 
 def home() -> Home:
-    """The server that the environment or wandb's settings files name, and what holds its API key."""
+    """Return the server that the environment or wandb's settings files name, and where its API key is."""
     found = {name: text for name, text in gathered().items() if name.startswith(_PREFIX)}
     server, credentials = DEFAULT_SERVER, list(secret_names(found))
     for file in _settings_files(found):
@@ -76,7 +76,7 @@ def home() -> Home:
 
 
 def _settings_files(found: Mapping[str, str]) -> list[Path]:
-    """The files that wandb reads its settings from: a later one goes before."""
+    """Return the files that wandb reads its settings from: a later one overrides an earlier one."""
     everywhere = Path(found.get(CONFIG_DIR, "~/.config/wandb")).expanduser()
     here = Path(found[DIR]).expanduser()
     return [everywhere / "settings", *(here / name / "settings" for name in ("wandb", ".wandb"))]
@@ -92,7 +92,7 @@ def _written(file: Path) -> dict[str, str]:
 
 
 def apply(connection: Connection) -> None:
-    """Prepares this process, one of memlog's own, for W&B's client."""
+    """Prepare this process, one of memlog's own, for W&B's client."""
     from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
 
     bound_answers()

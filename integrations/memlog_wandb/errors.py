@@ -1,4 +1,4 @@
-"""What wandb raises, told apart into what may pass and what won't: the one place that does."""
+"""Translation of wandb's errors into memlog's: errors that may pass, and refusals that stay."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _NO_RUN = "Could not find run"
 _NAMED_RUN = re.compile(r"<Run (?P<path>\S+)")
 _ANSWERED = re.compile(r"returned error (?P<status>\d{3})\b")
 _NOT_LOGGED_IN = ("api_key", "API key", "wandb login", "not logged in")
-_NOT_HEARD = ("Failed to execute API request", "Failed to initialize API", "error 5")
-"""wandb calls it an authentication's error as well when the server could not be asked."""
+_NOT_REACHED = ("Failed to execute API request", "Failed to initialize API", "error 5")
+"""Texts of an authentication error that wandb raises if the server could not be asked."""
 _REFUSED = re.compile(r"\b40[13]\b|permission denied|PERMISSION_ERROR|user is not logged in")
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Runs a block that talks to W&B.
+    """Translate the errors of a block that calls W&B.
 
     Raises:
-        TrackerRejectedError: W&B understood and said no.
-        UnknownRunError: it has no such run.
-        TrackerUnavailableError: anything else that went wrong.
+        TrackerRejectedError: W&B has refused the request.
+        UnknownRunError: W&B has no such run.
+        TrackerUnavailableError: any other error.
     """
     try:
         yield
     except MemlogError:
         raise
     except Exception as error:  # noqa: BLE001 - wandb lets its service's and system errors through
-        # Not chained: the original's own message may hold what must not be told.
+        # Not chained: the original's message may contain credentials.
         raise _translation(error) from None
 
 
 def unavailable(text: str, address: str | None = None) -> TrackerUnavailableError:
-    """The error for a server that can't be reached, or is in trouble.
+    """Return the error for a server that can't be reached, or has a failure.
 
     Args:
-        text: What is known of it, such as a client's message.
-        address: Where the server is.
+        text: Description of the failure, such as a client's message.
+        address: Address of the server; ``None``: as in the text.
     """
     detail = _in_full(text)
     reason, address = reason_of(text), address or address_in(text)
@@ -63,8 +63,8 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
 def _translation(error: Exception) -> MemlogError:
     text = f"{type(error).__name__}: {error}"
     refused = _REFUSED.search(text) is not None
-    unheard = any(word in text for word in _NOT_HEARD)
-    if refused or (isinstance(error, AuthenticationError) and not unheard):
+    not_reached = any(word in text for word in _NOT_REACHED)
+    if refused or (isinstance(error, AuthenticationError) and not not_reached):
         return TrackerUnavailableError(
             f"W&B does not take the credentials ({_one_line(text)}): {LOG_IN}", _in_full(text)
         )
@@ -86,7 +86,7 @@ def _in_full(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """``text`` on one line, without credentials."""
+    """Return ``text`` on one line, without credentials."""
     if answered := _ANSWERED.search(text):
         return f"it answers {answered['status']}"
     line = _in_full(text)

@@ -1,8 +1,9 @@
 """Writing to a run of the user's in the trainer's process, beside the user's own rows.
 
-Whoever calls ``run.log(values)`` beside a user who passes ``step=`` destroys the user's rows; with
-``commit=False`` the values join the row that happens to be open, which another thread can't know. So memlog's
-values travel in the call by which the user logs (`memlog_wandb.rows`), and the user's rows stay as they are.
+If the user passes ``step=``, another caller's ``run.log(values)`` destroys the user's rows. With
+``commit=False`` its values join the row that is open at that moment, and another thread can't know which one
+that is. So memlog adds its values to the user's own call (`memlog_wandb.rows`), and the user's rows stay as
+they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Rows
 from memlog_wandb import contents
-from memlog_wandb.rows import RowWatch, watch, watches_no_more
+from memlog_wandb.rows import RowWatch, unwatch, watch
 
 
 class WandbInProcessRun:
@@ -32,14 +33,14 @@ class WandbInProcessRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether the user has not finished the run."""
+        """True if the user has not finished the run."""
         return not getattr(self._run, "_is_finished", False)
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        """Adds to wandb's own list of what is to be called when a run ends, as its Jupyter half does."""
+        """Add two functions to those that wandb calls when a run ends, as its Jupyter integration does."""
         hooks = getattr(self._run, "_teardown_hooks", None)
         if isinstance(hooks, list):
-            from wandb.sdk.wandb_run import (  # noqa: PLC0415 - whoever has a run has imported it
+            from wandb.sdk.wandb_run import (  # noqa: PLC0415 - imported already, since there is a run
                 TeardownHook,
                 TeardownStage,
             )
@@ -48,10 +49,10 @@ class WandbInProcessRun:
                 hooks.append(TeardownHook(call, stage))  # type: ignore[arg-type] # wandb uses no result
 
     def watch_rows(self, rows: Rows) -> int | None:
-        """Adds points to what the user logs, from now on.
+        """Begin to add points to what the user logs.
 
         Returns:
-            The number of the row that is open, where the user has logged with ``step=`` before.
+            Number of the open row, if the user has logged with ``step=`` before; otherwise ``None``.
         """
         self._watch = watch(self._run, rows)
         telemetry = getattr(self._run, "_telemetry_obj", None)
@@ -59,26 +60,26 @@ class WandbInProcessRun:
         return int(self._run._local_step) if numbered else None  # noqa: SLF001 - `run.step` asks the server
 
     def leave_rows(self) -> None:
-        """Adds nothing any more."""
+        """Stop adding points to what the user logs."""
         if self._watch is not None:
-            watches_no_more(self._run, self._watch)
+            unwatch(self._run, self._watch)
 
     def log(self, points: Sequence[Point], *, new_row: bool) -> None:
-        """Puts points into the open row, or into one behind it. Raises where the run is finished.
+        """Put points into the open row, or into a new row after it. Raises if the run is finished.
 
-        A new row has a step, as the user's have that it follows: without one the values would join theirs.
+        A new row gets a step of its own: without one, the values would join the user's row.
         """
         if self._watch is not None:
             self._watch.put(points, new_row=new_row)
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Puts parameters into the run's configuration, under ``memlog/``."""
+        """Put parameters into the run's configuration, under ``memlog/``."""
         contents.log_parameters(self._run, parameters)
 
     def log_alert(self, alert: Alert) -> None:
-        """Sends an alert."""
+        """Send an alert."""
         contents.log_alert(self._run, alert)
 
     def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:
-        """Hands an artifact over; W&B uploads it in its own time, at the latest as the run finishes."""
+        """Log an artifact; W&B uploads it in the background, at the latest when the run finishes."""
         contents.log_artifact(self._run, artifact, file, memlog_run)

@@ -1,4 +1,4 @@
-"""Names that W&B accepts, and that its charts can be asked for."""
+"""Names that W&B accepts, and that its charts can show."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
-    """A metric's or parameter's key: the same for the same name, which stays as it is where it can.
+    """Return a metric's or parameter's key: the name itself if W&B takes it, always the same for a name.
 
-    A ``*`` would make a glob of it, and keys that begin with ``_`` are W&B's own. A name that had to be
-    changed gets a digest of itself, so that two of them don't become one metric.
+    A ``*`` would make the key a glob, and keys that begin with ``_`` are W&B's own. A name that must be
+    changed gets a digest of the original, so that two names don't become one metric.
     """
     cleaned = _FOREIGN_IN_KEY.sub("_", name)
     if cleaned == name and name[:1].isalpha() and len(name) <= MAX_KEY:
@@ -33,19 +33,19 @@ def safe_key(name: str) -> str:
 
 
 def artifact_name(run_id: str, name: str) -> str:
-    """The name of a run's artifact: W&B keeps artifacts by project, so the run's id is a part of it."""
+    """Return the name of a run's artifact. It contains the run's id: W&B keeps artifacts by project."""
     return _safe_name(f"memlog-{run_id}-{name}")
 
 
 def artifact_type(kind: str) -> str:
-    """An artifact's type: its kind, unless W&B keeps that for itself."""
+    """Return an artifact's type: its kind, with a prefix if W&B reserves that name."""
     made = _safe_name(kind)
     taken = made in _RESERVED_TYPES or made.startswith(_RESERVED_PREFIX)
     return f"memlog-{made}" if taken else made
 
 
 def cut_title(title: str) -> str:
-    """An alert's title, cut to what W&B takes."""
+    """Return an alert's title, cut to the length that W&B takes."""
     return title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1]}…"
 
 

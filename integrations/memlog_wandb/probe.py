@@ -1,4 +1,4 @@
-"""Asks whether a W&B server is there: that nobody is there shows in about two seconds."""
+"""Check of whether a W&B server can be reached, within about two seconds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import urllib.request
 from memlog_wandb.errors import unavailable
 
 TIMEOUT = 2
-"""Seconds."""
+"""Seconds to wait for the connection and the answer."""
 _SERVER_ERROR = 500
 _TOO_MANY = 429
 
 
 def probe(server: str) -> None:
-    """Asks the server for its health page.
+    """Request the server's health page.
 
-    Any answer but an error of the server's own counts as there: not every one has such a page, and
-    whether credentials are taken is seen when a run is opened. So does one that is slow to answer, which
-    would never get anything otherwise: wandb itself waits longer.
+    Any answer but a server error or "too many requests" counts as success: some servers have no such page,
+    and credentials are checked when a run is opened. A server that is slow to answer counts as reached, too:
+    wandb itself waits longer, and otherwise such a server would never get anything.
 
     Raises:
-        TrackerUnavailableError: it is not there, or in trouble.
+        TrackerUnavailableError: the server can't be reached, or answers with an error.
     """
     try:
         with urllib.request.urlopen(f"{server.rstrip('/')}/healthz", timeout=TIMEOUT):  # noqa: S310 - the scheme was checked by wandb, which made the address
@@ -32,11 +32,10 @@ def probe(server: str) -> None:
         if error.code >= _SERVER_ERROR or error.code == _TOO_MANY:
             raise unavailable(f"{server} answers {error.code}") from None
     except urllib.error.URLError as error:
-        if not isinstance(
-            error.reason, ssl.SSLError
-        ):  # there it is; wandb has certificates of its own
+        # After a TLS error the server was reached; wandb may have other certificates.
+        if not isinstance(error.reason, ssl.SSLError):
             raise unavailable(str(error.reason), server) from None
-    except TimeoutError:  # it has taken the connection: while one is made it would be a URLError
+    except TimeoutError:  # the server took the connection: a timeout before that is a URLError
         return
     except (OSError, ValueError) as error:
         raise unavailable(str(error), server) from None

@@ -1,10 +1,9 @@
 """Adding memlog's values to what the user logs, in the same call.
 
-W&B's rows are made by the user's calls: ``log(values, step=k)`` opens row k, and the next step's call
-closes it. At any other moment than a call's, another thread can't know which row a value joins. So memlog
-stands, on the one run that is the user's, before the method through which all calls pass (those of
-``wandb.log``, too, which is bound as the run opens). It passes on what the user logs with memlog's values
-beside it, on the same thread, in the same record.
+The user's calls make W&B's rows: ``log(values, step=k)`` opens row k, and the next step's call closes it.
+Between two calls another thread can't know which row a value would join. So memlog wraps, on the user's run
+only, the method that all calls go through (also those of ``wandb.log``, which is bound when the run opens).
+The wrapper logs the user's values and memlog's together: on the same thread, in the same record.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ logger = logging.getLogger("memlog")
 
 _METHOD = "_partial_history_callback"
 _PREFIXES = ("memory/", "memlog/")
-"""How memlog's own names begin."""
+"""Prefixes of memlog's own names."""
 
 
 class RowWatch:
-    """What one session adds to the rows of a run.
+    """Values that one session adds to the rows of a run.
 
     Args:
         run: The user's run.
-        rows: Says what.
+        rows: Provides the points for each row.
     """
 
     def __init__(self, run: Any, rows: Rows) -> None:
@@ -41,7 +40,7 @@ class RowWatch:
         self._users: set[str] = set()
 
     def contents_of(self, points: Sequence[Point]) -> dict[str, Any]:
-        """The points as a row has them, but for names under which the user logs."""
+        """Return the points as a row's values, without names under which the user logs."""
         kept = [
             point
             for point in points
@@ -52,13 +51,13 @@ class RowWatch:
         return {key: value for key, value in row.items() if key not in self._users}
 
     def put(self, points: Sequence[Point], *, new_row: bool) -> None:
-        """Puts points into the row that is open, or into one behind it, without the user."""
+        """Put points into the open row, or into a new row after it, in a call of memlog's own."""
         if row := self.contents_of(points):
             step = self._run._local_step + 1 if new_row else None  # noqa: SLF001 - `run.step` asks the server
             self._log(row, step, None if new_row else False)
 
     def learn(self, data: Mapping[str, Any]) -> None:
-        """What the user logs is theirs from now on."""
+        """Note the names that the user logs: memlog adds no values under them from now on."""
         for key in data:
             if key.startswith(_PREFIXES) and key not in self._users:
                 self._users.add(key)
@@ -69,8 +68,8 @@ class RowWatch:
                 )
 
 
-class _Before:
-    """Stands before the run's method.
+class _LogWrapper:
+    """Wrapper of the run's method that adds memlog's values.
 
     Args:
         run: The user's run.
@@ -84,8 +83,8 @@ class _Before:
     def __call__(
         self, data: dict[str, Any], step: int | None = None, commit: bool | None = None
     ) -> None:
-        # Without a step and a commit, values wait for whatever row comes next; a row that has been passed by
-        # takes nothing.
+        # With commit=False and no step, the values wait for the next row, whichever that is. A row whose
+        # step is over takes no values.
         is_part = step is None and commit is False
         is_past = step is not None and step < self._run._local_step  # noqa: SLF001 - `run.step` asks the server
         added: list[tuple[RowWatch, Sequence[Point]]] = []
@@ -97,7 +96,7 @@ class _Before:
                     points = self._enter(watch, step)
                     added.append((watch, points))
                     both |= watch.contents_of(points)
-            except Exception as error:  # noqa: BLE001, PERF203 - what the user logs is logged in any case
+            except Exception as error:  # noqa: BLE001, PERF203 - the user's values are logged in any case
                 watch.rows.failed(error)
         try:
             self._log({**both, **data} if both else data, step, commit)
@@ -116,41 +115,41 @@ class _Before:
 
 
 def watch(run: Any, rows: Rows) -> RowWatch:
-    """Adds what ``rows`` says to what the user logs to a run, from now on.
+    """Begin to add the points of ``rows`` to what the user logs to a run.
 
     Raises:
-        TypeError: it is no run as memlog knows them, and is left alone.
+        TypeError: this version of wandb makes rows in another way; the run is not changed.
     """
-    before = vars(run).get(_METHOD)
-    if not isinstance(before, _Before):
+    wrapper = vars(run).get(_METHOD)
+    if not isinstance(wrapper, _LogWrapper):
         _require_known(run)
-        before = _Before(run)
-        setattr(run, _METHOD, before)
+        wrapper = _LogWrapper(run)
+        setattr(run, _METHOD, wrapper)
     made = RowWatch(run, rows)
-    before.watches.append(made)
+    wrapper.watches.append(made)
     return made
 
 
 def _require_known(run: Any) -> None:
-    """W&B promises neither the method nor the step: where either differs, the user's calls would fail."""
+    """Raise if the run's method or step differ: they are private to W&B, and the user's calls would fail."""
     method = getattr(run, _METHOD, None)
-    known = inspect.signature(_Before.__call__).parameters
+    known = inspect.signature(_LogWrapper.__call__).parameters
     if (
         not callable(method)
         or list(inspect.signature(method).parameters) != list(known)[1:]
         or not isinstance(getattr(run, "_local_step", None), int)
     ):
-        import wandb  # noqa: PLC0415 - whoever has a run has imported it
+        import wandb  # noqa: PLC0415 - imported already, since there is a run
 
         raise TypeError(
             f"memlog does not know how wandb {wandb.__version__} makes rows, and adds nothing to them"
         )
 
 
-def watches_no_more(run: Any, made: RowWatch) -> None:
-    """Ends that; the run is as it was when the last one has ended."""
-    before = vars(run).get(_METHOD)
-    if isinstance(before, _Before) and made in before.watches:
-        before.watches.remove(made)
-        if not before.watches:
+def unwatch(run: Any, made: RowWatch) -> None:
+    """Stop adding a session's points; after the last session, the run has its own method again."""
+    wrapper = vars(run).get(_METHOD)
+    if isinstance(wrapper, _LogWrapper) and made in wrapper.watches:
+        wrapper.watches.remove(made)
+        if not wrapper.watches:
             delattr(run, _METHOD)

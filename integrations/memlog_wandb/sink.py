@@ -1,4 +1,4 @@
-"""Hands points to one W&B run of memlog's own. Lives in a process of memlog's own."""
+"""Sink for one W&B run of memlog's own. It runs in a process of memlog's own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FINISH_TIMEOUT = 60.0
 ARTIFACT_TIMEOUT = 120
 """Seconds for uploading a file."""
 _PROBE_INTERVAL = 30.0
-"""Seconds between probes while a run is open: wandb buffers and tries again by itself."""
+"""Seconds between checks of the server while a run is open: wandb buffers and tries again by itself."""
 
 _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 
@@ -36,12 +36,12 @@ _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 class WandbSink:
     """A `memlog.sink.Sink` for W&B.
 
-    It writes to runs of memlog's own alone: a run of the user's is written from the trainer's process.
-    wandb uploads in the background, so nothing is safe until the run has finished.
+    It writes only to runs of memlog's own: a run of the user's is written from the trainer's process. wandb
+    uploads in the background, so nothing is safe until the run has finished.
 
     Args:
         target: The run to write to.
-        diagnostics: Where drops are counted; without one the sink makes its own.
+        diagnostics: Counts drops; ``None``: the sink makes its own.
 
     Attributes:
         diagnostics: Counts ``not_finite``: infinities and NaN, which spoil a chart.
@@ -52,28 +52,28 @@ class WandbSink:
     max_points = 1000
 
     def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
-        self.health = Diagnostics() if diagnostics is None else diagnostics
+        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self._target = target
         self._run: _OpenRun | None = None
         self._broken = False
-        self._settings = wandb.setup().settings  # those that the environment and wandb's files say
+        self._settings = wandb.setup().settings  # from the environment and wandb's files
         self._asked = 0.0
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """Points left out so far, by reason."""
-        return self.health.dropped
+        return self.diagnostics.dropped
 
     @property
     def keeps_files(self) -> bool:
-        """Whether ``wandb sync`` is to upload files, from where they are."""
+        """True if ``wandb sync`` uploads the files later, from their present place."""
         return self._settings.mode not in ("online", "shared")
 
     def probe(self) -> None:
-        """Asks, for about two seconds, whether the server is there. Offline there is nothing to ask.
+        """Check, for about two seconds, whether the server can be reached. Offline it does nothing.
 
         Raises:
-            TrackerUnavailableError: it is not.
+            TrackerUnavailableError: the server can't be reached.
         """
         due = self._run is None or time.monotonic() - self._asked >= _PROBE_INTERVAL
         if self._settings.mode in ("online", "shared") and due:
@@ -81,21 +81,21 @@ class WandbSink:
             self._asked = time.monotonic()
 
     def open(self) -> TrackerRun:
-        """Opens memlog's own run, or goes on with it.
+        """Open memlog's own run, or resume it.
 
         Raises:
-            TrackerRejectedError: the target is a run of the user's, or W&B refuses it.
-            TrackerUnavailableError: W&B can't be reached, or nobody is logged in.
+            TrackerRejectedError: the target is a run of the user's, or W&B refuses the run.
+            TrackerUnavailableError: W&B can't be reached, or the user is not logged in.
         """
         run = self._opened().run
         return TrackerRun(str(run.id), uri=address_of(run._settings))  # noqa: SLF001 - settings is a copy that takes a millisecond
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Stores at most `max_points` points: a row for each place on an axis, at its own time.
+        """Store at most `max_points` points: a row for each index on an axis, with its own time.
 
         Raises:
-            TrackerRejectedError: W&B refuses them.
-            TrackerUnavailableError: wandb's own process is in trouble.
+            TrackerRejectedError: W&B refuses the points.
+            TrackerUnavailableError: wandb's own process has failed.
         """
         opened = self._opened()
         kept = [point for point in points if self._is_storable(point)]
@@ -106,18 +106,18 @@ class WandbSink:
                 opened.run.log(values)
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Stores parameters in the run's configuration, under ``memlog/``."""
+        """Store parameters in the run's configuration, under ``memlog/``."""
         with translated():
             contents.log_parameters(self._opened().run, parameters)
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """Sends those alerts that are new; offline they wait for ``wandb sync``."""
+        """Send the alerts that are new; offline they wait for ``wandb sync``."""
         with translated():
             for alert in alerts[first_new:]:
                 contents.log_alert(self._opened().run, alert)
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """Uploads a file and waits for it; offline ``wandb sync`` does, from where the file is."""
+        """Upload a file and wait for it; offline ``wandb sync`` uploads it later, from its present place."""
         opened = self._opened()
         with translated():
             made = contents.log_artifact(opened.run, artifact, file, self._target.memlog_run)
@@ -125,7 +125,11 @@ class WandbSink:
                 made.wait(timeout=ARTIFACT_TIMEOUT)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:  # noqa: ARG002 - W&B knows no other end than now
-        """Finishes the run, which uploads what is left; ``None`` leaves it to be gone on with.
+        """Finish the run, which uploads what is left.
+
+        Args:
+            status: How the run ended; ``None``: it goes on later.
+            ended_us: Not used: W&B takes no other end than now.
 
         Raises:
             TrackerUnavailableError: not everything was uploaded in time; a new sink sends it again.
@@ -145,8 +149,8 @@ class WandbSink:
         if self._run is None:
             if self._target.joined is not None:
                 raise TrackerRejectedError(
-                    "a W&B run of the user's is written from the trainer's own process alone: "
-                    "`memlog sync` delivers to a run of memlog's own"
+                    "only the trainer's own process can write to a W&B run of the user's: `memlog sync` "
+                    "delivers to a run of memlog's own"
                 )
             with translated():
                 self._run = _OpenRun(self._target, self._settings)
@@ -154,13 +158,15 @@ class WandbSink:
 
     def _is_storable(self, point: Point) -> bool:
         if not contents.is_storable(point):
-            self.health.drop("not_finite", f"{point.name} is no finite number: not sent to W&B")
+            self.diagnostics.drop(
+                "not_finite", f"{point.name} is not a finite number: not sent to W&B"
+            )
             return False
         return True
 
 
 class _OpenRun:
-    """A run that is open, and what it has been told of its metrics."""
+    """An open run, and the definitions of its metrics."""
 
     _open = 0
 
@@ -168,17 +174,17 @@ class _OpenRun:
         try:
             self.run = _opened_run(target, settings)
         except Exception:
-            # wandb's own process keeps the run's id as one that is in use, whatever the server said.
+            # Otherwise wandb's own process would treat the run's id as one that is in use.
             _OpenRun._teardown(1)
             raise
         self.definitions = contents.Definitions(self.run)
         _OpenRun._open += 1
 
     def finish(self, exit_code: int) -> None:
-        """Uploads what is left.
+        """Finish the run, which uploads what is left.
 
         Raises:
-            TrackerUnavailableError: wandb has given rows up; it says so to its log alone.
+            TrackerUnavailableError: wandb gave up uploading rows, which it reports only in its log.
         """
         _OpenRun._open -= 1
         log = Path(self.run.settings.log_internal)
@@ -191,7 +197,7 @@ class _OpenRun:
 
     @classmethod
     def _teardown(cls, exit_code: int) -> None:
-        """Ends wandb's own process, where no other run needs it."""
+        """End wandb's own process if no other run needs it."""
         if cls._open == 0:
             wandb.teardown(exit_code)
 
@@ -205,7 +211,7 @@ def _opened_run(target: Target, settings: wandb.Settings) -> Any:
         name=target.name,
         group=None if target.beside is None else run_path(target.beside.run_id).run_id,
         job_type="memlog",
-        # Offline there is nothing to go on with, and wandb would warn of that.
+        # Offline no run can be resumed, and wandb would print a warning.
         resume="allow" if settings.mode in ("online", "shared") else None,
         reinit="create_new",  # several of memlog's runs may be open at once
         settings=_bounded(settings),
@@ -213,9 +219,9 @@ def _opened_run(target: Target, settings: wandb.Settings) -> Any:
 
 
 def _bounded(settings: wandb.Settings) -> wandb.Settings:
-    """Settings that keep wandb quiet and its waiting bounded, as far as its version has them.
+    """Return settings that keep wandb quiet and limit its waiting, as far as this version has them.
 
-    A bound of the user's own goes before memlog's: who set it knows how slow the server is.
+    A timeout that the user has set is kept: the user knows how slow the server is.
     """
     wanted: dict[str, Any] = {
         "console": "off",
@@ -229,7 +235,7 @@ def _bounded(settings: wandb.Settings) -> wandb.Settings:
         "disable_git": True,
         "disable_job_creation": True,
         "save_code": False,
-        "x_disable_stats": True,  # memlog's figures are of the trainer, these would be of the helper
+        "x_disable_stats": True,  # they would be the helper's statistics, not the trainer's
         "x_save_requirements": False,
     }
     known = wandb.Settings.model_fields
@@ -237,24 +243,24 @@ def _bounded(settings: wandb.Settings) -> wandb.Settings:
 
 
 def _run_id(target: Target) -> str:
-    """The id of memlog's run for ``target``: always the same, so that it is found again."""
+    """Return the id of memlog's run for ``target``: always the same, so that it is found again."""
     if target.opened is not None:
         return target.opened.run_id
     if target.beside is None:
         return f"memlog-{target.memlog_run}"
-    # Ids of W&B's own making are short; a user's may be as long as W&B allows.
+    # Digested, because a user's own id may be as long as W&B allows.
     beside = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
     return f"memlog-{target.memlog_run}-{beside}"
 
 
 def _path_beside(target: Target) -> RunPath:
-    """The entity and project of the user's run, where its address tells them."""
+    """Return the entity and project of the user's run, if its address contains them."""
     uri = None if target.beside is None else target.beside.uri
     return run_path(uri) if uri and "runs/" in uri else RunPath(None, None, "")
 
 
 def _rows(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Points of one place on an axis, one a metric, in the order in which they come."""
+    """Group points into rows, in their order: a row has one index on one axis, and each metric once."""
     row: list[Point] = []
     names: set[str] = set()
     for point in points:

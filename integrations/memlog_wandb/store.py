@@ -1,4 +1,4 @@
-"""Brings memlog's artifacts back from W&B."""
+"""Download of memlog's artifacts from W&B."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from memlog_wandb.errors import LOG_IN, translated, unavailable
 from memlog_wandb.probe import probe
 
 _POLL = 0.1
-"""Seconds between looks at how much of a file has arrived."""
+"""Seconds between checks of how much of a file has arrived."""
 _QUIET = 2.0
-"""Seconds without a byte after which the server is asked whether it is there: wandb tries on for hours."""
+"""Seconds without a byte after which memlog checks the server itself: wandb retries for hours."""
 _PATIENCE = 60.0
-"""Seconds without a byte from a server that is there, after which a download is given up."""
+"""Seconds without a byte after which a download fails although the server can be reached."""
 _API_TIMEOUT = 20
+"""Seconds that W&B's client waits for an answer."""
 
 
 class WandbStore:
-    """A `memlog.sink.ArtifactStore` for W&B. A run is named by its id, its path, or its address.
+    """A `memlog.sink.ArtifactStore` for W&B. It takes a run's id, its path, or its address.
 
     Args:
-        connection: Its environment was applied before wandb was imported. Where its address is that of a
-            run, that run's entity and project go before the environment's.
+        connection: Its environment was applied before wandb was imported. If its address is that of a run,
+            that run's entity and project override the environment's.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -46,7 +47,7 @@ class WandbStore:
         self._api: Any = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """The newest version of each file of memlog's that the run has.
+        """Return the newest version of each file that memlog stored in the run.
 
         Raises:
             UnknownRunError: there is no such run.
@@ -61,7 +62,7 @@ class WandbStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Downloads one file into ``directory``, under its name.
+        """Download one file into ``directory``, under its name.
 
         Raises:
             TrackerRejectedError: the run does not have it.
@@ -118,7 +119,7 @@ class WandbStore:
 
 @contextmanager
 def _folders_elsewhere() -> Iterator[None]:
-    """W&B's client makes a folder for each run that it is asked about: one that goes again."""
+    """Let W&B's client make its folders (one for each run it reads) in a temporary one, which is deleted."""
     before = os.environ.get(DIR)
     with tempfile.TemporaryDirectory(prefix="memlog-wandb-") as scratch:
         os.environ[DIR] = scratch
@@ -132,7 +133,7 @@ def _folders_elsewhere() -> Iterator[None]:
 
 
 def _download(version: Any, name: str, directory: Path, progress: Callable[[int], object]) -> Path:
-    """Downloads in a thread of its own, and tells meanwhile how much has arrived."""
+    """Download in a thread, and report progress meanwhile."""
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -153,22 +154,22 @@ def _download(version: Any, name: str, directory: Path, progress: Callable[[int]
 
 
 def _wait_for(thread: threading.Thread, directory: Path, progress: Callable[[int], object]) -> None:
-    """Tells what arrives until a download has ended; raises where the server is gone or says nothing."""
-    begun = heard = asked = time.monotonic()
-    told = 0
+    """Report progress until a download has ended; raise if the server stops answering or is too slow."""
+    begun = received = asked = time.monotonic()
+    reported = 0
     while True:
         thread.join(_POLL)
         alive, now = thread.is_alive(), time.monotonic()
         arrived = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-        if arrived > told:
-            progress(arrived - told)
-            told, heard, asked = arrived, now, now
+        if arrived > reported:
+            progress(arrived - reported)
+            reported, received, asked = arrived, now, now
         if not alive:
             return
-        if now - heard >= _PATIENCE:
+        if now - received >= _PATIENCE:
             raise unavailable(f"nothing has arrived for {_PATIENCE:g} s")
-        if now - begun >= _PATIENCE + told / RATE:
-            raise unavailable(f"only {told:,} bytes have arrived in {now - begun:.0f} s")
+        if now - begun >= _PATIENCE + reported / RATE:
+            raise unavailable(f"only {reported:,} bytes have arrived in {now - begun:.0f} s")
         if now - asked >= _QUIET:
             probe(wandb.setup().settings.base_url)
             asked = now

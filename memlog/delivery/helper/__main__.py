@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # `python -m` puts the working directory first on the path, where a folder of the user's named `mlflow`
-# or `wandb` would be taken for the package. Where that folder is gone, the interpreter finds none to put.
+# or `wandb` would be taken for the package. If that folder was deleted, the interpreter puts none there.
 with suppress(FileNotFoundError):
     if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
         del sys.path[0]
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
-from memlog.delivery.helper.alert_pipe import teller
+from memlog.delivery.helper.alert_pipe import alert_sender
 from memlog.delivery.helper.process import main
 from memlog.delivery.helper.protocol import Begin
 from memlog.events import Alert
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Callable[[], dict[str, str]]:
-    """Puts the alert rules about the samples on the helper's bus.
+    """Subscribe the alert rules about the samples to the helper's bus.
 
     Returns:
-        What tells of rules that were never judged, and why.
+        A function that returns, for each rule that was never judged, the reason.
     """
     if not begin.settings.alerts:
         return dict
@@ -43,21 +43,22 @@ def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Callable[[],
     if engine is None:
         return dict
     if begin.again:
-        engine.recall(list(_alerts_of_before(begin)))
+        engine.recall(list(_earlier_alerts(begin)))
     bus.subscribe(engine)
     if begin.alerts_fd is not None:
-        bus.subscribe(teller(begin.alerts_fd))
+        bus.subscribe(alert_sender(begin.alerts_fd))
     return partial(_not_judged, engine, begin)
 
 
-def _alerts_of_before(begin: Begin) -> Iterator[Alert]:
+def _earlier_alerts(begin: Begin) -> Iterator[Alert]:
+    """Yield the alerts that the run's earlier helper processes raised."""
     for file in RunDirectory(Path(begin.run_directory)).files():
         if file.process.startswith("helper"):
             yield from (e.event for e in file.read() if isinstance(e.event, Alert))
 
 
 def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:
-    """A helper that took another's place speaks for itself alone."""
+    """Return the rules never judged; a helper that was started again knows only about its own time."""
     since = "not since the helper process was started again: " if begin.again else ""
     return {rule: since + why for rule, why in engine.never_judged().items()}
 

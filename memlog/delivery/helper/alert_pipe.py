@@ -1,7 +1,7 @@
-"""Alerts about what the helper process reads, told to the trainer's process while training goes on.
+"""Pipe for the helper process's alerts to the trainer's process, while training goes on.
 
-A pipe from the helper; the trainer's end is read by a thread that sleeps until there is something. The
-journal has these alerts already: here they only reach the console and the callback.
+A thread in the trainer's process reads the pipe; it sleeps until data arrives. The journal has these alerts
+already: the pipe brings them only to the console and the callback.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _MAX_LINE = 65536
 
 
 class AlertListener:
-    """The trainer's end.
+    """The trainer's end of the pipe.
 
     Args:
         on_alert: Called with each alert, on the listener's thread.
-        diagnostics: Counts its errors.
+        diagnostics: Counts the listener's errors.
 
     Attributes:
-        fd: The end to hand to the helper process; `start` closes it here.
+        fd: Descriptor to pass to the helper process; `start` closes it in this process.
 
     Raises:
-        OSError: there can be no pipe.
+        OSError: the pipe can't be created.
     """
 
     def __init__(self, on_alert: Callable[[Alert], object], diagnostics: Diagnostics) -> None:
@@ -45,21 +45,21 @@ class AlertListener:
         self.fd = self._theirs.number
 
     def another(self) -> AlertListener:
-        """One like it, for another helper.
+        """Return a new listener with the same callback, for another helper.
 
         Raises:
-            OSError: there can be no pipe.
+            OSError: the pipe can't be created.
         """
         return AlertListener(self._on_alert, self._diagnostics)
 
     def start(self, on_hang_up: Callable[[], object] = lambda: None) -> None:
-        """Begins to listen. The thread ends when the helper does.
+        """Start the listener's thread. The thread ends when the helper ends.
 
         Args:
-            on_hang_up: Called by the thread when nothing more comes.
+            on_hang_up: Called by the thread when the helper has closed its end.
 
         Raises:
-            RuntimeError: there can be no more threads; nothing is open then.
+            RuntimeError: the thread can't be started; both ends are closed then.
         """
         self._theirs.close()
         try:
@@ -71,18 +71,19 @@ class AlertListener:
             raise
 
     def close(self) -> None:
-        """Gives both ends back, where nobody listens."""
+        """Close both ends. Call it only if no thread listens."""
         self._theirs.close()
         self._ours.close()
 
     def _listen(self, on_hang_up: Callable[[], object]) -> None:
-        rest = b""
+        unfinished = b""
         with self._diagnostics.contained("listening for the helper process's alerts"):
-            # The program may close every descriptor: the number is then another file's, and not ours to read.
+            # The program may close every descriptor, also this one; its number may then be another file's,
+            # which must not be read.
             while self._ours.status() is not None and (
                 data := os.read(self._ours.number, _MAX_LINE)
             ):
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, unfinished = (unfinished + data).split(b"\n")
                 for line in lines:
                     with self._diagnostics.contained("an alert of the helper process"):
                         self._on_alert(_decode(line))
@@ -91,16 +92,16 @@ class AlertListener:
             on_hang_up()
 
 
-def teller(fd: int) -> Callable[[Event], None]:
-    """The helper's end: a subscriber that passes alerts on, and never waits for the trainer."""
+def alert_sender(fd: int) -> Callable[[Event], None]:
+    """Return a subscriber for the helper's end, which sends alerts and never waits for the trainer."""
     os.set_blocking(fd, False)
     encode = msgspec.json.Encoder().encode
 
-    def tell(event: Event) -> None:
+    def send(event: Event) -> None:
         if isinstance(event, Alert):
             try:
                 os.write(fd, encode(event) + b"\n")
-            except OSError as error:  # the trainer is gone, or stands still: the journal has it
-                logger.warning("an alert could not be told to the trainer: %s", error)
+            except OSError as error:  # the trainer has ended, or does not read
+                logger.warning("an alert could not be sent to the trainer: %s", error)
 
-    return tell
+    return send

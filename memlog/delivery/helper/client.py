@@ -21,15 +21,16 @@ from memlog.delivery.helper import protocol
 from memlog.delivery.helper.alert_pipe import AlertListener
 
 ARGUMENTS = ("-m", "memlog.delivery.helper")
-"""The interpreter's, which make it the helper."""
+"""Arguments to the interpreter that start the helper."""
 _POLL = 0.02
-"""Seconds between looks at whether the helper has ended."""
+"""Seconds between checks of whether the helper has ended."""
 
 Outcome: TypeAlias = Literal["delivered", "at work", "stopped", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``at work``: it still delivers. ``stopped``: a signal holds it, as was said. ``unreachable``: no tracker that
-lacks something takes it; the helper keeps trying. ``dead``: it ended too early.
+``at work``: it still delivers. ``stopped``: a signal has stopped it, and a warning was printed.
+``unreachable``: no tracker that still lacks data can be reached; the helper keeps trying. ``dead``: it ended
+too early.
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []
@@ -37,20 +38,20 @@ _outliving: list[subprocess.Popen[bytes]] = []
 
 
 def let_go() -> None:
-    """At the end of this process: they go on by themselves, and Python need not warn of that."""
+    """Keep Python from warning, as this process ends, of helpers that go on without it."""
     for process in _outliving:
         if process.poll() is None:
             process.returncode = 0
 
 
 class HelperProcess:
-    """Starts the helper and talks to it without ever waiting for it.
+    """The helper process: starts it and sends it messages without waiting for it.
 
-    It is a fresh interpreter (never a fork, which would copy the trainer's threads and devices) in a
-    session of its own, so that the terminal's Ctrl-C reaches the trainer alone.
+    The helper is a new interpreter (never a fork, which would copy the trainer's threads and devices). It
+    has its own process session, so that the terminal's Ctrl-C reaches only the trainer.
 
     Args:
-        diagnostics: Counts messages that did not get through.
+        diagnostics: Counts messages that could not be sent.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -64,16 +65,16 @@ class HelperProcess:
         listener: AlertListener | None = None,
         on_hang_up: Callable[[], object] = lambda: None,
     ) -> None:
-        """Starts it. Never raises, but for what a signal handler of the user's raised meanwhile.
+        """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
 
         Args:
-            begin: What the helper is told first.
-            listener: Is told of the alerts that the helper raises.
-            on_hang_up: Called, on the listener's thread, when nothing more can come from the helper.
+            begin: The first message to the helper.
+            listener: Receives the alerts that the helper raises.
+            on_hang_up: Called, on the listener's thread, when the helper has closed its end of the pipe.
         """
         diagnostics = self._diagnostics
         _outliving[:] = [process for process in _outliving if process.poll() is None]
-        # Training goes on without it, and `memlog sync` delivers what the journal has.
+        # If it fails, training goes on without a helper, and `memlog sync` delivers the journal.
         with diagnostics.contained("starting the helper process"):
             shared = () if listener is None else (listener.fd,)
             theirs, ours = os.pipe()
@@ -89,11 +90,11 @@ class HelperProcess:
 
     @property
     def pid(self) -> int | None:
-        """The helper's process number; ``None`` where it could not be started."""
+        """Process number of the helper; ``None`` if it could not be started."""
         return None if self._process is None else self._process.pid
 
     def abandon(self) -> None:
-        """Ends a helper whose run did not come about: there is nothing that it could deliver."""
+        """Kill a helper whose run could not begin: it has nothing to deliver."""
         self._hang_up()
         if self._process is not None:
             self._process.kill()
@@ -105,24 +106,24 @@ class HelperProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was started, and has ended."""
+        """True if the helper was started, and has ended."""
         return self._process is not None and self._process.poll() is not None
 
-    def let_go(self) -> int:
-        """Gives back what is held of one that has ended; returns its return code."""
+    def close(self) -> int:
+        """Close the pipe to a helper that has ended, and return its return code."""
         self._hang_up()
         return 0 if self._process is None else self._process.returncode
 
     def tell(self, message: protocol.Message) -> None:
-        """Sends a message, or counts that the pipe is full or broken; never blocks."""
+        """Send a message, or count that the pipe is full or broken; never block."""
         if self._process is None or self._pipe is None:
             return
-        if self._pipe.status() is None:  # this program has closed it, and the helper hears no more
+        if self._pipe.status() is None:  # the user's program has closed it: no message can be sent
             return
         line = protocol.encode(message) + b"\n"
         try:
             sent = os.write(self._pipe.number, line)
-        except BrokenPipeError:  # it has ended, which whoever looks notices
+        except BrokenPipeError:  # the helper has ended, which `has_ended` shows
             return
         except OSError as error:
             self._diagnostics.fault("telling the helper process", error)
@@ -132,45 +133,45 @@ class HelperProcess:
                 "telling the helper process", BlockingIOError("its pipe is full")
             )
 
-    def brief(self, told: Sequence[protocol.Message]) -> int:
-        """Sends all of these, waiting where the pipe is full: not for the trainer's thread.
+    def tell_all(self, messages: Sequence[protocol.Message]) -> int:
+        """Send several messages, and wait if the pipe is full. Not for the trainer's thread.
 
         Returns:
-            How many they were.
+            Number of the messages.
 
         Raises:
-            OSError: it hears no more.
+            OSError: the helper has closed the pipe.
         """
         if self._pipe is not None:
             os.set_blocking(self._pipe.number, True)
-            data = b"".join(protocol.encode(message) + b"\n" for message in told)
+            data = b"".join(protocol.encode(message) + b"\n" for message in messages)
             while data:
                 data = data[os.write(self._pipe.number, data) :]
             os.set_blocking(self._pipe.number, False)
-        return len(told)
+        return len(messages)
 
     def finish(
         self,
-        last_words: protocol.Finish,
+        finish: protocol.Finish,
         timeout: float,
         on_wait: Callable[[float], bool] | None = None,
     ) -> Outcome:
-        """Tells the helper that the journal is complete; waits until it has delivered everything.
+        """Tell the helper that the journal is complete, and wait until it has delivered everything.
 
         Args:
-            last_words: How the run ended, as its journal says too where its disk is not full.
-            timeout: Seconds to wait at most; it goes on by itself after that.
-            on_wait: Called now and then with the seconds waited so far; returns whether waiting is of no
-                use because no tracker can be reached.
+            finish: The last message: how the run ended, in case a full disk kept it out of the journal.
+            timeout: Seconds to wait at most; the helper goes on by itself after that.
+            on_wait: Called repeatedly with the seconds waited so far. Returns true if waiting is useless
+                because no tracker can be reached.
 
         Returns:
-            What has become of it.
+            State of the helper when the waiting ends.
         """
         if self._process is None:
             return "dead"
         try:
-            outcome = self._tell_and_wait(self._process, last_words, timeout, on_wait)
-        except BaseException:  # Ctrl-C: the helper goes on all the same
+            outcome = self._tell_and_wait(self._process, finish, timeout, on_wait)
+        except BaseException:  # Ctrl-C: the helper goes on without this process
             _outliving.append(self._process)
             raise
         if outcome in ("at work", "stopped", "unreachable"):
@@ -180,16 +181,16 @@ class HelperProcess:
     def _tell_and_wait(
         self,
         process: subprocess.Popen[bytes],
-        last_words: protocol.Finish,
+        finish: protocol.Finish,
         timeout: float,
         on_wait: Callable[[float], bool] | None,
     ) -> Outcome:
-        early = process.poll() is not None
-        if not early:
-            self.tell(last_words)
+        ended_early = process.poll() is not None
+        if not ended_early:
+            self.tell(finish)
         self._hang_up()
-        if early:
-            return "dead"  # before it was told that this was all, whatever it thought
+        if ended_early:  # whatever its exit code: it did not know yet that the journal is complete
+            return "dead"
         begun = time.monotonic()
         while process.poll() is None:
             waited = time.monotonic() - begun
@@ -201,15 +202,18 @@ class HelperProcess:
         return "delivered" if process.returncode == 0 else "dead"
 
     def _is_stopped(self, pid: int) -> bool:
-        """Whether a signal holds it: then it can neither say so nor make way for ``memlog sync``."""
+        """Return whether a signal has stopped the helper, and print a warning if so.
+
+        A stopped helper can neither report that itself nor release its lock for ``memlog sync``.
+        """
         stopped = None
         with suppress(OSError, AttributeError):  # macOS has no such call before Python 3.13
             stopped = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if stopped is not None:
             self._diagnostics.say_once(
                 "helper_stopped",
-                f"the helper process is stopped (by a signal such as SIGSTOP): `kill -CONT {pid}` lets it "
-                "go on and deliver what is left",
+                "the helper process was stopped by a signal such as SIGSTOP, so nothing is delivered now: "
+                f"`kill -CONT {pid}` lets it go on and deliver what is left",
             )
         return stopped is not None
 
@@ -228,11 +232,11 @@ def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Po
 
 
 def _environment() -> dict[str, str]:
-    """The trainer's environment, so that a tracker's client finds its settings and its packages.
+    """Return the trainer's environment, so that a tracker's client finds its settings and its packages.
 
-    The folder that memlog was imported from comes last on the path: a checkout that was never installed
-    works, and nothing in it hides anybody else's module. What ``memlog run`` told the trainer is not the
-    helper's business.
+    The folder that memlog was imported from is added as the last one on the path: a checkout that was never
+    installed works, and its modules hide no others. The options that ``memlog run`` passed to the trainer are
+    left out.
     """
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]

@@ -1,4 +1,4 @@
-"""Writing the report of a run that ended badly into its folder and journal, for every tracker."""
+"""Report of a run that ended badly, written into its folder and journal, for every tracker."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
 WITHOUT_A_WORD = "ended without a word"
 WORKER_KILLED = "worker killed"
-"""The alerts' rules."""
+"""Rules that the alerts name."""
 
 
 def explain(run: RunDirectory, bus: EventBus, witness: Witness, diagnostics: Diagnostics) -> None:
-    """Publishes an alert and a file that explain a run that is over, where it ended badly.
+    """Publish an alert and a file that explain a run that is over, if it ended badly.
 
     Args:
-        run: The run; nobody of the trainer's writes to it any more.
+        run: The run; the trainer writes to it no more.
         bus: Takes the two events.
-        witness: What was seen from outside.
-        diagnostics: Counts what can't be told; the rest is.
+        witness: Facts seen from outside the trainer's process.
+        diagnostics: Counts the parts of the report that fail; the other parts are written.
     """
     moments = last_moments(run)
     if _wants_explanation(moments):
@@ -44,12 +44,13 @@ def explain(run: RunDirectory, bus: EventBus, witness: Witness, diagnostics: Dia
 def _predicted(
     run: RunDirectory, moments: LastMoments, diagnostics: Diagnostics
 ) -> Prediction | None:
-    """What would make the worst traced step smaller; ``None`` where none was traced."""
+    """Predict what would make the worst traced step smaller; ``None`` if no step was traced."""
     found: Prediction | None = None
     with diagnostics.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
         if moments.trace is None:
-            # The trainer was killed before the next step told it that the first was a whole iteration.
+            # The trainer was killed in its second step: only then it would have known that the first one was
+            # a whole iteration.
             moments.trace = event
         predicted, standing = advise_on(run, event, trace)
         found = Prediction(predicted, event.step, standing)
@@ -88,19 +89,19 @@ def _rule(moments: LastMoments, witness: Witness) -> str:
 
 
 def explain_afterwards(run: RunDirectory) -> None:
-    """The same where memlog's helper process died with the trainer, as in a container that is killed.
+    """Explain a bad end if memlog's helper process died with the trainer, as in a container that is killed.
 
-    A helper that lives says itself what there is to say. A report that can't be written is no reason to
-    deliver nothing: that is logged.
+    A helper that lives writes the report itself. If the report can't be written, that is logged, and the
+    delivery goes on.
     """
     if run.is_alive() or not _may_have_ended_badly(run):
         return
     diagnostics = Diagnostics()
     with (
         diagnostics.contained("explaining how the run ended"),
-        HelperLock(run) as nobody_is_at_work,
+        HelperLock(run) as is_free,
     ):
-        if not nobody_is_at_work:
+        if not is_free:
             return
         moments = last_moments(run)
         if not _wants_explanation(moments):
@@ -123,7 +124,7 @@ def explain_afterwards(run: RunDirectory) -> None:
 
 
 def _may_have_ended_badly(run: RunDirectory) -> bool:
-    """Looks at the trainer's last segment alone, and at whether a helper has lived to report."""
+    """Return whether the trainer's last segment shows no good end; a cheap check before the whole is read."""
     for file in run.files():
         if file.process.startswith("trainer"):
             last = max(file.segments, default=1)
@@ -137,7 +138,7 @@ def _may_have_ended_badly(run: RunDirectory) -> bool:
 
 
 def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
-    """The trackers' runs that the trainer's last events belong to."""
+    """Return the trackers' runs that the trainer's last events belong to, by backend."""
     bindings: dict[str, Binding] = {}
     for file in run.files():
         if file.process.startswith("trainer"):
@@ -147,9 +148,9 @@ def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
 
 
 def _wants_explanation(moments: LastMoments) -> bool:
-    """Ended without a word, or for want of memory, and nobody has said so yet.
+    """Return whether a run ended without an end event, or out of memory, and has no report yet.
 
-    A failed allocation that was survived is no bad end.
+    A failed allocation that the run survived is no bad end.
     """
     if moments.reported:
         return False

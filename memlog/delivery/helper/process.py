@@ -1,8 +1,7 @@
-"""The helper process: holds the uploaders, samples the process tree, outlives the trainer.
+"""The helper process: runs the uploaders, samples the process tree, outlives the trainer.
 
-It ends when the trainer has said that the run is over, or has died, and everything is delivered; where a
-tracker can't be reached, after ``linger`` seconds more. What is left then stays in the journal for
-``memlog sync``.
+It ends when the trainer has finished the run, or has died, and everything is delivered. If a tracker can't be
+reached, it ends ``linger`` seconds later; the rest stays in the journal for ``memlog sync``.
 """
 
 from __future__ import annotations
@@ -43,22 +42,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlog.delivery")
 
 TICK = 0.2
-"""Seconds between looks at everything, at most."""
+"""Seconds between two passes of the helper's loop, at most."""
 UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
 TERM_GRACE = 20.0
-"""Seconds that SIGTERM leaves: schedulers kill what they preempt about 30 s after it."""
+"""Seconds that the helper works on after SIGTERM: schedulers kill about 30 s after it."""
 ANOTHER_PROGRAM = "its process runs another program since (exec), without memlog.finish() before"
-"""Why a run counts as killed whose process lives."""
+"""Reason why a run counts as killed although its process lives."""
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
+"""Seconds within which the children of a dead process get another parent."""
 
 Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Callable[[], dict[str, str]]]
-"""Subscribes what judges the samples by the run's alert rules, and tells of those that never were."""
+"""Subscribes the run's alert rules to the bus; returns a function that lists rules never judged, and why."""
 
 
 class Helper:
-    """One run's helper.
+    """The helper of one run.
 
     Args:
         begin: The trainer's first message.
@@ -101,23 +101,23 @@ class Helper:
         self._worst_step = WorstStep(self._run, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
-        self._last_words: protocol.Finish | None = None
-        self._unsaid_ms = 0.0
+        self._finish: protocol.Finish | None = None
+        self._unwritten_ms = 0.0
         self._stop_at: float | None = None
 
     def begin(self) -> None:
-        """Samples, since a run may be short, and begins then what takes its time."""
+        """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
-            os.nice(_NICENESS)  # of threads that are there already it would change nothing
+            os.nice(_NICENESS)  # before the threads are started: it would not change theirs
         for name in self._settings.backends:
             if name != LOCAL:
                 self._start_uploader(name, load_backend(name), named=True)
 
     def run(self, lines: LineReader) -> bool:
-        """Works until the trainer is over and all is delivered, or can't be for now; says which."""
+        """Work until the trainer has ended, then deliver the rest; return whether all was delivered."""
         signal.signal(signal.SIGTERM, self._stop)
-        # The trainer closes the pipe when it has said everything, or is gone.
+        # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._trainer_is_over():
             for line in lines.read(min(TICK, self._sampler.pause)):
                 self.hear(line)
@@ -133,13 +133,13 @@ class Helper:
         return self._deliver_rest()
 
     def _explain_a_bad_end(self) -> None:
-        """Where the trainer is gone without a word, or memory ran out: says what can be said of it."""
+        """Write a report if the trainer died without an end event, or memory ran out."""
         with self._diagnostics.contained("explaining how the run ended"):
-            if self._last_words is not None or self._trainer_is_gone():
+            if self._finish is not None or self._trainer_is_dead():
                 self._follower.look()
                 self._write_what_is_missing()
                 if self._follower.ended_badly:
-                    # Imported here: few runs end badly, and the first sample would wait for it.
+                    # Imported here: few runs end badly, and the import would delay the first sample.
                     from memlog.delivery.helper.postmortem import explain  # noqa: PLC0415
                     from memlog.reports.oom_diagnosis import Witness  # noqa: PLC0415
 
@@ -148,28 +148,29 @@ class Helper:
             elif self._run.was_replaced():
                 self._follower.look()
                 if self._follower.end is None:
-                    self._say_the_end(End(now_us(), "killed", ANOTHER_PROGRAM))
+                    self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
 
     def _write_what_is_missing(self) -> None:
-        """The end of a journal that found no room for it."""
-        words, told = self._last_words, self._follower.health
-        if words is None:
+        """Write what a full disk kept out of the trainer's journal: its last health event, and its end."""
+        finish, written = self._finish, self._follower.health
+        if finish is None:
             return
-        said = words.health
-        self._unsaid_ms = said.overhead_total_ms - (told.overhead_total_ms if told else 0.0)
-        _add(self._diagnostics.dropped, said.dropped, told.dropped if told else {})
-        _add(self._diagnostics.faults, said.faults, told.faults if told else {})
+        last = finish.health
+        written_ms = written.overhead_total_ms if written else 0.0
+        self._unwritten_ms = last.overhead_total_ms - written_ms
+        _add(self._diagnostics.dropped, last.dropped, written.dropped if written else {})
+        _add(self._diagnostics.faults, last.faults, written.faults if written else {})
         if self._follower.end is None:
-            self._say_the_end(words.end)
+            self._publish_end(finish.end)
 
-    def _say_the_end(self, end: End) -> None:
+    def _publish_end(self, end: End) -> None:
         self._follower.end = end
         for thread in self._uploaders.values():
             thread.uploader.end = end
         self._bus.publish(end)
 
-    def _trainer_is_gone(self) -> bool:
-        """Its end of the pipe closes a moment before its children get another parent."""
+    def _trainer_is_dead(self) -> bool:
+        """Return whether the trainer has died; its pipe closes a moment before its children change parent."""
         deadline = time.monotonic() + _REPARENTED_WITHIN
         while os.getppid() == self._begin.trainer_pid:
             if time.monotonic() >= deadline:
@@ -178,19 +179,17 @@ class Helper:
         return True
 
     def _trainer_is_over(self) -> bool:
-        # A child whose parent dies gets another: that can't be mistaken, unlike a process number.
+        # If the parent dies, the child gets another one. A process number alone could have been reused.
         told_to_stop = self._stop_at is not None and time.monotonic() >= self._stop_at
-        return (
-            self._last_words is not None or told_to_stop or os.getppid() != self._begin.trainer_pid
-        )
+        return self._finish is not None or told_to_stop or os.getppid() != self._begin.trainer_pid
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
-        """Told to end, it goes on beside a trainer that saves its work, and flushes; but not for long."""
+        """Set the time to end after SIGTERM: until then a trainer may save its work, and data is sent."""
         if self._stop_at is None:
             self._stop_at = time.monotonic() + TERM_GRACE
 
     def hear(self, line: bytes) -> None:
-        """Acts on one message of the trainer's."""
+        """Handle one message from the trainer."""
         try:
             message = protocol.decode(line)
         except msgspec.MsgspecError as error:
@@ -200,7 +199,7 @@ class Helper:
             uploader = self._uploader(message.backend)
             uploader.connect(message.connection)
             if message.connection.uri is not None:
-                # For `memlog sync`, later and elsewhere, should the tracker not be reached before.
+                # For `memlog sync`, if the tracker can't be reached while the helper runs.
                 uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
             self._uploader(message.backend).know(message.run)
@@ -209,7 +208,7 @@ class Helper:
         elif isinstance(message, protocol.WrittenInProcess):
             self._journal.bind(message.backend, Binding(message.run_id, message.uri, message.name))
         elif isinstance(message, protocol.Finish):
-            self._last_words = message
+            self._finish = message
 
     def _uploader(self, name: str) -> Uploader:
         if name not in self._uploaders:
@@ -217,7 +216,7 @@ class Helper:
         return self._uploaders[name].uploader
 
     def _start_uploader(self, name: str, backend: Backend, *, named: bool) -> None:
-        # Imported here: the first sample would wait for it.
+        # Imported here: the imports would delay the first sample.
         from memlog.delivery.in_process.saved_state import claims_while_in_process  # noqa: PLC0415
         from memlog.delivery.uploader.uploader import Uploader  # noqa: PLC0415
         from memlog.delivery.uploader.worker import UploadWorker  # noqa: PLC0415
@@ -231,8 +230,8 @@ class Helper:
             begun_us=self._begin.begun_us,
             claim=claims_while_in_process if writes_in_process(backend) else None,
         )
-        # The client takes seconds to import: a named backend will need it, another perhaps never, nor one
-        # whose users' runs are written in process.
+        # The client takes seconds to import. A backend that the settings name will need it; another one
+        # perhaps never, nor one whose users' runs are written in process.
         thread = UploadWorker(
             uploader, backend.prepare if named and not writes_in_process(backend) else None
         )
@@ -248,17 +247,17 @@ class Helper:
                     self._uploaders[name].uploader.may_open_own = True
 
     def _publish_health(self) -> None:
-        """Its own drops, faults and unjudged rules, and what the trainer's journal had no room for."""
-        unjudged, unsaid_ms = self._never_judged(), self._unsaid_ms
-        if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unsaid_ms:
+        """Write the helper's drops, faults and rules never judged, and what is missing of the trainer's."""
+        unjudged, unwritten_ms = self._never_judged(), self._unwritten_ms
+        if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
                 HealthEvent(
                     time_us=now_us(),
-                    step=self._last_words.health.step
-                    if unsaid_ms and self._last_words
+                    step=self._finish.health.step
+                    if unwritten_ms and self._finish
                     else self._follower.step,
                     overhead_ms=None,
-                    overhead_total_ms=unsaid_ms,
+                    overhead_total_ms=unwritten_ms,
                     dropped=dict(self._diagnostics.dropped),
                     faults=dict(self._diagnostics.faults),
                     unjudged=unjudged,
@@ -269,7 +268,8 @@ class Helper:
         self._allow_own_runs(now=True)
         for uploader in self._uploaders.values():
             uploader.complete()
-        linger = self._settings.linger if self._run.path.exists() else 0  # nothing is left to bring
+        # If the user has deleted the run's folder, nothing is left to deliver.
+        linger = self._settings.linger if self._run.path.exists() else 0
         deadline = time.monotonic() + linger
         for uploader in self._uploaders.values():
             while not uploader.join(TICK):
@@ -280,25 +280,25 @@ class Helper:
         return all(uploader.delivered for uploader in self._uploaders.values())
 
 
-def _add(counts: Counter[str], said: Mapping[str, int], told: Mapping[str, int]) -> None:
-    """Counts what the trainer has said, and its journal has not told."""
-    for cause, count in said.items():
-        if count > told.get(cause, 0):
-            counts[cause] += count - told.get(cause, 0)
+def _add(counts: Counter[str], last: Mapping[str, int], written: Mapping[str, int]) -> None:
+    """Add what the trainer's last counts have more than those written to its journal."""
+    for cause, count in last.items():
+        if count > written.get(cause, 0):
+            counts[cause] += count - written.get(cause, 0)
 
 
 class LineReader:
-    """Reads whole lines from a pipe without waiting longer than asked."""
+    """Reader of whole lines from a pipe, with a limit on the waiting."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._rest = b""
+        self._unfinished = b""
         self._selector = selectors.DefaultSelector()
         self._selector.register(fd, selectors.EVENT_READ)
         self.open = True
 
     def read(self, timeout: float) -> Iterator[bytes]:
-        """The lines that arrive within ``timeout`` seconds; returns after the first arrival."""
+        """Yield the lines that arrive within ``timeout`` seconds; return after the first arrival."""
         if not self.open:
             time.sleep(timeout)
             return
@@ -309,34 +309,34 @@ class LineReader:
             self.open = False
             self._selector.unregister(self._fd)
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         yield from lines
 
 
 class _WithoutCredentials(logging.Formatter):
-    """Keeps out of the log what trackers' clients say of their addresses."""
+    """Formatter that removes credentials: trackers' clients log addresses that contain them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_credentials(super().format(record))
 
 
 def main(judge: Judge) -> None:
-    """Reads the first message, works, and leaves without waiting for threads that hang in a client."""
+    """Read the first message, run the helper, and exit without waiting for threads that hang in a client."""
     log = logging.StreamHandler()
     log.setFormatter(_WithoutCredentials("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.INFO)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it and tells us what follows
-    # A job that is told to end while we come up: what the trainer does then says when we are to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer gets it too, and then sends `Finish`
+    # SIGTERM while the helper starts: the trainer gets it too, and its end is the helper's sign to end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())
-    begin, rest = _first_message(lines)
+    begin, further = _first_message(lines)
     helper = Helper(begin, judge)
     helper.begin()
-    for line in rest:
+    for line in further:
         helper.hear(line)
     delivered = helper.run(lines)
     logging.shutdown()
-    # A client's threads may hang on a dead server; everything that counts is on disk.
+    # A client's threads may hang on a dead server. The journal and the uploaders' states are on disk.
     os._exit(0 if delivered else UNDELIVERED)
 
 
@@ -349,5 +349,5 @@ def _first_message(lines: LineReader) -> tuple[protocol.Begin, list[bytes]]:
                 return begin, received[1:]
             break
     raise SystemExit(
-        "memlog's helper process is started by memlog.init(), with its settings on stdin"
+        "this is memlog's helper process, which expects its settings on stdin: memlog.init() starts it"
     )

@@ -1,6 +1,6 @@
-"""What the trainer tells its helper process, one JSON line each, over the helper's stdin.
+"""Messages from the trainer to its helper process: a JSON line each, on the helper's stdin.
 
-The pipe is the one place where credentials travel: never a command line, never a disk.
+Credentials are passed through this pipe only: never on a command line, never on a disk.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     trainer_pid: int
     settings: Settings
     alerts_fd: int | None = None
-    """Where the trainer wants to be told of the helper's alerts."""
+    """Descriptor of the pipe that takes the helper's alerts; ``None``: the trainer does not read them."""
     again: bool = False
-    """Whether it takes the place of a helper that ended too early."""
+    """True if this helper replaces one that ended too early."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """How a tracker's client would connect in the trainer's process, now."""
+    """Connection that a tracker's client would use in the trainer's process now."""
 
     backend: str
     connection: Connection
 
 
 class Bind(msgspec.Struct, frozen=True, tag="bind"):
-    """The user has a run open: events from here on belong to it."""
+    """The user's run that events belong to from here on."""
 
     backend: str
     run: TrackerRun
 
 
 class WrittenInProcess(msgspec.Struct, frozen=True, tag="written_in_process"):
-    """The user has a run open that the trainer's own process writes to: events from here on belong to it."""
+    """The user's run that events belong to from here on, and that the trainer's own process writes to."""
 
     backend: str
     run_id: str
@@ -52,12 +52,12 @@ class WrittenInProcess(msgspec.Struct, frozen=True, tag="written_in_process"):
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """The run is over and its journal complete: deliver the rest, then end."""
+    """Order to deliver the rest and end: the run is over, and its journal is complete."""
 
     end: End
-    """What a full disk may have kept out of the journal."""
+    """How the run ended; a full disk may have kept it out of the journal."""
     health: Health
-    """The trainer's last word on its own state, likewise."""
+    """Last health event of the trainer; a full disk may have kept it out of the journal."""
 
 
 Message: TypeAlias = Begin | Connect | Bind | WrittenInProcess | Finish
@@ -66,10 +66,10 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(line: bytes) -> Message:
-    """Reads a message.
+    """Decode one message.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        msgspec.MsgspecError: the line is no message.
     """
     message: Message = msgspec.json.decode(line, type=Message)
     return message

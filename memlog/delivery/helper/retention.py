@@ -1,10 +1,10 @@
-"""Keeping a run's journal within its size limit.
+"""Size limit of a run's journal.
 
-The helper does it, segment by segment, and only with segments that their process has closed. First go
-those that every sink has had: of each no more is kept than what is rare (what began, alerts, epochs,
-artifacts, …) and its peaks. Where that is not enough, because a tracker is out of reach or there is none,
-the others are thinned, the oldest first and all of them a little before any of them more: of a hundred
-events in a row, then of a thousand, then of ten thousand, the peaks and the last are kept.
+The helper enforces it segment by segment, and only on segments that their process has closed. It begins with
+segments that every sink has received: of each it keeps only rare events (the run's begin, alerts, epochs,
+artifacts, …) and the peaks. If that is not enough, because a tracker can't be reached or there is none, it
+thins the others, the oldest first, in rounds: of every hundred events in a row, in the next round of every
+thousand, then of every ten thousand, it keeps the peaks and the last one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from memlog.sink import LOCAL
 logger = logging.getLogger("memlog.delivery")
 
 INTERVAL = 1.0
-"""Seconds between looks at the journal's size."""
+"""Seconds between checks of the journal's size."""
 _AT_A_TIME = 0.5
-"""Seconds after which a large journal waits for the helper's other work."""
+"""Seconds of thinning after which the helper does its other work first."""
 WINDOWS = (100, 1_000, 10_000, WHOLE_SEGMENT)
+"""Events of which only the peaks and the last are kept, round by round."""
 _SHRINK_TO = 0.9
-"""Part of the limit to which the journal is made to shrink, so that not every event is one too many."""
+"""Part of the limit to which the journal shrinks, so that the next event does not exceed the limit again."""
 
 
 class _Segment(NamedTuple):
@@ -43,12 +44,12 @@ class _Segment(NamedTuple):
 
 
 class Retention:
-    """Keeps one run's journal small enough.
+    """Size limit of one run's journal.
 
     Args:
         run: The run.
         limit: Bytes that all its segments together may take.
-        backends: Those that the run was told to deliver to; others show by what uploaders keep.
+        backends: Backends that the run's settings name; others are known by their uploaders' states on disk.
     """
 
     def __init__(self, run: RunDirectory, limit: int, backends: Collection[str] = ()) -> None:
@@ -56,24 +57,23 @@ class Retention:
         self._limit = limit
         self._named = set(backends) - {LOCAL}
         self._windows: dict[Path, int | None] = {}
-        self._shrinking = self._said = False
+        self._shrinking = self._warned = False
         self._due = 0.0
 
     def enforce_if_due(self) -> None:
-        """Makes segments smaller until the journal is small enough, or others need the thread."""
+        """Make segments smaller until the journal is small enough, or the helper's other work is due."""
         begun = time.monotonic()
         if begun < self._due:
             return
-        self._due = (
-            begun + INTERVAL
-        )  # also where it fails: a full disk is still full at the next tick
+        # Set before the work, so also if it fails: a full disk is still full at the next tick.
+        self._due = begun + INTERVAL
         while self.enforce():
             if time.monotonic() - begun >= _AT_A_TIME:
                 self._due = 0.0
                 return
 
     def enforce(self) -> bool:
-        """Makes one segment smaller, where the journal is too large; says whether it did."""
+        """Make one segment smaller if the journal is too large; return whether that was done."""
         files = self._run.files()
         total = sum(file.size for file in files)
         self._shrinking = total > (self._limit * _SHRINK_TO if self._shrinking else self._limit)
@@ -82,12 +82,12 @@ class Retention:
             return False
         window = WHOLE_SEGMENT if segment.delivered else _next_window(segment.window)
         try:
-            gone = compact(segment.path, window, _levels, delivered=segment.delivered)
+            removed = compact(segment.path, window, _levels, delivered=segment.delivered)
         except ValueError:
-            self._windows[segment.path] = None  # damaged: better left alone
+            self._windows[segment.path] = None  # damaged: not touched again
             return True
         self._windows[segment.path] = window
-        self._say(segment, gone)
+        self._report(segment, removed)
         return True
 
     def _next(self, files: Collection[JournalFile]) -> _Segment | None:
@@ -96,7 +96,7 @@ class Retention:
         return delivered or min(segments, key=lambda segment: segment.window, default=None)
 
     def _closed(self, files: Collection[JournalFile]) -> Iterator[_Segment]:
-        """The segments that can still be made smaller, the oldest of each process first."""
+        """Yield the segments that can still be made smaller, the oldest of each process first."""
         states = self._states()
         for file in files:
             for number in file.segments[:-1]:  # the last one is being written
@@ -111,29 +111,29 @@ class Retention:
         return self._windows[path]
 
     def _states(self) -> list[UploadState]:
-        """What each sink's uploader has kept: that, and no more, will not be asked for again."""
+        """Return the saved state of each sink's uploader: events before it are not read again."""
         uploaders = {
             path.stem for path in self._run.delivery.iterdir() if path.suffix in (".json", ".lock")
         }
         return [UploadState.load(self._run, name) for name in sorted(self._named | uploaders)]
 
-    def _say(self, segment: _Segment, gone: int) -> None:
-        logger.info("%s: %d events thinned", segment.path.name, gone)
-        if not segment.delivered and not self._said:
-            self._said = True
+    def _report(self, segment: _Segment, removed: int) -> None:
+        logger.info("%s: %d events thinned", segment.path.name, removed)
+        if not segment.delivered and not self._warned:
+            self._warned = True
             logger.warning(
-                "the journal has reached its limit of %s (journal_limit) before every tracker had it: "
-                "older steps are thinned, every peak and alert is kept",
+                "the journal has reached its limit of %s before every tracker had it: older steps are "
+                "thinned, every peak and alert is kept; a larger journal_limit keeps more",
                 format_bytes(self._limit),
             )
 
 
 def _is_delivered(states: Collection[UploadState], process: str, segment: int) -> bool:
-    """Whether every sink has had a whole segment; ``False`` where there is no sink."""
-    return bool(states) and all(_has_had(state, process, segment) for state in states)
+    """Return whether every sink has received a whole segment; ``False`` if there is no sink."""
+    return bool(states) and all(_has_received(state, process, segment) for state in states)
 
 
-def _has_had(state: UploadState, process: str, segment: int) -> bool:
+def _has_received(state: UploadState, process: str, segment: int) -> bool:
     held = [stretch for stretch in state.held.values() if stretch.process == process]
     return segment < _needed(state.files.get(process, Progress())) and not any(
         _needed(stretch.progress) <= segment < stretch.until.segment for stretch in held
@@ -141,9 +141,9 @@ def _has_had(state: UploadState, process: str, segment: int) -> bool:
 
 
 def _needed(progress: Progress) -> int:
-    """The number of the first segment that a sink has not had whole.
+    """Return the number of the first segment that a sink has not received whole.
 
-    It may still need the steps of its open bucket; what else is open is always kept.
+    The sink may still need the steps of its open bucket; open epochs and evaluations are always kept.
     """
     return min((progress.open or {}).get("step", progress.sent), progress.sent).segment
 
@@ -153,9 +153,9 @@ def _next_window(window: int) -> int:
 
 
 def _levels(event: Event) -> dict[str, float] | None:
-    """What makes an event a peak; ``None`` where it is too rare to go."""
+    """Return the values by which an event can be a peak; ``None``: a rare event, which is always kept."""
     if isinstance(event, (Batch, Loss, Evaluation, Sample, Health)):
-        # The machine's available memory is lowest where it is scarcest.
+        # The lowest available memory is the peak: negated, it is the largest value.
         return {
             name: -value if fold == "min" else value
             for name, value, fold in values(event)

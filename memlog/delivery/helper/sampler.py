@@ -1,4 +1,4 @@
-"""Reading, from outside, what would be dear to read in the trainer's loop."""
+"""Samples of the trainer's process tree, read in the helper: too expensive for the trainer's loop."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from memlog.probes.cgroup import read_cgroup
 from memlog.probes.tree import ProcessTree, available_memory
 
 _STEPS = 5
-"""Steps after which a sample is due before its time, at first."""
+"""Steps after which a sample is due even if its interval is not over, in a run's first 500 steps."""
 _PART = 100
-"""Part of the steps so far, as its divisor, after which one is due later on: the journal stays small."""
+"""Divisor: later, a sample is due after the steps so far / 100, so that the journal stays small."""
 _LOOK = 0.05
-"""Seconds between samples at least, and between looks at a fast trainer."""
+"""Seconds between samples at least, and between checks of a fast trainer's step."""
 _SHARE = 0.02
 """Share of a processor's time that samples by steps may take."""
 _FIRST = 0.2
-"""Seconds of a processor that they may take before that: a short run is over before a share allows many."""
+"""Processor seconds that samples may take in addition: a share alone allows few in a short run."""
 
 
 class StepFollower:
-    """Follows the trainer's journal to know which step it is at."""
+    """Follower of the trainer's journal: its newest step, its health and its end."""
 
     def __init__(self, file: JournalFile) -> None:
         self._file = file
@@ -37,18 +37,18 @@ class StepFollower:
         self.since: float | None = None
         """Monotonic time at which the first step was seen."""
         self.end: End | None = None
-        """What it said at its end."""
+        """The trainer's end event."""
         self.health: HealthEvent | None = None
-        """What it last said of its own state."""
+        """The trainer's newest health event."""
         self._failed = False
 
     @property
     def ended_badly(self) -> bool:
-        """Whether it has not said that it ended, or that memory ran out before it did."""
+        """True if the journal has no end event, or an end after memory ran out that is not "finished"."""
         return self.end is None or (self._failed and self.end.status != "finished")
 
     def look(self) -> int | None:
-        """The newest step in the journal; ``None`` before the first."""
+        """Read what is new, and return the newest step in the journal; ``None`` before the first."""
         for entry in self._file.read(self._at):
             self._at = entry.end
             if isinstance(entry.event, Batch):
@@ -66,13 +66,13 @@ class StepFollower:
 
 
 class Sampler:
-    """Publishes a `Sample` of the trainer's process tree whenever one is due, by time or by steps.
+    """Sampler of the trainer's process tree: publishes a `Sample` when one is due, by time or by steps.
 
     Args:
-        trainer: The trainer's process number.
+        trainer: Process number of the trainer.
         interval: Seconds between samples, at most.
-        publish: Takes them.
-        follower: Says at which step.
+        publish: Called with each sample.
+        follower: Knows the trainer's newest step.
         diagnostics: Counts readings that failed.
     """
 
@@ -90,31 +90,31 @@ class Sampler:
         self._publish = publish
         self._follower = follower
         self._diagnostics = diagnostics
-        self._due = self._rested = time.monotonic()
-        self._pace = _Pace()
+        self._due = self._not_before = time.monotonic()
+        self._step_rate = _StepRate()
         self._free = _FIRST
 
     @property
     def pause(self) -> float:
-        """Seconds after which to ask again: less than a sample's interval where steps are fast."""
-        return _LOOK if self._pace.is_fast(self._interval) else self._interval
+        """Seconds until `sample_if_due` is to be called again: fewer than the interval if steps are fast."""
+        return _LOOK if self._step_rate.is_fast(self._interval) else self._interval
 
     def sample_if_due(self) -> None:
-        """Reads and publishes where the interval or enough steps are over. Never raises."""
+        """Read and publish a sample if the interval or enough steps have passed. Never raises."""
         now = time.monotonic()
-        if now < self._rested:
+        if now < self._not_before:
             return
         with self._diagnostics.contained("sampling the process tree"):
-            by_steps = self._pace.take(self._follower.look(), now)
+            by_steps = self._step_rate.update(self._follower.look(), now)
             if by_steps or now >= self._due:
                 self._due = now + self._interval
                 before = time.thread_time()
                 self._publish(self._read())
-                self._pace.sampled()
-                self._rested = now + self._rest(time.thread_time() - before)
+                self._step_rate.sampled()
+                self._not_before = now + self._shortest_pause(time.thread_time() - before)
 
-    def _rest(self, cost: float) -> float:
-        """Seconds to the next sample at least, after one that took so many of a processor."""
+    def _shortest_pause(self, cost: float) -> float:
+        """Return the shortest pause after a sample that took ``cost`` processor seconds."""
         free = min(cost, self._free)
         self._free -= free
         return min(max(_LOOK, (cost - free) / _SHARE), self._interval)
@@ -134,8 +134,8 @@ class Sampler:
         )
 
 
-class _Pace:
-    """How fast the trainer steps, and how many steps are worth a sample."""
+class _StepRate:
+    """Speed of the trainer's steps, and the number of steps after which a sample is due."""
 
     def __init__(self) -> None:
         self._first: int | None = None
@@ -143,25 +143,25 @@ class _Pace:
         self._seen = 0.0
         self._a_second = 0.0
 
-    def take(self, step: int | None, now: float) -> bool:
-        """Takes the newest step; says whether enough have passed since the last sample."""
+    def update(self, step: int | None, now: float) -> bool:
+        """Note the newest step; return whether enough steps have passed since the last sample."""
         if step is None:
             return False
         begins = self._first is None
         if self._first is None:
             self._first = step
-            self._a_second = math.inf  # unknown until the next look: that is soon
+            self._a_second = math.inf  # unknown until the next call, which is made soon
         elif now > self._seen:
             self._a_second = (step - self._newest) / (now - self._seen)
         self._newest, self._seen = step, now
         return begins or step - self._sampled >= self._wanted
 
     def sampled(self) -> None:
-        """A sample of the newest step was taken."""
+        """Note that a sample of the newest step was taken."""
         self._sampled = self._newest
 
     def is_fast(self, interval: float) -> bool:
-        """Whether enough steps come within so many seconds."""
+        """Return whether enough steps for a sample are made within ``interval`` seconds."""
         return self._a_second * interval >= self._wanted
 
     @property

@@ -1,4 +1,4 @@
-"""Keeping the run's helper process going: what ends it too early is said, and it is started again."""
+"""Restart of a helper process that ended too early, with a warning that says why it ended."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import HelperProcess
 
 PAUSES = (1.0, 10.0, 60.0)
-"""Seconds before it is started again: the first time, the second, the last."""
+"""Seconds before the helper is started again: the first, the second and the last time."""
 _REAPED_WITHIN = 5.0
-"""Seconds in which a process that has closed its pipes has ended."""
+"""Seconds within which a process that has closed its pipes should have ended."""
 
 
 class SupervisedHelper:
-    """The helper process of a run, and the next where one has ended too early.
+    """The helper process of a run; replaced by a new one if it ends too early.
 
-    The trainer's thread does no more than look whether it lives: what is to be done then is done by a
-    thread of memlog's, which ends with it.
+    The trainer's thread only checks whether the helper lives. A thread of memlog's starts the next one, and
+    ends when that is done.
 
     Args:
-        diagnostics: Counts each end, and each start after it.
+        diagnostics: Counts each early end, and each new start.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -34,106 +34,105 @@ class SupervisedHelper:
         self._helper = HelperProcess(diagnostics)
         self._begin: protocol.Begin
         self._listener: AlertListener | None = None
-        self._told: list[protocol.Message] = []
-        # A signal handler may publish, and so tell, while its own thread is in here.
+        self._sent: list[protocol.Message] = []
+        # Reentrant: a signal handler may publish, and so call `tell`, while its own thread holds the lock.
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._starts = 0
-        self._news = False
+        self._changed = False
         self.is_away = False
-        """Whether it has ended, and is not there again."""
+        """True if the helper has ended, and no new one runs yet."""
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
-        """Starts it. Never raises, but for what a signal handler of the user's raised meanwhile.
+        """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
 
         Args:
-            begin: What the helper is told first.
-            listener: Is told of the alerts that the helper raises.
+            begin: The first message to the helper.
+            listener: Receives the alerts that the helper raises.
         """
         self._begin, self._listener = begin, listener
         self._helper.start(begin, listener, self._hung_up)
 
     @property
     def pid(self) -> int | None:
-        """The helper's process number; ``None`` where it could not be started."""
+        """Process number of the helper; ``None`` if it could not be started."""
         return self._helper.pid
 
     def abandon(self) -> None:
-        """Ends a helper whose run did not come about: there is nothing that it could deliver."""
+        """Kill a helper whose run could not begin: it has nothing to deliver."""
         self._over.set()
         with self._lock:
             self._helper.abandon()
 
     def tell(self, message: protocol.Message) -> None:
-        """Sends a message, to those that may follow, too; never blocks."""
+        """Send a message to this helper, and later to each that replaces it; never block."""
         with self._lock:
-            self._told.append(message)
+            self._sent.append(message)
             if not self.is_away:
                 self._helper.tell(message)
 
     def look(self) -> bool:
-        """Notices where the helper has ended although nobody told it to, and sees to the next.
+        """Check whether the helper has ended too early, and if so begin to start the next one.
 
         Returns:
-            Whether there is news since the last look.
+            True if the helper has ended, or was started again, since the last call.
         """
         with self._lock:
             if not (self.is_away or self._over.is_set()) and self._helper.has_ended:
-                self._news = self.is_away = True
-                self._bury()
-            news, self._news = self._news, False
-        return news
+                self._changed = self.is_away = True
+                self._handle_early_end()
+            changed, self._changed = self._changed, False
+        return changed
 
     def look_at_last(self) -> None:
-        """The run is over: like `look`, but for no other that would be started."""
+        """Check for an early end as `look` does, but start no other helper: the run is over."""
         with self._lock:
             self._over.set()
             if not self.is_away and self._helper.has_ended:
                 self.is_away = True
-                self._say_it_has_ended("the process tree was not sampled to the end of the run")
+                self._report_end("the process tree was not sampled to the end of the run")
 
     def the_last(self) -> HelperProcess:
-        """The one that is to hear of the run's end: whoever is being started is not wanted any more."""
+        """Return the helper that is to be told of the run's end; from now on no other one takes its place."""
         with self._lock:
             self._over.set()
             return self._helper
 
     def _hung_up(self) -> None:
-        """Nothing more comes from it, which is known before its end is."""
+        """Wait for the end of a helper that has closed its pipe, and handle it."""
         deadline = time.monotonic() + _REAPED_WITHIN
-        while not (self._over.is_set() or self._has_ended()):
+        while not self._over.is_set():
+            # Under the lock: if two threads call `Popen.poll` at once, one of them is told that it lives.
+            with self._lock:
+                if self._helper.has_ended:
+                    break
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.05)
         if self.look():
-            self._news = True  # for the trainer's thread, which publishes it
+            self._changed = True  # for the trainer's thread, which publishes it
 
-    def _has_ended(self) -> bool:
-        # Of two threads that ask for a process's end at once, `Popen.poll` tells one that it lives.
-        with self._lock:
-            return self._helper.has_ended
-
-    def _bury(self) -> None:
+    def _handle_early_end(self) -> None:
         if self._starts >= len(PAUSES):
-            self._count_end()
+            self._report_end("it is not started again")
             self._give_up()
             return
-        self._say_it_has_ended(
+        self._report_end(
             "it is started again; no event is lost, but nothing is delivered or sampled until then"
         )
         with self._diagnostics.contained("starting the helper process again"):
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
 
-    def _say_it_has_ended(self, meaning: str) -> None:
-        cause = _cause(self._count_end())
-        self._diagnostics.say_once("helper", f"the helper process has ended ({cause}): {meaning}")
-
-    def _count_end(self) -> int:
-        ended = self._helper.let_go()
-        self._diagnostics.count_fault(f"the helper process: ended with {ended}")
-        return ended
+    def _report_end(self, meaning: str) -> None:
+        """Close the pipe to the helper, count its end, and print a warning at the first one."""
+        code = self._helper.close()
+        self._diagnostics.count_fault(f"the helper process: ended with {code}")
+        self._diagnostics.say_once(
+            "helper", f"the helper process has ended ({_cause(code)}): {meaning}"
+        )
 
     def _start_again(self) -> None:
+        """Try to start the next helper, after each of the pauses that are left."""
         with self._diagnostics.contained("starting the helper process again"):
             for pause in PAUSES[self._starts :]:
                 if self._over.wait(pause):
@@ -144,23 +143,24 @@ class SupervisedHelper:
             self._give_up()
 
     def _replace(self) -> bool:
-        """Starts the next one, and tells it what the one before was told; says whether that is all."""
+        """Start the next helper; return false if that failed and is to be tried again."""
         helper = HelperProcess(self._diagnostics)
         try:
             listener = None if self._listener is None else self._listener.another()
             helper.start(msgspec.structs.replace(self._begin, again=True), listener, self._hung_up)
             return helper.pid is not None and self._install(helper)
-        except OSError:  # there is no room for a pipe, or it has ended at once
+        except OSError:  # no pipe could be created, or the new helper has ended at once
             helper.abandon()
             return False
 
     def _install(self, helper: HelperProcess) -> bool:
-        told = 0
+        """Send a new helper all earlier messages and put it to use, unless the run is over."""
+        count = 0
         while not self._over.is_set():
-            told += helper.brief(self._told[told:])
+            count += helper.tell_all(self._sent[count:])
             with self._lock:
-                if told == len(self._told) and not self._over.is_set():
-                    self._helper, self.is_away, self._news = helper, False, True
+                if count == len(self._sent) and not self._over.is_set():
+                    self._helper, self.is_away, self._changed = helper, False, True
                     self._diagnostics.count_fault("the helper process: started again")
                     return True
         helper.abandon()
@@ -174,11 +174,11 @@ class SupervisedHelper:
         )
 
 
-def _cause(ended: int) -> str:
-    """How a process ended, from its return code."""
-    if ended >= 0:
-        return f"exit code {ended}"
+def _cause(code: int) -> str:
+    """Return how a process ended, in words, from its return code."""
+    if code >= 0:
+        return f"exit code {code}"
     try:
-        return signal.Signals(-ended).name
+        return signal.Signals(-code).name
     except ValueError:
-        return f"signal {-ended}"
+        return f"signal {-code}"

@@ -1,4 +1,4 @@
-"""Making a flame graph of the worst traced step so far, away from the trainer's process."""
+"""Flame graph of the worst traced step so far, made outside the trainer's process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KIND = "flamegraph"
 
 
 class WorstStep:
-    """Watches for a worse step, and keeps its flame graph as the run's artifact.
+    """Flame graph of the worst traced step, saved as the run's artifact whenever a worse step appears.
 
     Args:
         run: The run.
-        publish: Takes the artifact's event.
+        publish: Called with the artifact's event.
         diagnostics: Counts errors.
     """
 
@@ -34,7 +34,7 @@ class WorstStep:
         self._seen = 0
 
     def look(self) -> None:
-        """Makes a new graph where there is a worse step than the last time. Never raises."""
+        """Make a new graph if there is a worse step than at the last call. Never raises."""
         path = self._run.worst_step
         try:
             found = path.stat()
@@ -46,7 +46,7 @@ class WorstStep:
                 self._draw(found.st_size)
 
     def _draw(self, size: int) -> None:
-        # Imported here: many runs trace nothing, and the helper's first sample would wait for it.
+        # Imported here: many runs trace nothing, and the import would delay the helper's first sample.
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
         from memlog.journal.artifacts import keep  # noqa: PLC0415
@@ -61,4 +61,4 @@ class WorstStep:
             file = Path(folder) / FLAME_GRAPH
             exporters.write_json(exporters.flame_graph(trace), file)
             self._publish(keep(self._run, file, FLAME_GRAPH, KIND))
-        logger.info("the flame graph of the worst of the traced steps (%s) is kept", step)
+        logger.info("saved the flame graph of the worst of the traced steps (%s)", step)

@@ -1,4 +1,4 @@
-"""Messages on runs that are written in process: to the user, and in ``memlog show``."""
+"""Messages about runs that are written in process: printed, and shown by ``memlog show``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from memlog.delivery.in_process.series_csv import SERIES_KIND
 
 _NAMED = 5
-"""Runs that a message names at most."""
+"""Runs that a message names, at most."""
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:
-    """That the user's rows don't have every step, and where every step is."""
+    """Say that the user's rows don't have every step, and where every step is."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
         f"{steps} a row of run {run_id} with a later one, since you log less often than you step: peaks "
@@ -20,9 +20,11 @@ def shared_rows(folded: int, run_id: str, name: str) -> str:
 
 
 def kept_nowhere(run_ids: Sequence[str]) -> str:
-    """That runs have nothing of what was recorded, as the user wanted."""
+    """Say that runs have nothing of the recording, because the user disabled them."""
     is_disabled = "is disabled: nothing is" if len(run_ids) == 1 else "are disabled: nothing is"
-    return f"{_named(run_ids)} {is_disabled} kept there; the run's own folder has every step"
+    return (
+        f"{_named(run_ids)} {is_disabled} kept there; memlog's own folder of the run has every step"
+    )
 
 
 def _named(run_ids: Sequence[str]) -> str:
@@ -33,7 +35,7 @@ def _named(run_ids: Sequence[str]) -> str:
 
 
 def ended_early(run_ids: Sequence[str], memlog_run: str) -> str:
-    """That runs lack something, and how it is brought."""
+    """Say that runs lack data, and which command delivers it."""
     each = "it" if len(run_ids) == 1 else "each"
     return (
         f"{_named(run_ids)} ended before everything was there: `memlog sync {memlog_run}` brings the whole "

@@ -1,8 +1,8 @@
-"""What the rows of a user's run get: folded as events come, handed out on the user's thread as they log.
+"""Buffer of memlog's values for the rows of a user's run, taken on the user's thread when they log.
 
-The row of step k is usually logged after the optimizer's step: it gets all that was published since the row
-before, peaks as their maximum and levels as the newest. Some users log first and step then: the row of
-step k is open when the event of step k comes, and gets that event before it is closed.
+Most users log the row of step k after the optimizer's step. That row gets everything published since the row
+before it: of peaks the maximum, of levels the newest. Other users log first and step then. Their row of
+step k is open when the event of step k comes, and gets that event before the row is closed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from memlog.metrics import place, replaces, values
 from memlog.sink import Axis, Point
 
 _MAX_HEARD = 1000
-"""Events that wait to be folded by the writer's thread, at most: then the publisher's folds them."""
+"""Events that wait for the writer's thread, at most: beyond that the publishing thread folds them."""
 
 
 class UsersRows:
-    """A `memlog.sink.Rows`: what waits for the user's next row, and what the open one has.
+    """A `memlog.sink.Rows`: the values that wait for the user's next row, and those of the open row.
 
     Args:
-        diagnostics: Counts what goes wrong.
+        diagnostics: Counts errors.
 
     Attributes:
-        folded: Steps (or evaluations, epochs) that share a row with a later one, or of which something
-            came after its row was closed.
-        delivered: Points handed out, before folding.
+        folded: Steps (or evaluations, epochs) that share a row with a later one, or of which a value came
+            after their row was closed.
+        delivered: Points put into rows, before folding.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -43,7 +43,7 @@ class UsersRows:
         self._lock = threading.RLock()  # a signal handler of the user's may log
         self._heard: deque[Event] = deque()
         self._waiting = _Fold()
-        # What came after the user had logged to the row that it belongs to, and that is still open.
+        # Values that came after the user had logged to the row that they belong to, which is still open.
         self._late = _Fold()
         self._held = _Fold()
         self._closed: dict[Axis, int] = {}
@@ -53,27 +53,27 @@ class UsersRows:
         self._logs_first: bool | None = None
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether there is something that no row has got yet."""
+    def has_waiting(self) -> bool:
+        """True if there are values that no row has yet."""
         return bool(self._waiting.points or self._late.points or self._heard)
 
     def open(self, number: int | None) -> None:
-        """The run was opened, or is joined.
+        """Begin with a run that was opened.
 
         Args:
-            number: The number that the user gave the row that is open; ``None`` where they gave none.
+            number: Number that the user gave the open row; ``None`` if they gave none.
         """
         with self._lock:
             self._held, self._number, self._logs_first = _Fold(), number, None
 
     def hear(self, event: Event) -> None:
-        """Takes an event as it is published: on the trainer's thread, so it is folded later."""
+        """Take an event as it is published. This is on the trainer's thread, so the event is folded later."""
         self._heard.append(event)
         if len(self._heard) >= _MAX_HEARD:
             self.fold_heard()
 
     def fold_heard(self) -> None:
-        """Folds what was heard."""
+        """Fold the events that `hear` took."""
         with self._lock:
             while self._heard:
                 event = self._heard.popleft()
@@ -82,22 +82,27 @@ class UsersRows:
                 self.add(event)
 
     def add(self, event: Event) -> None:
-        """Folds one event."""
+        """Fold one event."""
         placed = place(event)
         if placed is None:
             return
         axis, index = placed
         with self._lock:
             reached, closed = self._held.newest.get(axis, -1), self._closed.get(axis, -1)
-            comes_later = self._logs_first and axis == "step" and index == self._number
-            into = self._late if comes_later or index <= reached else self._waiting
+            # The open row still waits for its own step. The helper's samples of earlier steps can be read
+            # after the user's last row was opened: they must not get a row of their own.
+            if self._logs_first and axis == "step" and self._number is not None:
+                reached = max(reached, self._number)
+            into = self._late if index <= reached else self._waiting
             is_shared = closed < into.newest.get(axis, index) < index
             for name, value, fold in values(event):
                 if value is None:
                     continue
                 self._points += 1
                 if fold == "last" and index < closed:
-                    is_shared = True  # in a row of a later step, a level would pass for that step's
+                    is_shared = (
+                        True  # in a row of a later step, a level would be taken for that step's
+                    )
                 else:
                     into.put(Point(name, value, axis, max(index, closed), event.time_us, fold))
             self.folded += is_shared
@@ -130,7 +135,7 @@ class UsersRows:
             for point in points:
                 self._waiting.put(point)
             self._waiting.put_all(newer)
-            # The row was not opened: the one before is open, and what came for this one is not for that.
+            # The row was not opened, so the one before it is still open; late values must not go into that.
             self._waiting.put_all(self._late)
             self._late, self._number = _Fold(), self._number_before
 
@@ -138,8 +143,8 @@ class UsersRows:
         """See `memlog.sink.Rows`."""
         self._diagnostics.fault("adding to a row of the user's", error)
 
-    def rest(self) -> Sequence[Point]:
-        """What still goes into the open row; where its number is the user's, nothing of later steps."""
+    def take_for_open_row(self) -> Sequence[Point]:
+        """Take what still goes into the open row; if the user numbers rows, nothing of later steps."""
         with self._lock:
             self.fold_heard()
             if self._number is None:
@@ -148,14 +153,14 @@ class UsersRows:
             late, self._late = self._late, _Fold()
             return self._take(late)
 
-    def behind(self) -> Sequence[Point]:
-        """What waits for a row that the user does not log any more."""
+    def take_for_new_row(self) -> Sequence[Point]:
+        """Take what waits for a row that the user will not log any more."""
         with self._lock:
             waiting, self._waiting, self._held = self._waiting, _Fold(), _Fold()
             return self._take(waiting)
 
     def _take(self, taken: _Fold) -> Sequence[Point]:
-        """What the open row gets, folded with what it has: within a row the last write wins."""
+        """Return the points for the open row, folded with those it has: within a row the last write wins."""
         held = self._held
         stale = [
             point.name
@@ -175,7 +180,7 @@ class UsersRows:
 
 
 class _Fold:
-    """One point a metric: peaks the largest, levels the newest."""
+    """One point for each metric: of peaks the largest, of levels the newest."""
 
     def __init__(self) -> None:
         self.points: dict[str, Point] = {}
@@ -197,6 +202,6 @@ class _Fold:
 
 
 def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
-    """A point where its row is: a row has one place on each axis."""
+    """Move a point to its row's index: a row has one index on each axis."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)

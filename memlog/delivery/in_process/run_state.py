@@ -1,4 +1,4 @@
-"""State of one run that is written in process: what it has, what waits for it, whether it is complete."""
+"""State of one run that is written in process: which data it has, and which still waits for it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from memlog.journal import RunDirectory
 from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
-"""Alerts and files that wait for a run at most; a run that lacks more than these lacks them all the same."""
+"""Alerts and files that wait for a run, at most. A run that lacks these is incomplete in any case."""
 
 
 class RunState:
-    """One run, by its id: the user may end it and open it anew, and what it lacked then is not forgotten.
+    """State of the run with one id. The user may end that run and open it again: what it lacked stays noted.
 
     Args:
-        user_run: The way to it.
-        diagnostics: Counts what goes wrong.
+        user_run: The user's run, as the tracker's integration gives it.
+        diagnostics: Counts errors.
 
     Attributes:
-        user_run: The way to it; to the newest one, where the user opened it more than once.
-        ended: Whether the user has ended it and the tracker's client came to the end of that.
-        rows: What its rows get.
+        user_run: The user's run; if the user opened it more than once, as it was opened last.
+        ended: True if the user has ended the run, and the tracker's client has completed that.
+        rows: Values for the run's rows.
     """
 
     def __init__(self, user_run: InProcessRun, diagnostics: Diagnostics) -> None:
@@ -38,7 +38,7 @@ class RunState:
 
     @property
     def delivered(self) -> int:
-        """Points handed over, before folding."""
+        """Points put into rows, before folding."""
         return self.rows.delivered
 
     @property
@@ -48,45 +48,45 @@ class RunState:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something was not handed over yet, or never can be: the user has ended the run.
+        """True if data was not written yet, or never can be because the user has ended the run.
 
-        What waits for a row of a run that is open gets one, at the latest as that ends.
+        Values for rows do not count while the run is open: they get a row when it ends, at the latest.
         """
         rows_come = self.is_watched and self.user_run.is_open
-        return bool(self._others) or (self.rows.is_waited_for and not rows_come)
+        return bool(self._others) or (self.rows.has_waiting and not rows_come)
 
     @property
     def needs_series(self) -> bool:
-        """Whether its rows are too sparse for what was recorded, and no series has told the rest."""
+        """True if steps share rows, and no CSV file of the series has each of them."""
         return self.folded > self._in_series
 
     @property
     def is_whole(self) -> bool:
-        """Whether the tracker has everything of it so far."""
+        """True if the tracker has everything of the run so far."""
         return not self.is_waiting and not self.needs_series
 
     def resume(self, user_run: InProcessRun) -> None:
-        """The user has opened it anew."""
+        """Go on with the run, which the user has opened again."""
         self.user_run, self.ended = user_run, False
         self._begin()
 
     def _begin(self) -> None:
         self.is_watched = False
-        with self._diagnostics.contained("asking to be told of the user's rows"):
+        with self._diagnostics.contained("beginning to watch the user's rows"):
             self.rows.open(self.user_run.watch_rows(self.rows))
             self.is_watched = True
 
     def hear(self, event: Event) -> None:
-        """Takes what this process publishes while the run is its newest."""
+        """Take an event that this process publishes while the run is the newest one."""
         if self._is_wanted(event):
             self.rows.hear(event)
 
     def take(self, event: Event, *, heard: bool) -> None:
-        """Takes in an event of the journal's.
+        """Take an event from the journal.
 
         Args:
             event: The event.
-            heard: Whether it was heard as it was published: its values are on their way.
+            heard: Whether `hear` took it when it was published: then the rows have its values already.
         """
         if not heard and self._is_wanted(event):
             self.rows.add(event)
@@ -94,42 +94,42 @@ class RunState:
             self._others.append(event)
 
     def _is_wanted(self, event: Event) -> bool:
-        """What memlog says of itself and reads between steps is nothing that an ended run lacks."""
+        """Return whether the run needs an event; one that has ended needs no health events and no samples."""
         return self.user_run.is_open or not isinstance(event, (HealthEvent, Sample))
 
     def bring_others(self, run: RunDirectory) -> None:
-        """Hands over what goes into no row."""
+        """Write what goes into no row: parameters, alerts, files."""
         self.rows.fold_heard()
         if not self._others or not self.user_run.is_open:
             return
-        # Files last: while the server is away a file alone is waited for, and then fails.
+        # Files last: if the server can't be reached, only they wait for it, and then fail.
         for other in sorted(self._others, key=lambda event: isinstance(event, Artifact)):
-            self._hand_over(other, run)
+            self._write(other, run)
             self._others.remove(other)
 
     def put_rest(self, *, final: bool = True) -> None:
-        """Puts what waits into the user's run, on the user's thread.
+        """Put the values that wait into the user's run. Call it on the user's thread.
 
         Args:
-            final: Whether the user logs nothing more. Otherwise what is behind their last row waits for the
-                next one: a row of memlog's would keep them from logging to that last one again.
+            final: Whether the user logs nothing more. If not, values of later steps wait for the user's next
+                row: a row of memlog's own would keep the user from logging to their last one again.
         """
         if not self.is_watched or not self.user_run.is_open:
             return
         with self._diagnostics.contained("putting the last values into the user's run"):
-            if points := self.rows.rest():
+            if points := self.rows.take_for_open_row():
                 self.user_run.log(points, new_row=False)
-            if final and (points := self.rows.behind()):
+            if final and (points := self.rows.take_for_new_row()):
                 self.user_run.log(points, new_row=True)
-            if not self.rows.is_waited_for:
+            if not self.rows.has_waiting:
                 self.user_run.leave_rows()
 
     def bring_series(self, artifact: Artifact, run: RunDirectory) -> None:
-        """Hands over the whole series, which has everything that was taken in so far."""
+        """Write the CSV file of the series, which has every event so far."""
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.folded
 
-    def _hand_over(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
+    def _write(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
         if isinstance(event, Parameters):
             self.user_run.log_parameters(event.values)
         elif isinstance(event, Alert):

@@ -1,9 +1,8 @@
-"""State of writing to the user's runs, kept on disk, and what it means for uploaders.
+"""Saved state of an in-process writer, and its meaning for uploaders.
 
-A run of the user's that can be written only beside the user (W&B's) is written in the trainer's process. A
-uploader, which lives in another one, passes over what belongs to it; ``memlog sync`` delivers it to a run
-of memlog's own if that writing did not come to a clean end, since a run that the user has finished is never
-written to.
+Some trackers (W&B) let only the trainer's process write to the user's run. The uploader, in another process,
+then skips what belongs to that run. If the writing did not end cleanly, ``memlog sync`` delivers everything
+to a run of memlog's own, since memlog never writes to a run that the user has finished.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from memlog.journal.delivery_state import MAX_STATE, Stage, UploadState, read_st
 from memlog.journal.format import UNDECODABLE
 
 Claim: TypeAlias = Literal["in process", "whole", "missing"]
-"""Of a run of the user's: it is, or may still be, written in process; it has everything; it has not."""
+"""State of a user's run: ``in process``: it is, or may still be, written in the trainer's process.
+``whole``: it has everything. ``missing``: it lacks data."""
 ClaimOf: TypeAlias = Callable[[str], Claim]
 
 _SUFFIX = ".ride"
 
 
 class InProcessState(msgspec.Struct, kw_only=True):
-    """What one session has written to one backend's runs in process."""
+    """Record of what one session has written to one backend's runs in process."""
 
     backend: str
     stage: Stage = "delivering"
@@ -34,10 +34,10 @@ class InProcessState(msgspec.Struct, kw_only=True):
     joined: list[str] = []
     """Ids of the user's runs that were written."""
     whole: list[str] = []
-    """Those of them that have everything, or whose whole series was delivered beside them since, or of
+    """Ids of runs that have everything, or whose series was delivered to a run beside them since, or of
     which the tracker keeps nothing."""
     delivered: int = 0
-    """Points handed over, before folding."""
+    """Points put into rows, before folding."""
     folded: int = 0
     """Steps that share a row of the user's with a later one."""
     dropped: dict[str, int] = {}
@@ -46,15 +46,15 @@ class InProcessState(msgspec.Struct, kw_only=True):
     provisional: int = 0
 
     def save(self, run: RunDirectory) -> None:
-        """Replaces what was kept before."""
+        """Write the state to the run's folder; replaces the earlier one."""
         with replacing(run.path, f"{run.delivery.name}/{self.backend}{_SUFFIX}") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     @staticmethod
     def load(run: RunDirectory, backend: str) -> InProcessState | None:
-        """What was kept; ``None`` if nothing was written in process.
+        """Read the saved state; ``None`` if nothing was written in process.
 
-        Of a trainer that died before it was done, that what the tracker has is not certain.
+        If the trainer died before it was done, the state says that it is unknown what the tracker has.
         """
         try:
             kept = read_plain(run.path, f"{run.delivery.name}/{backend}{_SUFFIX}", MAX_STATE)
@@ -64,42 +64,41 @@ class InProcessState(msgspec.Struct, kw_only=True):
         if state.stage == "delivering" and not run.is_alive():
             state.stage = "waiting"
             state.problem = (
-                "the trainer's process ended before everything was written, so what the run has is not "
-                "certain: "
+                "the trainer's process ended before everything was written, so the run may lack data: "
                 f"`memlog sync {run.id}` brings the whole series, as a run beside it"
             )
         return state
 
     def made_good(self, run: RunDirectory) -> None:
-        """The whole series of every run has been delivered beside it."""
+        """Note, and save, that each run's series was delivered to a run beside it."""
         self.whole = list(self.joined)
         self.stage, self.problem = "done", None
         self.save(run)
 
 
 def read_in_process_states(run: RunDirectory) -> list[InProcessState]:
-    """The kept states of every backend."""
+    """Read the saved state of every in-process writer."""
     backends = sorted(path.stem for path in run.delivery.glob(f"*{_SUFFIX}"))
     return [state for name in backends if (state := InProcessState.load(run, name)) is not None]
 
 
 def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
-    """The states of all uploaders and all in-process writers of a run."""
+    """Read the states of all uploaders and all in-process writers of a run."""
     return [*read_in_process_states(run), *read_states(run)]
 
 
 def claims_while_in_process(_run_id: str) -> Claim:
-    """For the helper process, beside which the trainer writes."""
+    """Return the state of any user's run for the helper process: the trainer writes to it."""
     return "in process"
 
 
 def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
-    """For ``memlog sync``: whether a run of the user's has everything.
+    """Return, for ``memlog sync``, a function that tells the state of a user's run.
 
     Args:
-        run: The run.
+        run: memlog's run.
         backend: The backend that is written in process.
-        complete: Whether the trainer is gone.
+        complete: Whether the trainer has ended.
     """
     state = InProcessState.load(run, backend)
     whole = frozenset(state.whole if state else ())

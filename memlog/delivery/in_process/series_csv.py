@@ -1,4 +1,4 @@
-"""A run's whole series as a file, for a tracker whose rows are too sparse for it."""
+"""CSV file of a run's every point, for a run whose rows are fewer than its steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ _COLUMNS = ("axis", "index", "time_us", "name", "value")
 
 
 def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]) -> Artifact:
-    """Writes every point of the segments that ``belongs`` picks into the run's ``artifacts`` folder.
+    """Write every point of the chosen segments to a CSV file in the run's ``artifacts`` folder.
 
-    It is a CSV file with the columns axis, index, time_us (Unix time in microseconds), name and value.
+    Its columns are axis, index, time_us (Unix time in microseconds), name and value.
+
+    Args:
+        run: The run's folder.
+        name: Name of the file.
+        belongs: Returns, by a segment's header, whether its points are written.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
     safe = safe_name(name)
     path = f"{run.artifacts.name}/{safe}"

@@ -1,1 +1,1 @@
-"""From the journal to one tracker, in the helper process and in `memlog sync`."""
+"""The uploader: sends a journal to one tracker, in the helper process and in ``memlog sync``."""

@@ -1,7 +1,7 @@
-"""A run's kept files as paths for trackers' clients, which open them when they like.
+"""A run's artifact files, as paths for trackers' clients.
 
-A run's folder may be written by others meanwhile: between a look at a file and a client's use of its path a
-link could take its place. So clients get a private copy of what was looked at.
+Others may write to a run's folder: between memlog's check of a file and a client's use of its path, a link
+could take the file's place. So a client gets a private copy of the file that was checked.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from memlog.journal import RunDirectory
 
 _CHUNK = 1024**2
 _SHARE = 2
-"""A copy takes at most one in so many of the bytes that are free where it goes."""
+"""Divisor: a copy takes at most the free bytes of its file system / 2."""
 
 
 def open_kept(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
-    """The file, where it is a plain one in the run's own folder: a journal may come from anywhere."""
+    """Open an artifact's file; ``None`` unless it is a plain file in the run's own folder.
+
+    The journal may come from anywhere, and so may the path in it.
+    """
     if not artifact.path.startswith(f"{run.artifacts.name}/"):
         return None
     try:
@@ -33,7 +36,7 @@ def open_kept(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
 
 
 def file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
-    """Where it is; ``None`` where it is no plain file in the run's own folder."""
+    """Return the path of an artifact's file; ``None`` unless it is a plain file in the run's own folder."""
     file = open_kept(run, artifact)
     if file is None:
         return None
@@ -42,10 +45,10 @@ def file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
 
 
 class Copies:
-    """Makes the copy of one file at a time.
+    """Private copy of an artifact's file, one at a time.
 
     Args:
-        run: Whose files.
+        run: The run whose files are copied.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -54,18 +57,18 @@ class Copies:
         self._removed: weakref.finalize[..., Copies] | None = None
 
     def have(self, artifact: Artifact) -> bool:
-        """Whether there is a file to hand over."""
+        """Return whether the artifact's file can be read."""
         return file_of(artifact, self._run) is not None
 
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
-        """A file to hand over; ``None`` where it is no plain file in the run's own folder.
+        """Return a path for the client; ``None`` unless the file is a plain one in the run's own folder.
 
-        The copy stays until `drop`, so that a client that has begun to upload it can go on when it is asked
-        again; where there is no room for one, it is the file itself.
+        The copy stays until `drop`, so that a client that is called again can go on with an upload. If the
+        disk has no room for a copy, the path is that of the file itself.
 
         Args:
-            artifact: What is to be handed over.
-            in_place: The client reads it long after, so it must be the file itself.
+            artifact: The artifact to upload.
+            in_place: Whether to return the file itself, because the client reads it long after.
         """
         file = open_kept(self._run, artifact)
         if file is None:
@@ -75,7 +78,7 @@ class Copies:
         return copy or self._run.path / artifact.path
 
     def drop(self) -> None:
-        """Removes the copy: the tracker has it."""
+        """Remove the copy: the tracker has the file."""
         self._made = None
         if self._removed is not None:
             self._removed()
@@ -96,6 +99,6 @@ class Copies:
                 self._made = known, path
                 return path
         except OSError:
-            pass  # no room, after all
+            pass  # the disk became full meanwhile
         self.drop()
         return None

@@ -1,4 +1,4 @@
-"""Where an uploader stands in one process's segments."""
+"""Position of an uploader in one process's segments, and the data read but not sent yet."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from memlog.sink import Point
 
 
 class Reading:
-    """What an uploader holds in memory of one process's segments."""
+    """Reader of one process's segments for an uploader, with the data that is to be sent.
+
+    Args:
+        progress: Progress that was saved last.
+    """
 
     def __init__(self, progress: Progress) -> None:
-        self._taken_up = progress
+        self._saved = progress
         self.at = progress.resume
         self.sent = progress.sent
         self.pending: list[Point] = []
@@ -24,21 +28,21 @@ class Reading:
         self.target: str | None = None
         """Id of the user's run that events go to; ``None``: the sink's own."""
         self.since = self.segment = self.at.segment
-        """The segments with which it was turned to that run, and in which it is."""
+        """Numbers of the first segment for that run, and of the segment being read."""
         self.plan: Plan[Position] | None = None
-        self.passing = False
-        """Whether what is read is passed over: it has reached its run on another road."""
+        self.skipping = False
+        """True if events are skipped, because the in-process writer has written them to their run."""
 
-    def turn(self, target: str | None, segment: int) -> None:
-        """What follows, from the beginning of a segment, goes to that run."""
+    def switch_to(self, target: str | None, segment: int) -> None:
+        """Send to another run from the beginning of a segment on."""
         self.target, self.since, self.segment = target, segment, segment
-        self.plan, self.passing = None, False
+        self.plan, self.skipping = None, False
 
     def take(self, entry: Entry) -> None:
-        """Feeds the plan; what was delivered before is not delivered again."""
+        """Feed one event to the plan; what was delivered before is not delivered again."""
         if self.plan is None:
             return
-        if self.passing:
+        if self.skipping:
             self.at = entry.end
             return
         points = self.plan.feed(entry.event, entry.start) if self._counts(entry) else []
@@ -53,27 +57,27 @@ class Reading:
                 self.artifacts.append(entry.event)
 
     def _counts(self, entry: Entry) -> bool:
-        """Whether an event is new, or belongs to a bucket that was open when reading was taken up."""
-        known = self._taken_up
+        """Return whether an event is new, or belongs to a bucket that was open at the saved progress."""
+        known = self._saved
         if entry.end > known.sent or known.open is None:
             return True
         placed = place(entry.event)
         return placed is not None and entry.start >= known.open.get(placed[0], known.sent)
 
     @property
-    def has_something(self) -> bool:
-        """Whether anything waits to be handed over."""
+    def has_pending(self) -> bool:
+        """True if anything waits to be sent."""
         return bool(self.pending or self.parameters or self.alerts or self.artifacts)
 
     def finish(self) -> None:
-        """What is still open is final."""
+        """Close the plan's open buckets: their points are final."""
         if self.plan is not None:
             self.pending += self.plan.flush()
 
     def progress(self) -> Progress:
-        """Where things stand once what is pending has been sent."""
+        """Return the progress for when all that is pending was sent."""
         if self.plan is None:
-            return self._taken_up  # nothing was read: a bucket that was open then still is
+            return self._saved  # nothing was read: a bucket that was open is still open
         sent = max(self.at, self.sent)
         opened = self.plan.open_since
         return Progress(sent=sent, resume=min([sent, *opened.values()]), open=opened)

@@ -1,4 +1,4 @@
-"""The runs of a tracker's that one uploader delivers to, and the open sinks for them."""
+"""The tracker's runs that one uploader sends to, and the open sinks for them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ OpenSink = Callable[[Target], Sink]
 
 
 class Targets:
-    """Opens a sink for a run when it is first asked for.
+    """Open sinks by target; opens the sink of a target when it is first used.
 
     A target is the id of a run of the user's, or ``None``: the sink's own.
 
     Args:
         open_sink: Builds a sink for a target; may import the tracker's client.
-        state: What the uploader remembers: which runs there are, and which are refused.
-        begins: What a run that a sink opens is told; the rest of it is filled in.
-        claim: If the user's runs are written in the trainer's process: what a run of the user's has.
-        may_replace: Whether what a run can't take, since the tracker refuses it, goes to one of the sink's
-            own.
+        state: State of the uploader: the runs that exist, and those that the tracker refuses.
+        begins: Template of the target that a sink gets; its runs are filled in here.
+        claim: Tells the state of a user's run, if such runs are written in the trainer's process.
+        may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
 
     Attributes:
-        refusals: Which of them the tracker refuses.
+        refusals: The runs that the tracker refuses.
     """
 
     def __init__(
@@ -56,32 +55,32 @@ class Targets:
         self._sinks: dict[str | None, Sink] = {}
 
     def connect(self, connection: Connection) -> None:
-        """Says how the tracker's client is to connect."""
+        """Set how the tracker's client connects."""
         self._begins = msgspec.structs.replace(self._begins, connection=connection)
 
     def know(self, run: TrackerRun) -> None:
-        """Remembers, in memory only, the full address of a run of the user's."""
+        """Note, in memory only, the full address of a run of the user's."""
         self._uris[run.run_id] = run.uri
 
-    def meet(self, binding: Binding) -> None:
-        """Remembers the address that the journal has, where no fuller one is known."""
+    def know_binding(self, binding: Binding) -> None:
+        """Note the address that the journal has of a run, unless a fuller one is known."""
         self._uris.setdefault(binding.run_id, binding.uri)
 
     def claimed(self, target: str | None) -> Claim | None:
-        """What a run has that is written in process; ``None``: the uploader delivers to it."""
+        """Return the state of a run that is written in process; ``None``: the uploader sends to it."""
         return None if target is None or self._claim is None else self._claim(target)
 
     @property
     def are_durable(self) -> bool:
-        """Whether what the open sinks have stored is safe."""
+        """True if everything that the open sinks have taken is stored safely."""
         return all(sink.durable for sink in self._sinks.values())
 
     def __contains__(self, target: str | None) -> bool:
-        """Whether its sink is open."""
+        """Return whether a target's sink is open."""
         return target in self._sinks
 
     def sink(self, target: str | None) -> Sink:
-        """The sink of a target, which is opened where it is not.
+        """Return the sink of a target; open it if it is not open.
 
         Raises:
             RunRefusedError: the tracker refuses the run; that is noted.
@@ -106,10 +105,10 @@ class Targets:
 
     @contextmanager
     def noting(self, target: str | None) -> Iterator[Sink]:
-        """A target's sink; where the tracker refuses the run as it is used, that is noted.
+        """Give a target's sink to a block; note if the tracker refuses the run in that block.
 
         Raises:
-            RunRefusedError: it does.
+            RunRefusedError: the tracker refuses the run.
         """
         sink = self.sink(target)
         try:
@@ -119,7 +118,7 @@ class Targets:
             raise
 
     def refuse(self, target: str | None, error: RunRefusedError) -> None:
-        """Notes that a run is refused; it is opened anew when it has rested."""
+        """Note that a run is refused, and close its sink; the next attempt opens it anew."""
         self.refusals.note(target, error)
         sink = self._sinks.get(target)
         if sink is not None and sink.durable:
@@ -128,10 +127,10 @@ class Targets:
                 sink.close(None)
 
     def close(self, end: End | None) -> None:
-        """Ends the runs that sinks opened, but for those that the tracker refuses."""
+        """End the runs that sinks opened, except those that the tracker refuses."""
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
-                self.sink(None)  # opened by an earlier uploader, which died before it could end it
+                self.sink(None)  # an earlier uploader opened it, and died before it could end it
         for target, sink in self._sinks.items():
             try:
                 sink.close(end.status if end else None, end.time_us if end else None)
@@ -141,11 +140,11 @@ class Targets:
                 self.refusals.note(target, error)
 
     def forget(self) -> None:
-        """Opens new sinks from now on."""
+        """Drop the open sinks: new ones are opened from now on."""
         self._sinks.clear()
 
     def _is_replaceable(self, target: str | None) -> bool:
-        """Whether a run of the sink's own can take the place of one that is refused."""
+        """Return whether a run of the sink's own can replace one that is refused."""
         if target in self._replaced:
             return False
         if target is None:
@@ -168,7 +167,7 @@ class Targets:
 
     def _remember(self, target: str | None, opened: TrackerRun) -> None:
         state = self._state
-        # Beside a run of the user's that is not written to any more, the sink has opened another one.
+        # The id differs if the sink has opened a run beside one of the user's.
         if target is not None and opened.run_id not in state.joined:
             state.joined = [*state.joined, opened.run_id]
         if target is None:

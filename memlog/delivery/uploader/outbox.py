@@ -1,7 +1,7 @@
-"""Sending what a tracker is to get besides points: alerts and files.
+"""Outbox of alerts and files that a tracker is to get.
 
-The uploader takes them over from the journal together with its position, so that they are neither lost nor
-dependent on the points; here each is crossed off once the tracker has it.
+The uploader copies them from the journal to the outbox, and saves that together with its position. So they
+are not lost, and they don't wait for points. Each is removed once the tracker has it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN = ""
 def take_over(
     outbox: Outbox, target: str | None, alerts: Sequence[Alert], artifacts: Sequence[Artifact]
 ) -> None:
-    """Puts alerts and files of one of the tracker's runs into the outbox."""
+    """Put alerts and files for one of the tracker's runs into the outbox."""
     if alerts:
         told = outbox.alerts.setdefault(target or _OWN, AlertsTold())
         told.alerts += alerts
@@ -30,7 +30,7 @@ def take_over(
         del told.alerts[:too_many]
         told.told = max(told.told - too_many, 0)
     for artifact in artifacts:
-        # A later file of the same name has taken the place of an earlier one, in the run's folder too.
+        # A later file of the same name has replaced the earlier one, in the run's folder too.
         outbox.artifacts = [
             other
             for other in outbox.artifacts
@@ -43,26 +43,25 @@ def send(
     outbox: Outbox,
     copies: Copies,
     sink: OpenedSink,
-    crossed_off: Callable[[Counter[str]], None],
+    sent: Callable[[Counter[str]], None],
     refused: Callable[[str | None, RunRefusedError], None],
 ) -> None:
-    """Sends what the outbox holds.
+    """Send what the outbox holds.
 
     Args:
-        outbox: What is to be sent; loses what was.
-        copies: Hands over the files.
-        sink: The open sink of a target.
-        crossed_off: Called after each thing, with what was lost of it, by reason.
-
-        refused: Called where the tracker refuses a target: what is for it stays.
+        outbox: Alerts and files to send; those that were sent are removed.
+        copies: Provides the files.
+        sink: Returns the open sink of a target.
+        sent: Called after each item, with the counts of what was lost of it, by reason.
+        refused: Called if the tracker refuses a target: its items stay in the outbox.
 
     Raises:
-        TrackerUnavailableError: the rest must wait.
+        TrackerUnavailableError: the tracker can't be reached; the other items stay in the outbox.
     """
     for target, told in outbox.alerts.items():
         if told.told < len(told.alerts):
             try:
-                crossed_off(_show_alerts(sink(target or None), told))
+                sent(_show_alerts(sink(target or None), told))
             except RunRefusedError as error:
                 refused(target or None, error)
     for outgoing in list(outbox.artifacts):
@@ -72,7 +71,7 @@ def send(
             refused(outgoing.target, error)
         else:
             outbox.artifacts.remove(outgoing)
-            crossed_off(lost)
+            sent(lost)
 
 
 def _show_alerts(sink: Sink, told: AlertsTold) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Runs of a tracker's that it refuses: deleted or gone. Only what is for them waits."""
+"""Runs that the tracker refuses, because they are deleted or do not exist: only their own data waits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from memlog._internal.redact import without_credentials
 from memlog.errors import RunRefusedError
 from memlog.journal.delivery_state import UploadState
 
-FIRST_REST = 5.0
-"""Seconds until a run that was refused is asked for again, while its session goes on; doubled each time."""
-LONGEST_REST = 600.0
+RETRY_INTERVAL = 30.0
+"""Seconds after which refused runs are tried again, while the session goes on."""
 _NAMED = 3
-"""Refused runs that a message tells of; of others it tells how many there are."""
+"""Refused runs that a message names, at most; it counts the others."""
 _OWN = ""
 
 
 class Refusals:
-    """What an uploader knows of the runs that its tracker refuses.
+    """The runs that a tracker refuses, as an uploader knows them.
 
     Args:
-        state: What the uploader remembers: says which runs are refused, and why.
-        memlog_run: memlog's own id of the run, for the remedy.
-        is_replaceable: Whether a run of the sink's own can take a target's place.
+        state: State of the uploader: the runs that are refused, and why.
+        memlog_run: memlog's id of the run, for the command in the message.
+        is_replaceable: Returns whether a run of the sink's own can replace a target.
     """
 
     def __init__(
@@ -35,55 +34,55 @@ class Refusals:
         self._state = state
         self._memlog_run = memlog_run
         self._is_replaceable = is_replaceable
-        self._rests: dict[str, tuple[float, float]] = {}
-        self._resting: set[str] = set()
-        self._met = set(state.refused)
+        self._blocked: set[str] = set()
+        self._retry_at = 0.0
+        self._needed = set(state.refused)
         self._is_final = False
 
     def begin(self, *, final: bool) -> None:
-        """A round of deliveries begins: whoever has rested is asked for again, at the end everybody."""
+        """Begin a pass over the journal.
+
+        Args:
+            final: Whether the journal is complete: then all refused runs are tried once more.
+        """
         now = time.monotonic()
-        if final and not self._is_final:
-            self._rests.clear()
+        if now >= self._retry_at or (final and not self._is_final):
+            self._blocked.clear()
+            self._retry_at = now + RETRY_INTERVAL
         self._is_final = final
-        self._resting = {key for key, (until, _) in self._rests.items() if now < until}
-        self._met = set()
+        self._needed = set()
 
     def end(self) -> None:
-        """Forgets those for which nothing was left."""
-        for key in self._state.refused.keys() - self._met:
+        """Forget the refused runs for which the pass found no data."""
+        for key in self._state.refused.keys() - self._needed:
             self._forget(key)
 
     def check(self, target: str | None) -> None:
-        """Passes a target that may be asked for.
+        """Do nothing if a target may be tried now.
 
         Raises:
-            RunRefusedError: it was refused a short while ago.
+            RunRefusedError: the run was refused, and is not to be tried again yet.
         """
         key = target or _OWN
-        if key in self._resting:
-            self._met.add(key)
+        if key in self._blocked:
+            self._needed.add(key)
             raise RunRefusedError(self._state.refused.get(key, "the run was refused"))
 
     def note(self, target: str | None, error: Exception) -> None:
-        """A target was refused: it rests from now on."""
+        """Block a target that was refused until the next retry."""
         key = target or _OWN
-        self._met.add(key)
-        if key in self._resting:
-            return
-        self._resting.add(key)
-        _, rest = self._rests.get(key, (0.0, FIRST_REST / 2))
-        rest = min(rest * 2, LONGEST_REST)
-        self._rests[key] = time.monotonic() + rest, rest
-        self._state.refused[key] = without_credentials(str(error))
+        self._needed.add(key)
+        if key not in self._blocked:
+            self._blocked.add(key)
+            self._state.refused[key] = without_credentials(str(error))
 
     def lift(self, target: str | None) -> None:
-        """A target was not refused."""
+        """Note that the tracker took a target."""
         self._forget(target or _OWN)
 
     @property
     def problem(self) -> str | None:
-        """Which runs are refused, why, and what to do, in one line; ``None`` where none is."""
+        """Message: which runs are refused, why, and what to do; ``None`` if none is."""
         reasons = list(self._state.refused.values())
         if not reasons:
             return None
@@ -99,5 +98,4 @@ class Refusals:
 
     def _forget(self, key: str) -> None:
         self._state.refused.pop(key, None)
-        self._rests.pop(key, None)
-        self._resting.discard(key)
+        self._blocked.discard(key)

@@ -1,4 +1,4 @@
-"""Handing points over, and finding those that the tracker refuses."""
+"""Sending of points, and the search for those that the tracker refuses."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavaila
 from memlog.sink import Point, Sink
 
 DELIVERED = ""
-"""Beside the reasons for drops in a tally."""
+"""Key of the delivered points in a tally, beside the reasons for drops."""
 
 
 def send_pending(sink: Sink, reading: Reading, *, stubborn: bool) -> Counter[str]:
-    """Sends the points and parameters that wait.
+    """Send the points and parameters that wait.
 
     Args:
-        sink: Gets them.
-        reading: Has them; has none afterwards.
-        stubborn: Whatever the tracker raises but that it is away, the content is at fault.
+        sink: Takes them.
+        reading: Holds them; holds none afterwards.
+        stubborn: Whether to treat unknown errors of the tracker as a refusal of the points.
 
     Returns:
-        How many points were delivered, and what was lost, by reason.
+        Number of points delivered, and of points lost, by reason.
 
     Raises:
-        RunRefusedError: the run is deleted or gone.
+        RunRefusedError: the run is deleted, or does not exist.
+        TrackerUnavailableError: the tracker can't be reached.
     """
     try:
         sink.probe()
@@ -39,7 +40,7 @@ def send_pending(sink: Sink, reading: Reading, *, stubborn: bool) -> Counter[str
         except RunRefusedError:  # noqa: PERF203 - each costs itself alone
             raise
         except TrackerRejectedError:
-            pass  # the metrics are taken all the same
+            pass  # the metrics are stored without them
     for begin in range(0, len(reading.pending), sink.max_points):
         batch = reading.pending[begin : begin + sink.max_points]
         _send(sink, batch, tally, stubborn=stubborn)
@@ -49,7 +50,7 @@ def send_pending(sink: Sink, reading: Reading, *, stubborn: bool) -> Counter[str
 
 
 def _send(sink: Sink, points: Sequence[Point], tally: Counter[str], *, stubborn: bool) -> None:
-    """Hands points over; where the tracker refuses them, finds those that it refuses."""
+    """Send points; if the tracker refuses them, send each half alone to find those that it refuses."""
     try:
         sink.log_points(points)
         tally[DELIVERED] += len(points)

@@ -1,4 +1,4 @@
-"""Sinks that were handed over as objects: they live in the trainer's process, and are delivered to there."""
+"""Delivery to sinks that the user passed as objects: it happens in the trainer's process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from memlog.sink import Sink, Target
 def deliver_to(
     sinks: Sequence[Sink], run: RunDirectory, taken: Sequence[str], diagnostics: Diagnostics
 ) -> list[UploadWorker]:
-    """Starts a thread for each of the sinks.
+    """Start an upload thread for each of the sinks.
 
     Args:
-        sinks: The sinks.
+        sinks: The user's sinks.
         run: The run's folder.
-        taken: Names of other backends.
-        diagnostics: Counts threads that can't be started; they are left out.
+        taken: Names of other backends, which no sink gets.
+        diagnostics: Counts threads that can't be started.
+
+    Returns:
+        The threads that were started.
     """
     threads: list[UploadWorker] = []
     for name, sink in zip(_names(sinks, taken), sinks, strict=True):
@@ -36,7 +39,7 @@ def _opener(sink: Sink) -> Callable[[Target], Sink]:
 
 
 def _names(sinks: Sequence[Sink], taken: Sequence[str]) -> list[str]:
-    """A name for each: its class's, numbered where that is taken."""
+    """Return a name for each sink: its class's, with a number if that is taken."""
     names: list[str] = []
     for sink in sinks:
         name = base = type(sink).__name__.lower()

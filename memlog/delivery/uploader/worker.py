@@ -1,4 +1,4 @@
-"""Keeping an uploader going: again and again, patiently where the tracker is in trouble."""
+"""Thread that runs an uploader repeatedly, with growing pauses while the tracker is in trouble."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from memlog.journal.delivery_state import UploadLock, is_wanted
 logger = logging.getLogger("memlog.delivery")
 
 INTERVAL = 0.5
-"""Seconds between looks at the journal."""
+"""Seconds between passes over the journal."""
 MAX_BACKOFF = 15.0
-"""Seconds between attempts, at most, at a tracker that is in trouble."""
+"""Seconds between attempts, at most, while the tracker is in trouble."""
 
 
 class UploadWorker:
-    """Delivers in a thread until the journal is complete and all of it handed over.
+    """Thread that delivers until the journal is complete and all of it delivered.
 
     Args:
-        uploader: What delivers.
-        prepare: Called first, in the thread: imports that take seconds.
+        uploader: The uploader to run.
+        prepare: Called first, in the thread, for imports that take seconds.
 
     Attributes:
-        delivered: Whether the journal was complete and all of it handed over when the thread ended.
+        delivered: True if the journal was complete and all of it delivered when the thread ended.
     """
 
     def __init__(self, uploader: Uploader, prepare: Callable[[], object] | None = None) -> None:
@@ -42,22 +42,22 @@ class UploadWorker:
         )
 
     def start(self) -> None:
-        """Begins to deliver."""
+        """Start the thread."""
         self._thread.start()
 
     def complete(self) -> None:
-        """The journal is complete: deliver the rest, close, end."""
+        """Make the thread deliver the rest, close the uploader and end: the journal is complete."""
         self._complete.set()
         self._wake.set()
 
     def make_way_if_wanted(self) -> None:
-        """Ends where another process waits to deliver the rest, as soon as nothing is under way."""
+        """End the thread after its current pass if another process waits to deliver the rest."""
         if self._complete.is_set() and is_wanted(self.uploader.run, self.uploader.backend):
             self._gives_up.set()
             self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Waits for the end, at most ``timeout`` seconds; says whether it came."""
+        """Wait for the thread's end, at most ``timeout`` seconds; return whether it came."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -76,36 +76,34 @@ class UploadWorker:
             except Exception as error:  # noqa: BLE001 - it comes again, with its reason, when a sink is opened
                 warn(f"preparing for {self.uploader.backend} failed: {error!r}", logger)
 
-    def _say_refusals(self, said: str) -> str:
+    def _log_refusals(self, logged: str) -> str:
         refused = self.uploader.refused or ""
-        if refused and refused != said:
+        if refused and refused != logged:
             logger.warning("%s: %s; everything else is delivered", self.uploader.backend, refused)
         return refused
 
     def _deliver_until_complete(self) -> None:
-        pause, complete, said = INTERVAL, False, ""
+        pause, complete, logged = INTERVAL, False, ""
         while True:
             self._wake.clear()
             if self._complete.is_set() and not complete:
-                complete, pause = (
-                    True,
-                    INTERVAL,
-                )  # somebody waits for it: soon again, after a failure
+                # The user waits in `finish`: after a failure, the next attempt comes soon.
+                complete, pause = True, INTERVAL
             try:
                 self.uploader.deliver(complete=complete)
-                said = self._say_refusals(said)
+                logged = self._log_refusals(logged)
                 if complete:
                     self.uploader.close()
                     self.delivered = self.uploader.refused is None
-                    return  # a run that is refused is not there again by itself
+                    return  # also if a run is refused: only the user can restore it
                 pause = INTERVAL
             except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises, try again
                 pause = min(pause * 2, MAX_BACKOFF)
-                if str(error) != said:  # an outage of days must not fill the log
-                    said = str(error)
-                    warn(f"{self.uploader.backend}: {said}; trying again until it works", logger)
+                if str(error) != logged:  # an outage of days must not fill the log
+                    logged = str(error)
+                    warn(f"{self.uploader.backend}: {logged}; trying again until it works", logger)
                     if detail := getattr(error, "detail", ""):
-                        logger.info("%s: in full: %s", self.uploader.backend, detail)
+                        logger.info("%s: full error: %s", self.uploader.backend, detail)
             self._wake.wait(pause)
             if self._gives_up.is_set():
                 logger.info("%s: `memlog sync` delivers the rest", self.uploader.backend)

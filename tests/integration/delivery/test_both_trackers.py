@@ -60,7 +60,7 @@ def test_own_runs_in_both(tmp_path: Path) -> None:
     assert sorted(set(steps)) == list(range(50))
 
 
-def test_one_is_ridden_and_the_other_has_a_run_of_its_own(tmp_path: Path) -> None:
+def test_one_is_written_in_process_and_the_other_has_its_own_run(tmp_path: Path) -> None:
     child.run(
         TRAINER
         + """

@@ -205,7 +205,7 @@ IN_PROCESS = """
 """
 
 
-def test_a_ride_on_a_users_run_whose_server_is_down_slows_nothing(
+def test_writing_to_a_users_run_whose_server_is_down_slows_nothing(
     tmp_path: Path, server: WandbServer
 ) -> None:
     server.start()

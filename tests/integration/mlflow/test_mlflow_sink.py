@@ -156,7 +156,7 @@ def test_what_cannot_be_stored_costs_only_itself(uri: str, client: MlflowClient)
     assert len(run.data.metrics) == 4
     [stored] = client.get_metric_history(run.info.run_id, "memory/x")
     assert math.isnan(stored.value)
-    assert sink.health.dropped == {"not_finite": 2, "out_of_range": 2}
+    assert sink.diagnostics.dropped == {"not_finite": 2, "out_of_range": 2}
 
 
 def test_nothing_to_store_opens_no_run(uri: str, client: MlflowClient) -> None:
@@ -204,12 +204,12 @@ def test_a_parameter_that_is_there_with_another_value_stays(uri: str, client: Ml
     first, second = sink_for(uri, run_id), sink_for(uri, run_id)
     first.log_parameters({"torch": "2.9", "device": "cuda0"})
     first.log_parameters({"torch": "2.9", "device": "cuda0"})
-    assert first.health.dropped == {}
+    assert first.diagnostics.dropped == {}
     second.log_parameters({"torch": "2.10", "device": "cuda0", "ranks": "8"})
     params = client.get_run(run_id).data.params
     expected = {"memlog/torch": "2.9", "memlog/device": "cuda0", "memlog/ranks": "8"}
     assert params == {**expected, "lr": "0.1"}
-    assert second.health.dropped == {"parameter_conflict": 1}
+    assert second.diagnostics.dropped == {"parameter_conflict": 1}
 
 
 def test_many_long_and_odd_parameters_are_stored(uri: str, client: MlflowClient) -> None:
@@ -220,7 +220,7 @@ def test_many_long_and_odd_parameters_are_stored(uri: str, client: MlflowClient)
     params = client.get_run(sink.open().run_id).data.params
     assert len(params) == 152
     assert len(params["memlog/long"]) == 6000
-    assert sink.health.dropped == {}
+    assert sink.diagnostics.dropped == {}
 
 
 def test_a_refused_parameter_costs_only_itself(
@@ -232,7 +232,7 @@ def test_a_refused_parameter_costs_only_itself(
     sink = sink_for(uri)
     sink.log_parameters({"long": "x" * 300, "short": "y"})
     assert client.get_run(sink.open().run_id).data.params == {"memlog/short": "y"}
-    assert sink.health.dropped == {"parameter_rejected": 1}
+    assert sink.diagnostics.dropped == {"parameter_rejected": 1}
 
 
 # A server

@@ -121,10 +121,8 @@ def test_row_k_has_the_memory_of_step_k(tmp_path: Path, pause: float, logs: str)
     """However fast the steps are, and whether the user logs after the optimizer's step or before it."""
     script = JUMP.replace("PAUSE", str(pause)).replace(logs, LOG)
     child.run(PREAMBLE + script.replace("EARLY", "").replace("LATE", ""), tmp_path, "--memlog")
-    every = read_only_run(tmp_path).rows
-    rows = [row for row in every if "loss" in row]
-    assert len(every) - len(rows) <= 1  # of memlog's own, before or after the user's
-    assert [(row["_step"], row["loss"], row["memlog/step"]) for row in rows] == [
+    rows = read_only_run(tmp_path).rows
+    assert [(row["_step"], row.get("loss"), row.get("memlog/step")) for row in rows] == [
         (s, s, s) for s in range(30)
     ]
     rss = [row["memory/host/rss_mib"] for row in rows]

@@ -84,7 +84,7 @@ def test_nothing_is_said_to_be_in_a_disabled_run(tmp_path: Path) -> None:
     assert find_runs(tmp_path) == []
 
 
-def test_the_only_run_of_those_that_are_no_wandb_run_is_ridden(tmp_path: Path) -> None:
+def test_the_only_open_run_is_joined_although_it_is_not_wandb_run(tmp_path: Path) -> None:
     errors = train(
         "    run = start(reinit='create_new')\n    assert wandb.run is None" + LOOP, tmp_path
     )

@@ -1,4 +1,4 @@
-"""Writing in process beside a server that is away: what can be handed over is, whatever waits."""
+"""The in-process writer while the server can't be reached: a file that waits delays nothing else."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_file_that_waits_for_the_server_holds_up_nothing_else(tmp_path: Path) 
     (made.directory.artifacts / "notes.txt").write_text("kept")
     user_run, health = Away(), Diagnostics()
     writer = InProcessWriter(made.directory, "wandb", health)
-    writer._join(user_run)  # without the thread that `begin` starts
+    writer._newest = writer._runs.add(user_run)  # without the thread that `begin` starts
     made.write(Artifact(at(0), "notes.txt", "report", "artifacts/notes.txt", 4), batch(0, 2**20))
     writer._write_once()
     made.write(batch(1, 2**20), Alert(at(1), 1, "error", "rule", "high", "text"), batch(2, 2**20))

@@ -1,4 +1,4 @@
-"""Writing to runs that end, and are opened anew under the same id."""
+"""The in-process writer and runs that end, or are opened again with the same id."""
 
 import threading
 import time
@@ -9,15 +9,14 @@ from support.journals import batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
-from memlog.delivery.in_process.throttle import LONGEST_PAUSE, SHARE, SHORTEST_PAUSE, Pace
-from memlog.delivery.in_process.writer import InProcessWriter
+from memlog.delivery.in_process.writer import INTERVAL, InProcessWriter
 from memlog.events import Alert, Artifact
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point, Rows
 
 
 class Users:
-    """A run of the user's, as far as the writer sees it."""
+    """A run of the user's, with what the writer uses of it."""
 
     def __init__(self, run_id: str = "same") -> None:
         self.run_id = run_id
@@ -58,7 +57,7 @@ class Users:
 
 
 class Trainer:
-    """A journal that steps are written to, and a writer beside it."""
+    """A journal of a trainer's steps, and a writer that reads it."""
 
     def __init__(self, directory: Path) -> None:
         self.run: RunDirectory = new_run(directory)
@@ -102,7 +101,7 @@ def test_steps_while_no_run_was_open_are_brought_to_the_run_that_is_opened_anew(
     first.end()
     for number in range(3, 6):
         trainer.step(number)
-    time.sleep(5 * SHORTEST_PAUSE)  # that they are read before is not needed, but usual
+    time.sleep(2 * INTERVAL)  # the writer usually reads them before the run is opened again
     trainer.open(second)
     for number in range(6, 8):
         trainer.step(number, second)
@@ -137,18 +136,10 @@ def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
     assert trainer.writer.state.stage == "done"
 
 
-def test_pauses_keep_rides_within_their_share() -> None:
-    pace = Pace()
-    assert pace.pause(0.001) == SHORTEST_PAUSE
-    waited = [pace.pause(0.001) for _ in range(200)]
-    assert waited[-1] > 100 * 0.001 / SHARE
-    assert pace.pause(1000) == LONGEST_PAUSE
-
-
-def test_what_is_published_as_a_run_ends_is_waited_for_although_a_ride_is_under_way(
+def test_what_is_published_as_a_run_ends_is_waited_for_although_a_pass_is_under_way(
     tmp_path: Path,
 ) -> None:
-    """The journal was read before: the end must wait for the next pass."""
+    """The pass has read the journal already: the end must wait for the next one."""
     trainer = Trainer(tmp_path)
     trainer.run.artifacts.mkdir()
 

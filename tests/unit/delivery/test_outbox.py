@@ -1,4 +1,4 @@
-"""Alerts and files reach a tracker once the points did, and nothing depends on the one that is in trouble."""
+"""The outbox: alerts and files arrive after the points, and an item that fails delays no other."""
 
 from pathlib import Path
 
@@ -157,7 +157,7 @@ def test_alerts_are_bounded() -> None:
 
 
 class TestASinkThatIsNotDurable:
-    """What it took counts once it is closed; after an unclean end it gets everything again."""
+    """Points count as delivered once the sink is closed; after an unclean end all are sent again."""
 
     def test_an_unclean_end_begins_anew(self, run: RunDirectory, journal: JournalWriter) -> None:
         tracker = ListTracker(durable=False)
@@ -192,7 +192,7 @@ class TestASinkThatIsNotDurable:
     def test_an_end_that_fails_is_made_good_by_the_next_attempt(
         self, run: RunDirectory, journal: JournalWriter, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What of it the tracker has is not certain: all is sent again, by a new sink."""
+        """It is unknown what the tracker has: a new sink sends everything again."""
         tracker = ListTracker(durable=False)
         carrier = uploader(run, tracker)
         journal.append(kept(run, b"content"))

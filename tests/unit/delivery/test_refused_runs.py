@@ -1,4 +1,4 @@
-"""A run that the tracker refuses holds up no other, and gets everything once it is there again."""
+"""A run that the tracker refuses delays no other, and gets everything after it is restored."""
 
 import json
 import tempfile
@@ -14,7 +14,7 @@ from support.journals import GIB, MadeRun, batch
 from support.sinks import ListTracker
 
 from memlog.delivery.helper.retention import Retention
-from memlog.delivery.uploader.refused_runs import FIRST_REST
+from memlog.delivery.uploader.refused_runs import RETRY_INTERVAL
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.delivery.uploader.worker import UploadWorker
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
@@ -150,7 +150,7 @@ def test_alerts_files_and_parameters_wait_with_it(tmp_path: Path) -> None:
 
 
 def test_an_outbox_of_a_refused_run_holds_up_no_other(tmp_path: Path) -> None:
-    """Taken over while the run was there, refused as it was to be sent."""
+    """The alert is in the outbox when its run is deleted."""
     made, tracker = MadeRun(tmp_path, alive=True).bound("list", "gone", None), ListTracker()
     alert = Alert(1, 1, "error", "rule", "high", "text")
     made.write(alert)
@@ -176,7 +176,7 @@ def test_a_refused_run_is_asked_for_now_and_then_and_at_the_end(
     for _ in range(5):
         carrier.deliver()
     assert tracker.asked.count("r0") == 1
-    now[0] += FIRST_REST
+    now[0] += RETRY_INTERVAL
     carrier.deliver()
     carrier.deliver()
     assert tracker.asked.count("r0") == 2
@@ -196,7 +196,7 @@ def test_finish_does_not_wait_for_what_does_not_change_by_itself(sweep: RunDirec
 def test_whatever_else_a_sink_refuses_as_it_is_opened_is_that_runs_alone(
     sweep: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sinks of others need not know the error that says so."""
+    """A third party's sink may raise the general error in place of `RunRefusedError`."""
     tracker = ListTracker(deleted={"r1"})
     monkeypatch.setattr("support.sinks.RunRefusedError", TrackerRejectedError)
     finish(uploader(sweep, tracker))
@@ -261,7 +261,7 @@ def read(run: RunDirectory) -> list[JournalFile]:
 
 
 class Sweep:
-    """A trainer, whose runs are deleted and restored as it goes on, and an uploader that comes and goes."""
+    """A trainer whose runs are deleted and restored meanwhile, and an uploader that is replaced."""
 
     def __init__(self, directory: str, *, thinned: bool) -> None:
         self.made = MadeRun(Path(directory), alive=True).bound("list", "r0", None)

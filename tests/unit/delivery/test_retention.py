@@ -1,4 +1,4 @@
-"""A journal that grows too large is thinned; nobody who reads it is confused, and no peak goes."""
+"""A journal that is too large is thinned: its readers still work, and every peak stays."""
 
 import os
 import tempfile
@@ -28,12 +28,12 @@ STEPS = 3_000
 
 
 def level(step: int) -> int:
-    """Bytes at a step: a small wave, with a peak here and there that is over at once."""
+    """Bytes at a step: a small wave, with a few peaks of one step."""
     return GIB + (step * 7919 % 500) * MIB + (4 * GIB if step % 700 == 331 else 0)
 
 
 def filled(root: Path, steps: int = STEPS) -> MadeRun:
-    """A run that is still being written, of many segments, with an alert and an epoch now and then."""
+    """A run of many segments that is still written, with some alerts and epochs."""
     made = MadeRun(root, alive=True, segment_bytes=steps * 12)
     made.write(Run(1, "name", "project", ("list",), {}))
     for step in range(steps):
@@ -137,7 +137,7 @@ def test_a_journal_within_its_limit_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_positions_mean_the_same_as_before(tmp_path: Path) -> None:
-    """Reading from any position gives what is left of what it gave, at the positions where it stood."""
+    """Reading from any position gives the events that are left, at their old positions."""
     run = filled(tmp_path, 200).directory
     before = {entry.seq: entry for entry in entries(run)}
     for window in (10, 100, WHOLE_SEGMENT):
@@ -243,7 +243,7 @@ def test_a_tracker_that_was_away_gets_exactly_what_the_journal_holds(tmp_path: P
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(["steps", "epoch", "loss", "deliver", "fail", "restart", "thin"])))
 def test_whenever_it_is_thinned_no_point_is_sent_twice(moves: list[str]) -> None:
-    """Nor is a bucket sent again, with other values, since the event that closed it is gone."""
+    """A bucket is not sent again with other values, although the event that closed it was removed."""
     with tempfile.TemporaryDirectory() as directory:
         made = MadeRun(Path(directory), alive=True)
         run, tracker = made.directory, ListTracker()

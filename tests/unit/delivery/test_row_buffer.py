@@ -1,4 +1,4 @@
-"""What the rows of a user's run get, whenever the user logs."""
+"""Values in the rows of a user's run, for every order of logging and stepping."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ RSS, TREE, LOSS = "memory/host/rss_mib", "memory/host/tree_mib", "memlog/loss"
 
 
 class Users:
-    """A user's run whose rows are read: what each has, by the number or the order of the rows."""
+    """A user's run, and the values of each row by its number."""
 
     def __init__(self, opened: int | None = None) -> None:
         self.rows = UsersRows(Diagnostics())
@@ -40,8 +40,8 @@ class Users:
             self._row += 1
 
     def end(self) -> None:
-        self._write(self._row, self.rows.rest())
-        self._write(self._row + 1, self.rows.behind())
+        self._write(self._row, self.rows.take_for_open_row())
+        self._write(self._row + 1, self.rows.take_for_new_row())
 
     def steps(self) -> dict[int, float]:
         return {number: row["step"] for number, row in self.has.items()}
@@ -75,6 +75,19 @@ def test_a_row_that_is_logged_before_its_step_gets_it_before_it_is_closed() -> N
     assert users.steps() == {number: number for number in range(30)}
     assert [number for number, row in users.has.items() if row[RSS] == 150] == [15]
     assert users.rows.folded == 0
+
+
+def test_a_sample_of_an_earlier_step_joins_the_last_row_of_a_user_who_logs_first() -> None:
+    users = Users(opened=0)
+    for number in range(5):
+        if number:
+            users.log(number)
+        users.step(number)
+        if number == 4:
+            users.sample(2, 300)  # the helper was slow: row 4 is open when this one is read
+    users.end()
+    assert users.steps() == {number: number for number in range(5)}
+    assert users.has[4][TREE] == 300
 
 
 def test_a_user_who_evaluates_first_and_logs_each_step_after_it_gets_each_in_its_row() -> None:

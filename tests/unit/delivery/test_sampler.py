@@ -1,4 +1,4 @@
-"""When the helper process looks at the trainer's processes: by time, and by steps where these are fast."""
+"""Times at which the helper samples the process tree: by time, and by steps if these are fast."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import pytest
 from support.journals import GIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.helper.sampler import Sampler, StepFollower, _Pace
+from memlog.delivery.helper.sampler import Sampler, StepFollower, _StepRate
 from memlog.events import Event, Sample
 
 
@@ -32,11 +32,11 @@ def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
 
 
 def looks(steps: int, a_second: float) -> int:
-    """Samples by steps of a run, looked at every 50 ms."""
-    pace, count = _Pace(), 0
+    """Number of samples by steps in a run that is checked every 50 ms."""
+    rate, count = _StepRate(), 0
     for look in range(round(steps / a_second / 0.05)):
-        if pace.take(int(look * 0.05 * a_second), look * 0.05):
-            pace.sampled()
+        if rate.update(int(look * 0.05 * a_second), look * 0.05):
+            rate.sampled()
             count += 1
     return count
 
@@ -48,21 +48,21 @@ def test_a_long_run_is_not_sampled_more_often_than_by_time() -> None:
 
 
 def test_it_asks_more_often_where_steps_are_fast_alone() -> None:
-    pace = _Pace()
-    assert not pace.is_fast(1.0)  # it makes no step yet
-    pace.take(0, 0.0)
-    assert pace.is_fast(1.0)  # it may be
-    pace.take(10, 0.1)
-    assert pace.is_fast(1.0)
-    pace.take(11, 1.1)
-    assert not pace.is_fast(1.0)
+    rate = _StepRate()
+    assert not rate.is_fast(1.0)  # it makes no step yet
+    rate.update(0, 0.0)
+    assert rate.is_fast(1.0)  # it may be
+    rate.update(10, 0.1)
+    assert rate.is_fast(1.0)
+    rate.update(11, 1.1)
+    assert not rate.is_fast(1.0)
 
 
 def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> None:
-    """Of a process tree that takes 20 ms to read a sample a second would be all that a share allows."""
+    """If reading takes 20 ms, the share alone would allow one sample a second."""
     run = MadeRun(tmp_path)
     follower = StepFollower(run.directory.files()[0])
     sampler = Sampler(os.getpid(), 1.0, [].append, follower, Diagnostics())
-    rests = [sampler._rest(0.02) for _ in range(20)]
-    assert rests[:10] == pytest.approx([0.05] * 10)
-    assert rests[10:] == pytest.approx([1.0] * 10)
+    pauses = [sampler._shortest_pause(0.02) for _ in range(20)]
+    assert pauses[:10] == pytest.approx([0.05] * 10)
+    assert pauses[10:] == pytest.approx([1.0] * 10)

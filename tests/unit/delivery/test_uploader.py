@@ -1,4 +1,4 @@
-"""An uploader hands over exactly the plan's points, wherever it is stopped and taken up again."""
+"""An uploader sends exactly the plan's points, wherever it is stopped and started again."""
 
 import contextlib
 import tempfile

@@ -1,4 +1,4 @@
-"""Delivering again and again, however long it takes."""
+"""The upload thread: it tries again until everything is delivered."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ def run_with(
     monkeypatch: pytest.MonkeyPatch,
     at_pause: dict[int, Callable[[], object]],
 ) -> list[float]:
-    """Runs it without waiting, and does something at some pauses; how long they would have been."""
+    """Run it without waiting, with an action at some pauses; return how long the pauses would have been."""
     pauses: list[float] = []
 
     def wait(_event: threading.Event, timeout: float = 0.0) -> bool:
@@ -59,7 +59,7 @@ def test_a_tracker_that_is_away_for_hours_gets_everything(
 def test_at_the_end_of_a_run_it_tries_again_soon(
     thread: UploadWorker, tracker: ListTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have stood at the longest pause, and somebody waits now."""
+    """The thread may be in its longest pause when the user begins to wait."""
     at_pause = {10: thread.complete, 13: lambda: setattr(tracker, "down", False)}
     pauses = run_with(thread, monkeypatch, at_pause)
     assert thread.delivered

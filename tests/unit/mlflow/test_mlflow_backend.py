@@ -1,4 +1,4 @@
-"""The light half: finds the user's run without importing anything."""
+"""The MLflow backend finds the user's run without importing mlflow."""
 
 from __future__ import annotations
 

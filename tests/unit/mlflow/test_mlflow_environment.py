@@ -1,4 +1,4 @@
-"""What of the trainer's environment comes along, and how memlog's own process is bounded."""
+"""Environment variables passed to the helper, and limits in memlog's own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MLflow raises becomes one of two things, in one line without a password."""
+"""MLflow's errors become one of two errors of memlog's, in one line without a password."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlog_mlflow.errors import translated
 
 
 def answered(status: int) -> requests.HTTPError:
-    """What MLflow raises for a file's transfer: no error of its own."""
+    """The error that MLflow raises for a file's transfer: not one of its own."""
     response = requests.Response()
     response.status_code = status
     return requests.HTTPError(f"{status} Client Error for url: http://host/x", response=response)

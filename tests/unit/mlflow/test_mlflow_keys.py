@@ -1,4 +1,4 @@
-"""MLflow refuses a whole batch for one key that it does not like, so memlog sends none."""
+"""Keys that MLflow accepts: it refuses a whole batch because of one bad key."""
 
 from __future__ import annotations
 

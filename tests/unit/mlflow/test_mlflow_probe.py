@@ -1,4 +1,4 @@
-"""Trackers that are not there, in trouble, or refuse: told apart, soon, without a password."""
+"""The probe tells trackers that are absent, fail, or refuse: soon, and without a password."""
 
 from __future__ import annotations
 

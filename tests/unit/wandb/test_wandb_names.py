@@ -1,4 +1,4 @@
-"""Names, addresses and the environment: what of W&B's integration needs no W&B."""
+"""Names, addresses and the environment: parts of the W&B integration that don't import wandb."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ def test_importing_it_loads_no_wandb() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_it_is_a_backend_that_rides() -> None:
+def test_it_is_a_backend_that_writes_in_process() -> None:
     assert isinstance(backend, Backend)
     assert isinstance(backend, InProcessBackend)
 

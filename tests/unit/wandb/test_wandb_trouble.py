@@ -1,4 +1,4 @@
-"""What wandb says of its troubles, and what memlog makes of it."""
+"""Translation of wandb's errors into memlog's."""
 
 from pathlib import Path
 

@@ -1,0 +1,128 @@
+"""The user's runs of one backend that are written in process, and the saved record of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.terminal import say
+from memlog.delivery.in_process.messages import ended_early, kept_nowhere, shared_rows
+from memlog.delivery.in_process.run_state import RunState
+from memlog.delivery.in_process.saved_state import InProcessState
+from memlog.delivery.in_process.series_csv import write_series
+from memlog.journal import Header, RunDirectory
+from memlog.journal.delivery_state import UploadState
+from memlog.sink import InProcessRun
+
+
+class WrittenRuns:
+    """The user's runs of one backend, by id.
+
+    Args:
+        run: memlog's folder of the run.
+        backend: Name of the backend.
+        diagnostics: Counts errors.
+
+    Attributes:
+        state: The record that `save` writes.
+    """
+
+    def __init__(self, run: RunDirectory, backend: str, diagnostics: Diagnostics) -> None:
+        self._run = run
+        self._diagnostics = diagnostics
+        self._by_id: dict[str, RunState] = {}
+        self._disabled: set[str] = set()
+        self.state = InProcessState(backend=backend)
+
+    def __iter__(self) -> Iterator[RunState]:
+        """Yield the state of each run; the publishing thread may add one meanwhile."""
+        return iter(list(self._by_id.values()))
+
+    def get(self, run_id: str) -> RunState | None:
+        """Return the state of the run with an id; ``None`` if it is not written."""
+        return self._by_id.get(run_id)
+
+    def current(self, user_run: InProcessRun) -> RunState | None:
+        """Return the state of a run; ``None`` if it is not written, or was opened again since."""
+        run_state = self._by_id.get(user_run.run_id)
+        return run_state if run_state is not None and run_state.user_run is user_run else None
+
+    def add(self, user_run: InProcessRun) -> RunState:
+        """Begin to write to a run that the user has opened, for the first time or again."""
+        self._note(user_run.run_id)
+        run_state = self._by_id.get(user_run.run_id)
+        if run_state is None:
+            run_state = self._by_id[user_run.run_id] = RunState(user_run, self._diagnostics)
+        else:
+            run_state.resume(user_run)
+        return run_state
+
+    def add_disabled(self, run_id: str) -> None:
+        """Note a run of which the tracker keeps nothing, because the user has disabled it."""
+        self._note(run_id)
+        self._disabled.add(run_id)
+
+    def _note(self, run_id: str) -> None:
+        if run_id not in self.state.joined:
+            self.state.joined = [*self.state.joined, run_id]
+
+    def target(self, header: Header) -> str | None:
+        """Return the id of the run that a segment's events go to; ``None``: none of the user's.
+
+        Events from before the first run go to that one, unless the helper process has opened a run of
+        memlog's own for them meanwhile.
+        """
+        binding = header.bindings.get(self.state.backend)
+        if binding is not None:
+            return binding.run_id
+        own = UploadState.load(self._run, self.state.backend).own_run
+        return next(iter(self.state.joined), None) if own is None else None
+
+    def write_series(self, run_state: RunState) -> None:
+        """Write the CSV file of every step to a run whose steps share rows, if it can still take it."""
+        if run_state.is_waiting or not run_state.needs_series or not run_state.user_run.is_open:
+            return
+        run_id = run_state.user_run.run_id
+        name = f"series-{run_id}.csv"
+        try:
+            artifact = write_series(self._run, name, lambda header: self.target(header) == run_id)
+            run_state.bring_series(artifact, self._run)
+        except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
+            self._diagnostics.fault(f"bringing the whole series to {self.state.backend}", error)
+        else:
+            say(shared_rows(run_state.folded, run_id, name))
+
+    def end(self) -> None:
+        """Write what is left, now that the journal is complete; print which runs lack data."""
+        for run_state in self:
+            self.write_series(run_state)
+        self.state.stage = "done"
+        missing = [run_id for run_id in self.state.joined if not self._is_whole(run_id)]
+        if missing:
+            self.state.stage = "waiting"
+            self.state.problem = ended_early(missing, self._run.id)
+            say(self.state.problem)
+        elif self._disabled:
+            self.state.problem = kept_nowhere(sorted(self._disabled))
+            say(self.state.problem)
+        self.save(over=True)
+
+    def _is_whole(self, run_id: str) -> bool:
+        run_state = self._by_id.get(run_id)
+        return run_id in self._disabled or (run_state is not None and run_state.is_whole)
+
+    def save(self, *, over: bool) -> None:
+        """Save the record.
+
+        Args:
+            over: Whether the session is over. If not, a run counts as whole only after the user ended it.
+        """
+        every = list(self)
+        self.state.delivered = sum(run_state.delivered for run_state in every)
+        self.state.folded = sum(run_state.folded for run_state in every)
+        self.state.whole = [
+            run_state.user_run.run_id
+            for run_state in every
+            if run_state.is_whole and (over or run_state.ended)
+        ] + sorted(self._disabled)
+        self.state.save(self._run)

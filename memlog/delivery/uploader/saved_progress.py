@@ -1,0 +1,97 @@
+"""Saving of an uploader's state; of data that its sinks may still lose, as not delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from memlog._internal.redact import without_credentials
+from memlog.delivery.uploader.open_runs import Targets
+from memlog.journal import RunDirectory
+from memlog.journal.delivery_state import UploadState
+
+
+class SavedProgress:
+    """An uploader's state, and a copy of it from when everything delivered was safe.
+
+    Args:
+        run: The run's folder.
+        state: The state, as it was loaded.
+        targets: The open sinks, which may still lose data, and the runs that the tracker refuses.
+
+    Attributes:
+        failures: Attempts that failed since the last one that did not.
+    """
+
+    def __init__(self, run: RunDirectory, state: UploadState, targets: Targets) -> None:
+        self._run = run
+        self._state = state
+        self._targets = targets
+        self.failures = 0
+        state.provisional = (
+            0  # an earlier uploader did not close its sink: these points are sent again
+        )
+        self.mark_safe()
+
+    def mark_safe(self) -> None:
+        """Note that everything delivered so far is safe."""
+        self._safe = msgspec.convert(msgspec.to_builtins(self._state), UploadState)
+
+    def go_back(self) -> None:
+        """Return to the last safe state, and drop the open sinks: new ones get what was sent since then."""
+        safe = self._safe
+        self._state.files, self._state.outbox = dict(safe.files), safe.outbox
+        self._state.delivered, self._state.dropped = safe.delivered, dict(safe.dropped)
+        self._state.held = dict(safe.held)
+        self.mark_safe()
+        self._targets.forget()
+
+    def save(self) -> None:
+        """Save the state; if an open sink may still lose data, with the progress of the last safe state."""
+        safe, state = self._safe, self._state
+        if not self._targets.are_durable:
+            state = msgspec.structs.replace(
+                state,
+                files=safe.files,
+                outbox=safe.outbox,
+                delivered=safe.delivered,
+                dropped=safe.dropped,
+                held=safe.held,
+                provisional=state.delivered - safe.delivered,
+            )
+        state.save(self._run)
+
+    def count(self, lost: Mapping[str, int]) -> None:
+        """Add counts of what was lost, by reason."""
+        for reason, count in lost.items():
+            self._state.dropped[reason] = self._state.dropped.get(reason, 0) + count
+
+    def count_and_save(self, lost: Mapping[str, int]) -> None:
+        """Save that an item of the outbox was sent, with what was lost of it."""
+        self.count(lost)
+        self.save()
+
+    def note_failure(self, error: Exception) -> None:
+        """Save that an attempt failed, and why."""
+        self.failures += 1
+        self._state.failed_attempts += 1
+        self._state.stage = "unreachable"
+        self._state.problem = without_credentials(str(error) or type(error).__name__)
+        self.save()
+
+    def note_refusals(self, *, complete: bool) -> None:
+        """Save which runs the tracker refuses. Everything else is delivered.
+
+        Args:
+            complete: Whether the journal is complete.
+        """
+        state, refusals = self._state, self._targets.refusals
+        before = state.stage, state.problem
+        refusals.end()
+        if refusals.problem and (complete or state.stage == "unreachable"):
+            state.stage = "waiting"
+        if state.stage != "unreachable":
+            state.problem = refusals.problem
+        if (state.stage, state.problem) != before:
+            self.save()
