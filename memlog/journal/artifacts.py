@@ -134,7 +134,7 @@ def safe_name(text: str) -> str:
 
 def not_kept(path: object, error: Exception) -> str:
     """Return one line that says why a file was not saved as an artifact, and what to do."""
-    shown = f"{str(path)[:500]!r} is not kept as an artifact"
+    shown = f"{str(path)[:500]!r} was not saved as an artifact"
     if isinstance(error, (ValueError, TypeError)) and "no file" not in str(error):
         return (
             f"{shown}: {error}" if isinstance(error, ValueError) else f"{shown}: pass a file's path"

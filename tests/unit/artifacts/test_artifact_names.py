@@ -86,18 +86,18 @@ def test_a_file_that_cannot_be_kept_never_harms_training(
         assert session.save_artifact(tmp_path / "file", "///") is None
     said = [record.message for record in caplog.records]
     assert session.save_artifact("/dev/zero") is None
-    assert "'/dev/zero' is not kept as an artifact: it is a device" in caplog.messages[-1]
+    assert "'/dev/zero' was not saved as an artifact: it is a device" in caplog.messages[-1]
     assert session.save_artifact(tmp_path) is None
-    assert "is not kept as an artifact: it is a folder: pass an archive" in caplog.messages[-1]
+    assert "was not saved as an artifact: it is a folder: pass an archive" in caplog.messages[-1]
     assert len(said) == 5
-    assert "nowhere' is not kept as an artifact: there is no such file; write it before" in said[0]
-    assert "elsewhere' is not kept" in said[1]
+    assert "nowhere' was not saved as an artifact: there is no such file; write it before" in said[0]
+    assert "elsewhere' was not saved" in said[1]
     assert said[2].endswith("pass a file's path")
     assert "its kind is 5: pass text" in said[3]
     assert session.health.dropped == {"artifact_not_kept": 17}
     memlog.finish()
     assert session.save_artifact(tmp_path / "file") is None
-    assert "the run is over; save files before memlog.finish()" in caplog.text
+    assert "the run has ended; save files before memlog.finish()" in caplog.text
     with memlog.init(enabled=False) as off:
         assert off.save_artifact(tmp_path) is None
         assert off.health.dropped == {}
