@@ -85,7 +85,7 @@ def _print_head(console: Console, summary: Summary) -> None:
     if run.name:
         title.append("  ").append(plain(run.name))
     console.print(title)
-    facts = _head(run, summary.steps)
+    facts = _head(run, _steps(summary))
     if summary.status == "finished" and _is_empty(summary):
         facts["recorded"] = plain(_EMPTY, "yellow")
     console.print(_indented(_facts(facts)))
@@ -118,14 +118,20 @@ def _facts(facts: Mapping[str, str | Text]) -> Table:
     return grid
 
 
-def _head(run: RunFacts, steps: int) -> dict[str, str | Text]:
+def _steps(summary: Summary) -> str:
+    """Return the number of steps, or the first and last one if the run resumed another."""
+    steps = summary.steps
+    firsts = [metric.first_index for metric in summary.metrics.values() if metric.axis == "step"]
+    if min(firsts, default=0) > 0:
+        return f"steps {min(firsts):,} to {steps - 1:,}"
+    return f"{steps:,} {'step' if steps == 1 else 'steps'}"
+
+
+def _head(run: RunFacts, steps: str) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
     if run.project:
         facts["project"] = run.project
-    steps_word = "step" if steps == 1 else "steps"
-    facts["begun"] = (
-        f"{local_time(run.begun)}, {steps:,} {steps_word} in {duration(run.duration_s)}"
-    )
+    facts["begun"] = f"{local_time(run.begun)}, {steps} in {duration(run.duration_s)}"
     facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
     facts["folder"] = run.directory
     for name, device in run.devices.items():

@@ -107,9 +107,7 @@ class OptimizerSchedule:
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that no other thread steps, also inactive ones: their state takes memory."""
-        parts = list(self._parts.values())
-        found = [part.optimizer() for part in parts if not trained_elsewhere(part.thread)]
-        return [optimizer for optimizer in found if optimizer is not None]
+        return [optimizer for _, optimizer in self._of_this_thread()]
 
     def members(self) -> OptimizerRefs:
         """Return the optimizers that stepped in the window."""
@@ -137,13 +135,19 @@ class OptimizerSchedule:
         )
 
     def _active(self) -> Iterator[_OptimizerSteps]:
-        for part in list(self._parts.values()):
-            if part.optimizer() is not None and self._now - part.last <= part.inactive_after:
+        for part, _ in self._of_this_thread():
+            if self._now - part.last <= part.inactive_after:
                 yield part
 
     def _stepped(self) -> list[tuple[_OptimizerSteps, Any]]:
-        found = [(part, part.optimizer()) for part in list(self._parts.values()) if part.in_window]
-        return [(part, optimizer) for part, optimizer in found if optimizer is not None]
+        return [(part, optimizer) for part, optimizer in self._of_this_thread() if part.in_window]
+
+    def _of_this_thread(self) -> Iterator[tuple[_OptimizerSteps, Any]]:
+        """Yield the living optimizers that no other thread steps: an iteration is of one thread."""
+        for part in list(self._parts.values()):
+            optimizer = part.optimizer()
+            if optimizer is not None and not trained_elsewhere(part.thread):
+                yield part, optimizer
 
 
 class _OptimizerSteps:

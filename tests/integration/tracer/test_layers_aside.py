@@ -321,6 +321,31 @@ def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
     assert len(traces(session)) >= 2
 
 
+def test_a_trace_does_not_wait_for_the_optimizer_of_another_thread() -> None:
+    theirs, mine, stepped, over = network(), network(), threading.Event(), threading.Event()
+    session = memlog.init("local", layers=True)
+
+    def train() -> None:
+        step(theirs, optimizer := sgd(theirs))
+        stepped.set()
+        over.wait(60)
+        step(theirs, optimizer)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert stepped.wait(60)
+    optimizer = sgd(mine)
+    for _ in range(20):
+        session.snapshot()
+        step(mine, optimizer)
+    over.set()
+    thread.join(60)
+    memlog.finish()
+    _of_the_other_thread, *found = traces(session)
+    assert len(found) > 5
+    assert all(trace.exact for trace in found)
+
+
 def test_a_trace_leaves_out_the_optimizer_that_is_at_work_on_another_thread() -> None:
     """A window that ends meanwhile ends its own optimizer's step, and that one alone."""
 

@@ -254,6 +254,11 @@ def test_singular_and_plural(tmp_path: Path) -> None:
     assert "no run is named: pass an id" in CliRunner().invoke(cli, ["show", ""]).output
 
 
+def test_show_names_the_steps_of_a_resumed_run(tmp_path: Path) -> None:
+    MadeRun(tmp_path).write(batch(100_000, GIB), batch(100_001, GIB)).closed()
+    assert ", steps 100,000 to 100,001 in " in said("show", "latest")
+
+
 def test_show_prints_everything_on_one_page(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     UploadState(
