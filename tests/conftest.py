@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 from support.seeds import SeedsPlugin
@@ -41,6 +42,15 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         for title, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_process_left() -> Iterator[None]:
+    """Fail a file of tests whose processes have not ended a minute after it."""
+    yield
+    children = psutil.Process().children(recursive=True)
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not left, f"these processes were left behind: {[child.cmdline() for child in left]}"
 
 
 @pytest.fixture(autouse=True)

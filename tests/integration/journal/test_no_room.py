@@ -117,7 +117,7 @@ def test_without_a_free_descriptor_rules_raise_nothing_and_one_line_says_what_to
         {"beginning a run (nothing is recorded): OSError": 1},
     ]
     [line] = errors.splitlines()
-    assert "nothing is recorded now" in line
+    assert "beginning a run (nothing is recorded) failed" in line
     assert "ulimit -n" in line
 
 

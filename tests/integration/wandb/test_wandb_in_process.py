@@ -76,6 +76,8 @@ def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
         last = max(mine, key=lambda point: (point.index, point.time_us))
         if mine[0].fold == "max":
             assert max(row[name] for row in rows) == max(point.value for point in mine), name
+        elif mine[0].fold == "min":
+            assert min(row[name] for row in rows) == min(point.value for point in mine), name
         else:
             assert rows[-1][name] == last.value, name
     assert names

@@ -1,7 +1,10 @@
 """A server that answers anything in W&B's place, to the real SDK: an error of memlog's, in one line."""
 
+import gc
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -26,7 +29,28 @@ ANSWERS = {
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+def _no_service_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End wandb's service process: after such an answer wandb does not wait for it."""
+    started: list[subprocess.Popen[Any]] = []
+
+    class Recorded(subprocess.Popen[Any]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    yield
+    wandb.teardown()
+    for process in started:
+        process.kill()
+        process.wait(timeout=60)
+    gc.collect()  # wandb's tasks that failed are logged as they are collected: here, and in no other test
+
+
+@pytest.fixture
+def server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _no_service_left: None
+) -> Iterator[WandbServer]:
     """A process that has not talked to another server before, and does not wait for long."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("memlog_wandb.sink.INIT_TIMEOUT", 1.0)
@@ -35,7 +59,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbSer
             environment.setenv(name, value)
         environment.setenv("WANDB_FINISH_TIMEOUT", "1")
         yield running
-        wandb.teardown()
 
 
 def problem_of(call: Callable[[], object]) -> str:
