@@ -52,11 +52,14 @@ class HelperProcess:
 
     Args:
         diagnostics: Counts messages that could not be sent.
+
+    Attributes:
+        process: The process; ``None`` if it could not be started.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._pipe: Descriptor | None = None
 
     def start(
@@ -81,7 +84,7 @@ class HelperProcess:
             self._pipe = Descriptor(ours)
             os.set_blocking(self._pipe.number, False)
             log = Path(begin.run_directory) / "helper.log"
-            self._process = _start(log, Descriptor(theirs), shared)
+            self.process = _start(log, Descriptor(theirs), shared)
             fd = None if listener is None else listener.fd
             self.tell(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
@@ -91,14 +94,14 @@ class HelperProcess:
     @property
     def pid(self) -> int | None:
         """Process number of the helper; ``None`` if it could not be started."""
-        return None if self._process is None else self._process.pid
+        return None if self.process is None else self.process.pid
 
     def abandon(self) -> None:
         """Kill a helper whose run could not begin: it has nothing to deliver."""
         self._hang_up()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
 
     def _hang_up(self) -> None:
         if self._pipe is not None:
@@ -107,16 +110,16 @@ class HelperProcess:
     @property
     def has_ended(self) -> bool:
         """True if the helper was started, and has ended."""
-        return self._process is not None and self._process.poll() is not None
+        return self.process is not None and self.process.poll() is not None
 
     def close(self) -> int:
         """Close the pipe to a helper that has ended, and return its return code."""
         self._hang_up()
-        return 0 if self._process is None else self._process.returncode
+        return 0 if self.process is None else self.process.returncode
 
     def tell(self, message: protocol.Message) -> None:
         """Send a message, or count that the pipe is full or broken; never block."""
-        if self._process is None or self._pipe is None:
+        if self.process is None or self._pipe is None:
             return
         if self._pipe.status() is None:  # the user's program has closed it: no message can be sent
             return
@@ -167,15 +170,15 @@ class HelperProcess:
         Returns:
             State of the helper when the waiting ends.
         """
-        if self._process is None:
+        if self.process is None:
             return "dead"
         try:
-            outcome = self._tell_and_wait(self._process, finish, timeout, on_wait)
+            outcome = self._tell_and_wait(self.process, finish, timeout, on_wait)
         except BaseException:  # Ctrl-C: the helper goes on without this process
-            _outliving.append(self._process)
+            _outliving.append(self.process)
             raise
         if outcome in ("at work", "stopped", "unreachable"):
-            _outliving.append(self._process)
+            _outliving.append(self.process)
         return outcome
 
     def _tell_and_wait(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 import time
 
@@ -27,6 +28,11 @@ class SupervisedHelper:
 
     Args:
         diagnostics: Counts each early end, and each new start.
+
+    Attributes:
+        process: Process of the helper; ``None`` if it could not be started. The training loop polls it.
+        changed: True if the helper has ended, or was started again, since the last call of `look`.
+        is_away: True if the helper has ended, and no new one runs yet.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -39,9 +45,8 @@ class SupervisedHelper:
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._starts = 0
-        self._changed = False
-        self.is_away = False
-        """True if the helper has ended, and no new one runs yet."""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.changed = self.is_away = False
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
         """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
@@ -52,6 +57,7 @@ class SupervisedHelper:
         """
         self._begin, self._listener = begin, listener
         self._helper.start(begin, listener, self._hung_up)
+        self.process = self._helper.process
 
     @property
     def pid(self) -> int | None:
@@ -79,9 +85,9 @@ class SupervisedHelper:
         """
         with self._lock:
             if not (self.is_away or self._over.is_set()) and self._helper.has_ended:
-                self._changed = self.is_away = True
+                self.changed = self.is_away = True
                 self._handle_early_end()
-            changed, self._changed = self._changed, False
+            changed, self.changed = self.changed, False
         return changed
 
     def look_at_last(self) -> None:
@@ -110,7 +116,7 @@ class SupervisedHelper:
                 return
             time.sleep(0.05)
         if self.look():
-            self._changed = True  # for the trainer's thread, which publishes it
+            self.changed = True  # for the trainer's thread, which publishes it
 
     def _handle_early_end(self) -> None:
         if self._starts >= len(PAUSES):
@@ -160,7 +166,8 @@ class SupervisedHelper:
             count += helper.tell_all(self._sent[count:])
             with self._lock:
                 if count == len(self._sent) and not self._over.is_set():
-                    self._helper, self.is_away, self._changed = helper, False, True
+                    self._helper, self.process = helper, helper.process
+                    self.is_away, self.changed = False, True
                     self._diagnostics.count_fault("the helper process: started again")
                     return True
         helper.abandon()
