@@ -54,6 +54,11 @@ def missing(needs: dict[str, Any]) -> list[str]:
     return sorted(name for name, found in needs.items() if found is None)
 
 
+def operation_name(func: Any) -> str:
+    """Return the name of an operation without its overload; empty for a higher-order operation."""
+    return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else ""
+
+
 def mode_stack() -> list[Any]:
     """Return this thread's dispatch modes, the outermost first."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
@@ -159,7 +164,7 @@ def onednn_precisions() -> tuple[str, ...]:
 
 
 def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:
-    """Return what starts and stops torch's legacy profiler, which reports allocations.
+    """Return the functions that start and stop torch's legacy profiler, which reports allocations.
 
     Both are ``None`` if this torch has no legacy profiler.
     """
