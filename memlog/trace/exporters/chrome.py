@@ -16,8 +16,9 @@ import msgspec
 
 from memlog.errors import ConfigurationError
 from memlog.trace import encoding
-from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length
+from memlog.trace.exporters.stacks import Stack, ThreadStacks
 from memlog.trace.records import RecordedTrace
+from memlog.trace.result import common_length
 
 MAX_PROFILER_TRACE = 1 << 30
 """Largest size of a profiler's trace that is read, in bytes after decompression."""

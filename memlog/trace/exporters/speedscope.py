@@ -7,8 +7,9 @@ from typing import Any
 
 from memlog.trace import encoding
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
-from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length, path_stack
+from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
 from memlog.trace.records import RecordedTrace
+from memlog.trace.result import common_length
 
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4
