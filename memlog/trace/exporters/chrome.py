@@ -73,10 +73,7 @@ def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
         ours: Document from `chrome_trace`.
         profilers: Document from `read_profiler_trace`.
     """
-    base = profilers.get("baseTimeNanoseconds", 0)
-    if not isinstance(base, (int, float)):
-        base = 0
-    shift = (ours["baseTimeNanoseconds"] - base) / _NS_PER_US
+    shift = (ours["baseTimeNanoseconds"] - profilers.get("baseTimeNanoseconds", 0)) / _NS_PER_US
     moved = [
         {**event, "ts": event["ts"] + shift} if "ts" in event else event
         for event in ours["traceEvents"]
