@@ -31,7 +31,7 @@ class Uses(NamedTuple):
 
     type: int
     casts: int
-    """Number of matrix products and convolutions in the forward pass that read the storage."""
+    """Number of matrix products and convolutions of the forward pass that read the storage."""
     cast_first: int
     """When the first of them read it; 0: none did."""
     cast_last: int

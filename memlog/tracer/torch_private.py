@@ -29,10 +29,8 @@ def _find(path: str) -> Callable[..., Any] | None:
 
 graph_task = _find("_C._current_graph_task_id")
 """Function that returns the number of this thread's current backward pass."""
-current_node = _find("_C._current_autograd_node")
-"""Function that returns the autograd node that this thread is executing."""
-next_sequence_number = _find("autograd._get_sequence_nr")
-"""Function that returns the number that this thread's next differentiable operation will get."""
+_current_node = _find("_C._current_autograd_node")
+_next_sequence_number = _find("autograd._get_sequence_nr")
 _functorch_stack = _find("_C._functorch.peek_interpreter_stack")
 is_functorch_wrapper = _find("_C._functorch.is_functorch_wrapped_tensor")
 """Function that returns whether ``torch.func`` has wrapped a tensor."""
@@ -41,8 +39,8 @@ unwrap_functorch = _find("_C._functorch.get_unwrapped")
 
 DISPATCH_NEEDS = {
     "torch._C._current_graph_task_id": graph_task,
-    "torch._C._current_autograd_node": current_node,
-    "torch.autograd._get_sequence_nr": next_sequence_number,
+    "torch._C._current_autograd_node": _current_node,
+    "torch.autograd._get_sequence_nr": _next_sequence_number,
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": getattr(
         _python_dispatch, "_get_current_dispatch_mode_stack", None
     ),
@@ -144,6 +142,16 @@ def fakes_active() -> bool:
 def backward_task() -> int:
     """Return the number of this thread's current backward pass, or `NO_TASK`."""
     return NO_TASK if graph_task is None else int(graph_task())
+
+
+def current_node() -> Any:
+    """Return the autograd node that this thread is executing; ``None`` if there is none."""
+    return None if _current_node is None else _current_node()
+
+
+def next_sequence_number() -> int | None:
+    """Return the number that this thread's next differentiable operation will get; ``None`` if unknown."""
+    return None if _next_sequence_number is None else int(_next_sequence_number())
 
 
 def sequence_number(node: Any) -> int | None:

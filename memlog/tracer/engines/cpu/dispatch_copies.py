@@ -150,7 +150,7 @@ class ModeCopies:
         return None
 
     def _node_begins(self, number: int | None) -> None:
-        node = torch_private.current_node() if torch_private.current_node is not None else None
+        node = torch_private.current_node()
         self._name = node.name() if node is not None else ""
         self._node, self._began = number, self._live_storages.serial
         self._zeros.clear()
@@ -193,7 +193,7 @@ def _adds_up(*, made_here: bool) -> bool:
     """
     if not made_here:
         return True
-    node = torch_private.current_node() if torch_private.current_node is not None else None
+    node = torch_private.current_node()
     edges = getattr(node, "next_functions", ())
     return len(set(edges)) < len(edges)
 
