@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -118,36 +117,38 @@ class Pause:
     """Temporary removal of a session from the training loop. It uses private attributes of the session."""
 
     def __init__(self, session: memlog.Session) -> None:
-        recording: Any = session._live
-        self._recording = recording
-        self._tracer = recording._tracer
+        assert session._live is not None
+        assert session._live._tracer is not None
+        self._recording = session._live
+        self._tracer = session._live._tracer
         self._waited = False
         self._since = 0.0
 
     def tracing_cost(self) -> float:
         """Return the seconds that tracing cost, as `memlog show` prints them."""
         spent, _ = self._tracer.cost()
-        return float(spent)
+        return spent
 
     def begin(self) -> None:
         """Remove all hooks of memlog from torch."""
         self._since = time.perf_counter()
         self._recording._autolog.remove()
-        self._waited = self._tracer._calls is not None
-        self._tracer._stop_listening()
-        if self._tracer._held is not None:
-            self._tracer._held.remove()
-            self._tracer._held = None  # the next window sets it again
+        self._waited = self._tracer._waiter.waiting
+        self._tracer._waiter.stop()
+        if self._tracer._subscription is not None:
+            self._tracer._subscription.remove()
+            self._tracer._subscription = None  # the next window makes a new one
 
     def end(self) -> None:
         """Restore the hooks, and set memlog's clocks as if no time had passed."""
         self._recording._autolog = listen(self._recording.batches.optimizer_stepped)
         if self._waited:
-            self._tracer._wait_for_a_call()
+            self._tracer._waiter.start()
         passed = time.perf_counter() - self._since
-        if self._tracer._budget is not None:
-            self._tracer._stepped += passed
-            self._tracer._budget._begun += passed
+        costs = self._tracer._costs
+        if costs._budget is not None:
+            costs._step_began += passed
+            costs._budget._started += passed
 
 
 def train(model: str, device: str, steps: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""Test growth rules in real processes: which healthy and leaking scripts set off which rule.
+"""Test growth rules in real processes: which healthy and leaking scripts trigger which rule.
 
 ``python benchmarks/growth.py`` takes a few minutes. It needs torch and NumPy.
 """

@@ -46,7 +46,7 @@ def torch_profiler(_training: Training) -> AbstractContextManager[Any]:
 
 @contextmanager
 def mem_tracker(training: Training) -> Iterator[None]:
-    """Trace with torch's own tracker, used as its documentation says."""
+    """Trace with torch's own tracker, used as its documentation shows."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
@@ -111,9 +111,9 @@ _PREFACE = """# What tracing a step costs
 
 Written by `make bench-layers`. All ways of tracing run in interleaved blocks. Each block is compared with the
 bare block of the same round. Figures are medians, with an interval that contains the true median with at
-least 95 % confidence (from six rounds on). The second row differs: a traced step is rare and expensive there,
-so the row compares the sum of all its steps with the sum of as many bare steps in the same process, in
-alternating blocks; its interval is a bootstrap interval. The block in which tracing is set up (imports, the
+least 95 % confidence (from six rounds on). The second row differs, because a traced step there is rare and
+expensive. It compares the sum of all its steps with the sum of as many bare steps in the same process, in
+alternating blocks. Its interval is a bootstrap interval. The block in which tracing is set up (imports, the
 first two traces) is reported below the table. "Added" is the time of a step minus that of a bare step. The
 last column is the time that MemTracker adds divided by the time that the row's way adds.
 

@@ -1,7 +1,7 @@
 """Training loops to compare, each in a process that runs a block of steps for each number on its stdin.
 
-With its own process, a loop's remains (threads, a running helper process, a heap) do not change the figures
-of the others. With interleaved blocks, a change of the machine's speed affects all loops.
+Each loop has its own process, because its threads, its helper process and its heap would change the figures
+of the others. Blocks are interleaved, so a change of the machine's speed affects all loops.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class _Frame:
             self.storages = [storage for storage in self.storages if storage.alive]
 
     def mark_activations(self) -> None:
-        """Classify what a forward pass allocated and still holds when it ends as activations."""
+        """Classify the live, undecided storages that were allocated here as activations."""
         for storage in self.storages:
             if storage.alive and storage.category == UNDECIDED:
                 storage.category = ACTIVATION

@@ -54,7 +54,7 @@ class Mark(NamedTuple):
     """Bytes allocated and reserved."""
 
 
-class Seed(NamedTuple):
+class ExistingStorage(NamedTuple):
     """A storage from before the trace window, unless the history holds its allocation."""
 
     address: int
@@ -97,7 +97,7 @@ class Join:
 
     Args:
         marks: Marks by number.
-        seeds: Storages known to be live when the window began.
+        existing: Storages known to be live when the window began.
         opening: Bytes allocated when the window began; ``None``: unknown.
         started_us: Unix time in microseconds at which the window began.
         by_time: True if the history holds no notes, so that marks are found by time.
@@ -109,14 +109,14 @@ class Join:
     def __init__(
         self,
         marks: Sequence[Mark],
-        seeds: Iterable[Seed],
+        existing: Iterable[ExistingStorage],
         *,
         opening: int | None,
         started_us: int,
         by_time: bool = False,
     ) -> None:
         self._marks = marks
-        self._seeds = list(seeds)
+        self._existing = list(existing)
         self._opening = opening
         self._started_us = started_us
         self._times = [mark.time_ns for mark in marks] if by_time else None
@@ -147,14 +147,16 @@ class Join:
         yield from self._marks_until(len(self._marks) - 1)
 
     def _before(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield storages from before the window: seeds, those that the history frees, one for the rest."""
+        """Yield storages from before the window: known ones, freed ones, and one for all other bytes."""
         known = 0
         first = _first_entries(history)
         allocated = {address for address, entry in first.items() if entry["action"] == "alloc"}
-        for seed in self._seeds:
-            if seed.address not in self._live and seed.address not in allocated:
-                yield self._add(seed.address, seed.size, seed.layer, BEFORE, seed.category)
-                known += rounded(seed.size)
+        for storage in self._existing:
+            if storage.address not in self._live and storage.address not in allocated:
+                yield self._add(
+                    storage.address, storage.size, storage.layer, BEFORE, storage.category
+                )
+                known += rounded(storage.size)
         for address, entry in first.items():
             if address not in allocated and address not in self._live:
                 yield self._add(address, entry["size"], OUTSIDE, BEFORE, OTHER)

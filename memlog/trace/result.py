@@ -96,6 +96,14 @@ def with_parents(path: str, root: str) -> list[str]:
     return chain if not root or parts[0].startswith("(") else [root, *chain]
 
 
+def common_length(left: Sequence[str], right: Sequence[str]) -> int:
+    """Return the number of first items that two sequences share."""
+    for number, (ours, theirs) in enumerate(zip(left, right, strict=False)):
+        if ours != theirs:
+            return number
+    return min(len(left), len(right))
+
+
 def _categories(storages: Iterable[LiveStorage]) -> dict[str, int]:
     sizes: Counter[int] = Counter()
     for storage in storages:

@@ -1,7 +1,8 @@
 """Type and uses of a storage, as the stream of events encodes them.
 
-The storage's FREE event holds them, or a USES event at the end of the trace, in fields that these events do
-not need otherwise. A moment is a serial: that of the storage that was allocated last before it.
+The storage's FREE event holds them. For a storage that is live when the trace ends, a USES event does. They
+take fields that these events do not need otherwise. A moment is the serial of the storage that was allocated
+last before it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class Uses(NamedTuple):
 
     type: int
     casts: int
-    """Number of matrix products and convolutions in the forward pass that read the storage."""
+    """Number of matrix products and convolutions of the forward pass that read the storage."""
     cast_first: int
     """When the first of them read it; 0: none did."""
     cast_last: int
     """When the last one read it, with those of the backward pass."""
     used: int
     """When any other operation read it last; 0: none did."""
-    asked: int
+    backward_layer: int
     """Layer whose backward pass read it first; 0: unknown."""
 
 

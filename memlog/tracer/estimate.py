@@ -1,7 +1,7 @@
 """Estimate of a training step's memory for any model and batch, without a GPU and without the memory.
 
 The step runs with PyTorch's fake tensors, which have shapes but no bytes, and is traced like any other.
-Sizes are those of tensors. What an allocator rounds up or reserves comes in addition.
+Sizes are those of tensors, without the bytes that an allocator rounds up or reserves.
 """
 
 # PyTorch leaves some of these without types.
@@ -101,7 +101,7 @@ def estimate_memory(
                 trace = window.stop()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigurationError(
-            f"the loss asks for a tensor's value ({error}), but an estimate computes none: remove that"
+            f"the loss uses a tensor's value ({error}), but an estimate computes none: remove that use"
         ) from error
     return _estimate(
         trace, fake_model, _size(tensors_in([dict(s) for s in steps.state.values()])), gradients
@@ -147,7 +147,7 @@ def _estimate(trace: RecordedTrace, model: nn.Module, state: int, gradients: int
     levels = phase_levels(trace)
     if levels is None or trace.result.peak is None:
         raise ConfigurationError(
-            f"a step has more than {_MAX_EVENTS:,} events: estimate a shorter one"
+            f"the step has more than {_MAX_EVENTS:,} events, too many for an estimate: shorten it"
         )
     at_start = trace.result.before or 0
 

@@ -55,7 +55,7 @@ class EventLog:
 
     @property
     def full(self) -> bool:
-        """True if `fold` should be called. Finalizers must not call it."""
+        """True if `fold` should be called. Finalizers must not call `fold`."""
         return len(self._appended) >= self._limit
 
     @property

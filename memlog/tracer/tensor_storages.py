@@ -11,8 +11,6 @@ from torch.nn.parameter import is_lazy
 
 from memlog.tracer import torch_private
 
-_MAX_NESTING = 4
-
 Storages: TypeAlias = dict[int, tuple[Any, int]]
 """Storages and their sizes in bytes, by identity. The mapping keeps the storages alive."""
 
@@ -22,14 +20,14 @@ def is_wrapper(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__")
 
 
-def plain_tensors(tensor: Tensor, nesting: int = 0) -> Iterator[Tensor]:
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that hold the bytes: the local part of a DTensor, the values of a sparse tensor."""
-    if is_wrapper(type(tensor)) and nesting < _MAX_NESTING:
+    if is_wrapper(type(tensor)):
         names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined] # checked by is_wrapper()
         for name in names:
             inner = getattr(tensor, name, None)
             if isinstance(inner, Tensor):
-                yield from plain_tensors(inner, nesting + 1)
+                yield from plain_tensors(inner)
     elif tensor.layout is torch.strided:
         yield tensor
     elif tensor.layout is torch.sparse_coo:
@@ -43,7 +41,7 @@ def plain_tensors(tensor: Tensor, nesting: int = 0) -> Iterator[Tensor]:
 
 
 def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield what `plain_tensors` yields, also for tensors that no operation returns.
+    """Yield the tensors that hold the bytes of any tensor, also of one that no operation returns.
 
     A parameter of a lazy module holds nothing before the first call. A tensor that a transformation of
     ``torch.func`` has wrapped has no storage of its own.

@@ -29,10 +29,8 @@ def _find(path: str) -> Callable[..., Any] | None:
 
 graph_task = _find("_C._current_graph_task_id")
 """Function that returns the number of this thread's current backward pass."""
-current_node = _find("_C._current_autograd_node")
-"""Function that returns the autograd node that this thread is executing."""
-next_sequence_number = _find("autograd._get_sequence_nr")
-"""Function that returns the number that this thread's next differentiable operation will get."""
+_current_node = _find("_C._current_autograd_node")
+_next_sequence_number = _find("autograd._get_sequence_nr")
 _functorch_stack = _find("_C._functorch.peek_interpreter_stack")
 is_functorch_wrapper = _find("_C._functorch.is_functorch_wrapped_tensor")
 """Function that returns whether ``torch.func`` has wrapped a tensor."""
@@ -41,8 +39,8 @@ unwrap_functorch = _find("_C._functorch.get_unwrapped")
 
 DISPATCH_NEEDS = {
     "torch._C._current_graph_task_id": graph_task,
-    "torch._C._current_autograd_node": current_node,
-    "torch.autograd._get_sequence_nr": next_sequence_number,
+    "torch._C._current_autograd_node": _current_node,
+    "torch.autograd._get_sequence_nr": _next_sequence_number,
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": getattr(
         _python_dispatch, "_get_current_dispatch_mode_stack", None
     ),
@@ -52,6 +50,11 @@ DISPATCH_NEEDS = {
 def missing(needs: dict[str, Any]) -> list[str]:
     """Return the names of the private calls that this torch lacks."""
     return sorted(name for name, found in needs.items() if found is None)
+
+
+def operation_name(func: Any) -> str:
+    """Return the name of an operation without its overload; empty for a higher-order operation."""
+    return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else ""
 
 
 def mode_stack() -> list[Any]:
@@ -141,6 +144,16 @@ def backward_task() -> int:
     return NO_TASK if graph_task is None else int(graph_task())
 
 
+def current_node() -> Any:
+    """Return the autograd node that this thread is executing; ``None`` if there is none."""
+    return None if _current_node is None else _current_node()
+
+
+def next_sequence_number() -> int | None:
+    """Return the number that this thread's next differentiable operation will get; ``None`` if unknown."""
+    return None if _next_sequence_number is None else int(_next_sequence_number())
+
+
 def sequence_number(node: Any) -> int | None:
     """Return the number of an autograd node; ``None`` if no forward operation made the node."""
     number = int(node._sequence_nr())
@@ -159,7 +172,7 @@ def onednn_precisions() -> tuple[str, ...]:
 
 
 def allocation_profiler() -> tuple[Callable[[], Any] | None, Callable[[], Any] | None]:
-    """Return what starts and stops torch's legacy profiler, which reports allocations.
+    """Return the functions that start and stop torch's legacy profiler, which reports allocations.
 
     Both are ``None`` if this torch has no legacy profiler.
     """

@@ -140,9 +140,9 @@ class MemoryTracer:
         return list(replay(self.recording))
 
     def get_layer_stats(self) -> dict[str, LayerMemoryStats]:
-        """Return the figures of every active module by path. The model's path is the name of its class.
+        """Return the figures of every active module by path.
 
-        (If a child has that name, " (model)" is added to the model's path.)
+        The model's path is the name of its class, with " (model)" behind if a child has that name.
         """
         return layer_stats(self.result)
 

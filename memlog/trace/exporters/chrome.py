@@ -16,8 +16,9 @@ import msgspec
 
 from memlog.errors import ConfigurationError
 from memlog.trace import encoding
-from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length
+from memlog.trace.exporters.stacks import Stack, ThreadStacks
 from memlog.trace.records import RecordedTrace
+from memlog.trace.result import common_length
 
 MAX_PROFILER_TRACE = 1 << 30
 """Largest size of a profiler's trace that is read, in bytes after decompression."""
@@ -72,10 +73,7 @@ def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
         ours: Document from `chrome_trace`.
         profilers: Document from `read_profiler_trace`.
     """
-    base = profilers.get("baseTimeNanoseconds", 0)
-    if not isinstance(base, (int, float)):
-        base = 0
-    shift = (ours["baseTimeNanoseconds"] - base) / _NS_PER_US
+    shift = (ours["baseTimeNanoseconds"] - profilers.get("baseTimeNanoseconds", 0)) / _NS_PER_US
     moved = [
         {**event, "ts": event["ts"] + shift} if "ts" in event else event
         for event in ours["traceEvents"]

@@ -119,20 +119,20 @@ class _Device:
 def _devices(snapshot: dict[str, Any]) -> dict[int, _Device]:
     """Return the devices that have blocks or a history, by number."""
     devices: dict[int, _Device] = {}
-    room = _MAX_ENTRIES
+    remaining = _MAX_ENTRIES
     _require_distinct([segment["blocks"] for segment in snapshot["segments"] if segment["blocks"]])
     _require_distinct([history for history in snapshot["device_traces"] if history])
     for segment in snapshot["segments"]:
         number = _whole_number(segment.get("device", 0), "a device's number")
         device = devices.setdefault(number, _Device())
-        room -= len(segment["blocks"]) + 1
-        _require_bounded(room, devices)
+        remaining -= len(segment["blocks"]) + 1
+        _require_bounded(remaining, devices)
         device.blocks += [_block(segment, block) for block in segment["blocks"]]
     for number, history in enumerate(snapshot["device_traces"]):
         if history:
             device = devices.setdefault(number, _Device())
-            room -= len(history)
-            _require_bounded(room, devices)
+            remaining -= len(history)
+            _require_bounded(remaining, devices)
             for entry in history:
                 _add_entry(device, entry)
     return {
@@ -142,8 +142,8 @@ def _devices(snapshot: dict[str, Any]) -> dict[int, _Device]:
     }
 
 
-def _require_bounded(room: int, devices: dict[int, _Device]) -> None:
-    if room < 0:
+def _require_bounded(remaining: int, devices: dict[int, _Device]) -> None:
+    if remaining < 0:
         raise ValueError(f"it has more than {_MAX_ENTRIES:,} entries")
     if len(devices) > _MAX_DEVICES:
         raise ValueError(f"it has more than {_MAX_DEVICES} devices")
@@ -152,7 +152,7 @@ def _require_bounded(room: int, devices: dict[int, _Device]) -> None:
 def _block(segment: dict[str, Any], block: dict[str, Any]) -> _Block:
     state = block["state"]
     if state not in _STATES:
-        # Older versions of torch name a block so that is freed but waits for other streams.
+        # torch's documentation has this name for a freed block that waits for another stream.
         state = "active_pending_free" if state == "active_awaiting_free" else "inactive"
     private = segment.get("segment_pool_id", (0, 0))
     kind = segment.get("segment_type")

@@ -7,8 +7,9 @@ from typing import Any
 
 from memlog.trace import encoding
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
-from memlog.trace.exporters.stacks import Stack, ThreadStacks, common_length, path_stack
+from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
 from memlog.trace.records import RecordedTrace
+from memlog.trace.result import common_length
 
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4
@@ -54,16 +55,16 @@ def _in_order(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
 
 def _evented(trace: RecordedTrace, frames: Frames) -> Iterator[dict[str, Any]]:
     threads: dict[int, _Thread] = {0: _Thread(trace, frames)}
-    room = _MAX_EVENTS
+    remaining = _MAX_EVENTS
     for event in encoding.decode(trace.events):
         if event.kind in (encoding.ENTER, encoding.EXIT, encoding.PHASE_CHANGE):
             if event.thread not in threads and len(threads) < _MAX_THREADS:
                 threads[event.thread] = _Thread(trace, frames)
-            if event.thread in threads and room > 0:
-                room -= threads[event.thread].apply(event)
+            if event.thread in threads and remaining > 0:
+                remaining -= threads[event.thread].apply(event)
     for number, thread in threads.items():
         name = "Milliseconds" if number == 0 else f"Milliseconds, thread {number}"
-        yield thread.profile(name, cut=room <= 0)
+        yield thread.profile(name, cut=remaining <= 0)
 
 
 class _Thread:

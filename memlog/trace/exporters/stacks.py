@@ -29,14 +29,6 @@ def path_stack(path: str, paths: Sequence[str]) -> Stack:
     return tuple(with_parents(path, paths[1] if len(paths) > 1 else ""))
 
 
-def common_length(left: Sequence[str], right: Sequence[str]) -> int:
-    """Return the number of outermost frames that two stacks share."""
-    for number, (ours, theirs) in enumerate(zip(left, right, strict=False)):
-        if ours != theirs:
-            return number
-    return min(len(left), len(right))
-
-
 class ThreadStacks:
     """Stack of one thread after each of its events.
 

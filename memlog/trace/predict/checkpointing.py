@@ -196,7 +196,7 @@ def _recomputed_call(
     recompute_at = _backward_entry(traced, call, min(storage.end for storage in dropped))
     if later is not None and later.forward_begin < recompute_at < later.released_at:
         recompute_at = _entry_after(traced, later)
-    if result is not None and result.uses.asked in traced.layers.subtree(call.layer):
+    if result is not None and result.uses.backward_layer in traced.layers.subtree(call.layer):
         # The module itself kept its result, because its last operation needs it in the backward pass.
         dropped[result] = _last_reader_end(traced, call, result)
         result = None

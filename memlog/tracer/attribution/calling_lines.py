@@ -31,7 +31,7 @@ _WRAPPERS: Final = frozenset(("wrapper", "inner", "decorate_context"))
 
 
 class CallingLines:
-    """Numbers of the program's lines, from 1 on, in the order in which they call.
+    """Numbers of the program's lines: 1 for the line that calls first, and so on.
 
     Attributes:
         lines: ``train.py:42 in step: cross_entropy``: the file name, the function that contains the line, and
@@ -45,10 +45,10 @@ class CallingLines:
         self._owners: dict[str, Owner] = {}
 
     def current_line(self) -> int:
-        """Return the number of the program's line that is calling; 0: none, or more than `MAX_LINES`.
+        """Return the number of the program's line that is calling; 0 if there is none, or beyond `MAX_LINES`.
 
-        That is the innermost line outside torch, memlog and installed packages. If there is none, as under a
-        trainer that is a command of its own, it is the innermost line outside torch and memlog.
+        That is the innermost line outside torch, memlog and installed packages. If there is none, because the
+        trainer is itself an installed package, it is the innermost line outside torch and memlog.
         """
         frame: Any = sys._getframe(1)
         installed: Any = None

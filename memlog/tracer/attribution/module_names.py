@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
+from memlog.trace.result import common_length
 from memlog.tracer.attribution.user_scopes import Scope
 
 MAX_NAMES = 10_000
@@ -69,8 +70,8 @@ class ModuleNames:
 
         Args:
             module: A module, known or not.
-            surrounding: Layer that calls it. If the module has several places in the model, the place nearest
-                to this layer counts.
+            surrounding: Layer that calls it. If the module has several paths in the model, the one nearest to
+                this layer counts.
         """
         if isinstance(module, Scope):
             inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
@@ -82,7 +83,7 @@ class ModuleNames:
         if len(numbers) == 1:
             return numbers[0]
         around = self.paths[surrounding].split(".")
-        return max(numbers, key=lambda number: _shared_start(self.paths[number].split("."), around))
+        return max(numbers, key=lambda number: common_length(self.paths[number].split("."), around))
 
     def knows(self, module: Any) -> bool:
         """Return whether a module has a number."""
@@ -141,11 +142,8 @@ class ModuleNames:
     def _add_modules(self, root: Any, path: str, prefix: str) -> None:
         self._remember(root, path)
         for name, module in _named_modules(root):
-            if not _plain(name):
-                # The module inside torch.compile's wrapper is the same layer.
-                self._remember(module, path)
-            else:
-                self._remember(module, prefix + _plain(name))
+            # Without a name it is the module inside torch.compile's wrapper: the same layer as the wrapper.
+            self._remember(module, prefix + _plain(name) if _plain(name) else path)
 
     def _remember(self, module: Any, path: str) -> None:
         number = self.number(path, _kind(module))
@@ -156,10 +154,10 @@ class ModuleNames:
 
 
 def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every place of every module below ``root``, in the order of ``named_modules``.
+    """Yield every path of every module below ``root``, in the order of ``named_modules``.
 
-    ``named_modules`` either leaves out further places of a shared module, or does not end if a module
-    contains its own parent.
+    ``named_modules`` either leaves out further paths of a shared module, or does not end if a module contains
+    its own parent.
     """
     waiting: list[tuple[str, Any, tuple[int, ...]]] = [("", root, ())]
     count = 0
@@ -198,12 +196,3 @@ def _plain(name: str) -> str:
     if _COMPILED not in name:
         return name
     return ".".join(part for part in name.split(".") if part != _COMPILED)
-
-
-def _shared_start(one: list[str], other: list[str]) -> int:
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count

@@ -218,7 +218,7 @@ class ModuleStack:
 
         Nodes that accumulate gradients have no number. They belong to the layer of the node before them.
         """
-        node = torch_private.current_node() if torch_private.current_node is not None else None
+        node = torch_private.current_node()
         number = torch_private.sequence_number(node) if node is not None else None
         thread_state.node = number
         if number is not None:
@@ -232,11 +232,11 @@ class ModuleStack:
     def _make_graph(self, thread_state: ThreadState, layer: int) -> None:
         """Assign the graph of a backward pass (``create_graph=True``) to the layer that is differentiated.
 
-        Operations are noticed after they got their numbers. The layer therefore gets all numbers since the
-        last operation that was noticed.
+        The tracer sees an operation after autograd has numbered it. So the layer gets all numbers since the
+        last operation that the tracer saw.
         """
-        if torch_private.next_sequence_number is not None:
-            number = int(torch_private.next_sequence_number())
+        number = torch_private.next_sequence_number()
+        if number is not None:
             self._sequence.since(
                 number - 1 if thread_state.graph_mark is None else thread_state.graph_mark, layer
             )
@@ -249,18 +249,18 @@ class ModuleStack:
             thread_state.graph_mark = None
 
     def _mark(self, layer: int) -> None:
-        if torch_private.next_sequence_number is not None:
-            self._last_marked = int(torch_private.next_sequence_number())
-            self._sequence.mark(self._last_marked, layer)
-            self._lines.mark(self._last_marked, 0)
+        number = torch_private.next_sequence_number()
+        if number is not None:
+            self._last_marked = number
+            self._sequence.mark(number, layer)
+            self._lines.mark(number, 0)
 
     def mark_line(self, line: int, thread_state: ThreadState) -> None:
         """Assign the graph operations since the last mark to a line of the program."""
-        if thread_state.number == 0 and torch_private.next_sequence_number is not None:
-            number = int(torch_private.next_sequence_number())
-            if number > self._last_marked:
-                self._lines.mark(self._last_marked, line)
-                self._last_marked = number
+        number = torch_private.next_sequence_number()
+        if thread_state.number == 0 and number is not None and number > self._last_marked:
+            self._lines.mark(self._last_marked, line)
+            self._last_marked = number
 
     def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
         """Return layer and phase of this thread's work until the next change."""

@@ -17,7 +17,7 @@ _MAX_LENGTH = 100
 
 
 class Scope:
-    """Placeholder for a module. Its name is its path.
+    """Placeholder that hooks handle like a module.
 
     Args:
         name: Name of the scope.

@@ -12,6 +12,8 @@ from memlog.trace.records import Fragmentation
 Reading: TypeAlias = tuple[int, int | None]
 """Bytes allocated, and bytes reserved if known."""
 
+NOTHING_RESERVED = "the CPU has no caching allocator, so nothing is reserved"
+
 
 def reader(device: torch.device) -> Callable[[], Reading] | None:
     """Return a function that reads a device's statistics; ``None`` for the CPU.
@@ -36,7 +38,7 @@ def fragmentation(
     """
     read = reader(device)
     if read is None:
-        return None, "the CPU has no caching allocator, so nothing is reserved"
+        return None, NOTHING_RESERVED
     from memlog.trace.fragmentation import of_segments, of_statistics  # noqa: PLC0415 - not on the CPU
 
     if snapshot is not None:

@@ -69,25 +69,23 @@ def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Cho
     Raises:
         ConfigurationError: The engine that the user asked for can't trace the device.
     """
+    best: EngineName
     if device.type in ("cuda", "xpu"):
         best, refusal = "native", AllocatorHistory(device).refusal()
     elif device.type == "cpu":
         best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else dispatch_mode.refusal()
     else:
         best, refusal = "sampler", None
-    if wanted in ("native", "dispatch"):
+    if wanted not in ("auto", "sampler"):
         if wanted != best:
             raise ConfigurationError(
                 f"engine={wanted!r} can't trace {device.type}; leave it at 'auto', or use 'sampler'"
             )
-        if refusal is not None and not (wanted == "dispatch" and refusal == _COMPILED_ON_CPU):
+        if refusal not in (None, _COMPILED_ON_CPU):
             raise ConfigurationError(f"engine={wanted!r} can't run: {refusal}; leave it at 'auto'")
-        engine: EngineName = "native" if wanted == "native" else "dispatch"
-        return Choice(engine, "it was asked for", "exact")
+        return Choice(best, "it was asked for", "exact")
     if wanted == "auto" and refusal is None and best != "sampler":
-        return Choice(
-            "native" if best == "native" else "dispatch", f"the best for {device.type}", "exact"
-        )
+        return Choice(best, f"the best for {device.type}", "exact")
     readable = allocator_stats.reader(device) is not None
     why = (
         "it was asked for" if wanted == "sampler" else refusal or f"the only one for {device.type}"

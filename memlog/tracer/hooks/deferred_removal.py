@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal import fork
-from memlog.tracer.hooks.warning_filter import CompileWarningFilter
+from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 
 class ClosedWindow(Protocol):
@@ -28,13 +28,12 @@ class _Waiting:
         self._lock = threading.Lock()
         self._windows: list[ClosedWindow] = []
         self._handle: Any = None
-        self._warning_filter: CompileWarningFilter | None = None
 
     def add(self, window: ClosedWindow) -> None:
         with self._lock:
             self._windows.append(window)
             if self._handle is None:
-                self._warning_filter = CompileWarningFilter()
+                COMPILE_WARNING_FILTER.add(self)
                 self._handle = register_module_forward_pre_hook(_module_called)
 
     def attempt(self) -> None:
@@ -45,8 +44,7 @@ class _Waiting:
             if not self._windows and self._handle is not None:
                 self._handle.remove()
                 self._handle = None
-                if self._warning_filter is not None:
-                    self._warning_filter.end()
+                COMPILE_WARNING_FILTER.remove(self)
         finally:
             self._lock.release()
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.tracer.hooks.warning_filter import CompileWarningFilter
+from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 from memlog.tracer.torch_private import compilations
 
 
@@ -37,7 +37,7 @@ class ModuleCallHook:
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing a module that is called", error)
 
-        self._warning_filter = CompileWarningFilter()
+        COMPILE_WARNING_FILTER.add(self)
         self._handle = register_module_forward_pre_hook(hook)
 
     @property
@@ -48,4 +48,4 @@ class ModuleCallHook:
     def remove(self) -> None:
         """Remove the hook."""
         self._handle.remove()
-        self._warning_filter.end()
+        COMPILE_WARNING_FILTER.remove(self)

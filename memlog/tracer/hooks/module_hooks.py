@@ -1,7 +1,7 @@
 """Global torch hooks that observe modules and optimizers.
 
-No hook is put on a module or a parameter: it would be pickled with the model, and full backward hooks break
-models with in-place activations. Global hooks do not run in a compiled graph.
+memlog puts no hook on a module or parameter. Such a hook would be pickled with the model, and full backward
+hooks break models with in-place activations. Global hooks do not run in a compiled graph.
 
 torch iterates over its table of optimizer hooks while it calls them, and raises into the training loop if
 that table changes meanwhile. Code that opens and closes windows in such hooks therefore keeps an
@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer.attribution.user_scopes import LISTENERS, Scope
 from memlog.tracer.hooks.shared_hook import SharedHook
-from memlog.tracer.hooks.warning_filter import CompileWarningFilter
+from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 
 class OptimizerListener(Protocol):
@@ -63,21 +63,16 @@ class Hooks:
         self._listener = listener
         self._diagnostics = diagnostics
         self._handles: list[Any] = []
-        self._warning_filter: CompileWarningFilter | None = None
         self._optimizers: OptimizerSubscription | None = None
 
     def install(self) -> None:
-        """Install all hooks, or none if one fails."""
-        self._warning_filter = CompileWarningFilter()
+        """Install the hooks. If an exception ends this, the caller calls `remove`."""
+        COMPILE_WARNING_FILTER.add(self)
         begins, ends = self._module_hooks()
-        try:
-            self._handles.append(register_module_forward_pre_hook(begins))
-            self._handles.append(register_module_forward_hook(ends, always_call=True))
-            self._optimizers = OptimizerSubscription(self._listener, self._diagnostics)
-            LISTENERS.add(self)
-        except BaseException:
-            self.remove()
-            raise
+        self._handles.append(register_module_forward_pre_hook(begins))
+        self._handles.append(register_module_forward_hook(ends, always_call=True))
+        self._optimizers = OptimizerSubscription(self._listener, self._diagnostics)
+        LISTENERS.add(self)
 
     def remove(self) -> None:
         """Remove the hooks. A second call is harmless."""
@@ -87,8 +82,7 @@ class Hooks:
             optimizers.remove()
         while self._handles:
             self._handles.pop().remove()
-        if self._warning_filter is not None:
-            self._warning_filter.end()
+        COMPILE_WARNING_FILTER.remove(self)
 
     def scope_begins(self, scope: Scope) -> None:
         """Handle the begin of a scope, which the listener gets as a module."""

@@ -14,25 +14,14 @@ from memlog.tracer.hooks.shared_hook import SharedHook
 _TEXT = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
-class CompileWarningFilter:
-    """Suppression of the warning until `end` has been called on every one of these objects."""
-
-    def __init__(self) -> None:
-        _shared.add(self)
-
-    def end(self) -> None:
-        """Stop suppressing. A second call is harmless."""
-        _shared.remove(self)
-
-
-class _SharedFilter(SharedHook[CompileWarningFilter]):
-    """The process's only filter: Python treats equal filters as one, whoever set them."""
+class _CompileWarningFilter(SharedHook[object]):
+    """The process's only filter, because Python treats equal filters as one. Its holders are hooks."""
 
     def __init__(self) -> None:
         super().__init__()
         self._filter: Any = None
 
-    def add(self, holder: CompileWarningFilter) -> None:
+    def add(self, holder: object) -> None:
         super().add(holder)
         with self._lock:
             if self._filter not in warnings.filters[:1]:
@@ -49,4 +38,4 @@ class _SharedFilter(SharedHook[CompileWarningFilter]):
                 pass  # makes Python drop what it has cached for the old filters
 
 
-_shared = _SharedFilter()
+COMPILE_WARNING_FILTER = _CompileWarningFilter()

@@ -7,7 +7,8 @@ from collections import deque
 
 DEFAULT_SHARE = 0.01
 SPACING = 20
-"""At most one of this many steps is traced. If step times vary, no clock can separate the cost of tracing."""
+"""Number of steps of which at most one is traced. If step times vary, no clock can separate the cost of
+tracing, and this alone bounds the cost."""
 
 _USED = 0.6
 """Part of the share that is used. The clock does not see all costs of tracing, such as emptied caches."""

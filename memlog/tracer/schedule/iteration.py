@@ -143,7 +143,7 @@ class OptimizerSchedule:
         return [(part, optimizer) for part, optimizer in self._of_this_thread() if part.in_window]
 
     def _of_this_thread(self) -> Iterator[tuple[_OptimizerSteps, Any]]:
-        """Yield the living optimizers that no other thread steps: an iteration is of one thread."""
+        """Yield the living optimizers that no other thread steps: an iteration belongs to one thread."""
         for part in list(self._parts.values()):
             optimizer = part.optimizer()
             if optimizer is not None and not trained_elsewhere(part.thread):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from memlog._internal.diagnostics import Diagnostics
 
 _MOST_CALLS: Final = 256
-"""Maximum calls of the module at which the window opened. With more, the step is too long, or none ends."""
+"""Maximum calls of the module at which the window opened. With more, the step is too long or has no end."""
 MOST_EVENTS = 1_000_000
 """Maximum events of a window."""
 _MOST_STEPS: Final = 30.0

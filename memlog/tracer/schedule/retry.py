@@ -34,7 +34,7 @@ class RetryPolicy:
     def postpone(self) -> None:
         """Try again later. Each further failure doubles the number of steps until then."""
         self._pause = min(2**self._failures, _LONGEST) - 1
-        self._failures = min(self._failures + 1, _LONGEST)
+        self._failures += 1
 
     def disable(self) -> None:
         """Stop trying until the next `want`."""

@@ -6,8 +6,8 @@ always traced, because a job that does not fit into memory fails there. The next
 the optimizer's state exists from its start. Later steps are traced as often as the budget allows.
 
 A window opens in one hook and closes in another, so it opens only if that is safe
-(`memlog.tracer.window.may_open`), and skipped traces are counted. A window is abandoned if no step ends
-within its limits, as during evaluation or while experience is gathered.
+(`memlog.tracer.window.may_open`). The tracer counts the traces that it skips. It abandons a window if the
+step does not end within limits (`memlog.tracer.schedule.open_window`), for example during an evaluation.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class PeriodicTracer:
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
             self._retry.done()
-            self._skip("it could not begin")
+            self._skip("the trace could not begin")
             now = time.perf_counter()
             self._costs.window_failed(now - began, now)
             return
@@ -278,7 +278,7 @@ class PeriodicTracer:
                 opened.window.abandon()
             finally:
                 _remove(opened.window)
-        self._skip(f"its end did not come within {OpenWindow.limits()}")
+        self._skip(f"it did not end within {OpenWindow.limits()}")
         self._costs.forget_step()
         now = time.perf_counter()
         self._costs.window_failed(now - opened.opened, now)

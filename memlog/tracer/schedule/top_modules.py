@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
-
-_MOST_PARAMETERS = 10_000
-"""Maximum number of parameters to check for one that is trained."""
 
 
 def trained_elsewhere(thread: threading.Thread | None) -> bool:
@@ -79,9 +75,8 @@ class RootModules:
 
         if not torch.is_grad_enabled():
             return False
-        parameters = itertools.chain.from_iterable(
-            root.parameters() for root in (self.modules() or [module])
-        )
         return any(
-            parameter.requires_grad for parameter in itertools.islice(parameters, _MOST_PARAMETERS)
+            parameter.requires_grad
+            for root in (self.modules() or [module])
+            for parameter in root.parameters()
         )

@@ -15,7 +15,7 @@ from torch import nn
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
-from memlog.trace.cuda_join import Join, Mark, Seed, label, number_of
+from memlog.trace.cuda_join import ExistingStorage, Join, Mark, label, number_of
 from memlog.trace.encoding import (
     ALLOC,
     BACKWARD,
@@ -46,9 +46,9 @@ A, B, C, D = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
 
 
 def joined(
-    marks: list[Mark], script: Script, seeds: tuple[Seed, ...] = (), **options: Any
+    marks: list[Mark], script: Script, existing: tuple[ExistingStorage, ...] = (), **options: Any
 ) -> tuple[Accountant, Join]:
-    join = Join(marks, seeds, **{"opening": None, "started_us": 1_000_000, **options})
+    join = Join(marks, existing, **{"opening": None, "started_us": 1_000_000, **options})
     accountant = Accountant()
     accountant.fold(b"".join(join.events(script.entries)))
     accountant.finish()
@@ -130,9 +130,9 @@ def test_a_stale_note_on_an_autograd_thread_is_unattributed() -> None:
 def test_storages_from_before_the_window_are_live_from_its_start() -> None:
     script = Script()
     script.alloc(C, 512)
-    script.free(B, size=2048)  # no seed, but live before the window
-    seeds = (Seed(A, 4096, 3, PARAMETER),)
-    accountant, _ = joined([], script, seeds, opening=10_240)
+    script.free(B, size=2048)  # not known, but live before the window
+    existing = (ExistingStorage(A, 4096, 3, PARAMETER),)
+    accountant, _ = joined([], script, existing, opening=10_240)
 
     assert accountant.before_bytes == 10_240
     assert accountant.peak_bytes == 512
@@ -150,8 +150,8 @@ def test_a_storage_allocated_in_the_history_is_not_from_before() -> None:
     script.alloc(A, 4096)
     script.free(B, size=512)
     script.alloc(B, 512)
-    seeds = (Seed(A, 4096, 3, PARAMETER), Seed(B, 512, 3, PARAMETER))
-    accountant, _ = joined([], script, seeds)
+    existing = (ExistingStorage(A, 4096, 3, PARAMETER), ExistingStorage(B, 512, 3, PARAMETER))
+    accountant, _ = joined([], script, existing)
     assert (accountant.before_bytes, accountant.peak_bytes, accountant.live_bytes) == (
         512,
         4096,

@@ -7,6 +7,7 @@ operation determine the type of its results. Nothing is cast or computed here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
 from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER_TYPE, UNKNOWN_TYPE, WIDE
+from memlog.tracer import torch_private
 from memlog.tracer.tensor_storages import tensors_in
 
 if TYPE_CHECKING:
@@ -88,9 +90,7 @@ class AutocastTypes:
         """
         if phase == OPTIMIZER:
             return UNKNOWN_TYPE
-        role = _roles.get(func)
-        if role is None:
-            role = _roles[func] = _role_of(func)
+        role = _role_of(func)
         tensors = list(self._tracked_tensors(args))
         inputs = [tracked for tensor, tracked in tensors if tensor.ndim > 0]
         results = [tracked for _, tracked in self._tracked_tensors((out,))]
@@ -106,7 +106,7 @@ class AutocastTypes:
             for tracked in inputs:
                 tracked.used = now
                 if tracked.is_gradient and layer == OUTSIDE and not backward:
-                    # autograd.grad returns it to the program, as wide as what it is the gradient of.
+                    # autograd.grad has returned it to the program, which uses it as float32.
                     tracked.type = WIDE
             if role == _SAFE_SOFTMAX:
                 self._widen_attention(results)
@@ -118,9 +118,10 @@ class AutocastTypes:
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
-        """Return the type after considering where the operation runs: outside modules all is wide.
+        """Return the type of results after the operation's layer and phase: outside modules it is wide.
 
-        If one of autograd's formulas makes numbers of a mask, they get the type that the formula works in.
+        In the backward pass, an operation without floating-point arguments (a mask) gets the type of the last
+        operation with such arguments.
         """
         if layer == OUTSIDE and phase in (FORWARD, BACKWARD):
             kind = WIDE
@@ -204,10 +205,8 @@ def _type_from_inputs(
     return (WIDE if wide else HALF), False
 
 
-_roles: dict[Any, int] = {}
-
-
+@functools.cache
 def _role_of(func: Any) -> int:
     """Return the role of an operation; minus the number of deciding arguments if it follows its inputs."""
-    name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+    name = torch_private.operation_name(func)
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

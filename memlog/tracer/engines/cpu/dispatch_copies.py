@@ -99,9 +99,7 @@ class ModeCopies:
             phase: The phase in which it ran.
             thread_state: The thread that ran it.
         """
-        role = _roles.get(func)
-        if role is None:
-            role = _roles[func] = _role_of(func)
+        role = _role_of(func)
         if phase == BACKWARD:
             return self._replaced_in_backward(func, role, args, out, thread_state)
         if role == _MULTIPLIES:
@@ -116,10 +114,13 @@ class ModeCopies:
         return None
 
     def altered(self, peak: int) -> str | None:
-        """Name the derivatives that an untraced step computes in another way; ``None`` if they make little.
+        """Name the derivatives that an untraced step computes in another way.
 
         Args:
             peak: Most bytes live in the trace.
+
+        Returns:
+            A sentence; ``None`` if these derivatives allocated at most a thousandth of the peak.
         """
         if sum(self._altered.values()) <= _NEGLIGIBLE * peak:
             return None
@@ -149,7 +150,7 @@ class ModeCopies:
         return None
 
     def _node_begins(self, number: int | None) -> None:
-        node = torch_private.current_node() if torch_private.current_node is not None else None
+        node = torch_private.current_node()
         self._name = node.name() if node is not None else ""
         self._node, self._began = number, self._live_storages.serial
         self._zeros.clear()
@@ -158,7 +159,9 @@ class ModeCopies:
         if self._name in _ALTERED:
             return True
         if self._name == _LOGITS:  # with weights of the classes, which begin with an addition of 1
-            return _packet(func) == "add" and not (isinstance(args[1], Tensor) and args[1].ndim)
+            return torch_private.operation_name(func) == "add" and not (
+                isinstance(args[1], Tensor) and args[1].ndim
+            )
         # While a mode is active, autograd copies a sparse gradient that it could take over.
         return (
             func is _CLONE
@@ -168,14 +171,14 @@ class ModeCopies:
         )
 
     def _is_unshared(self, func: Any, old: Tensor) -> bool:
-        """Return whether only the derivative or autograd itself owned a tensor, if it is freed next."""
+        """Return whether only autograd or the current derivative owned a tensor that is freed next."""
         tracked = self._live_storages.tracked(old)
         if tracked is None:
             return False
         made_here = tracked.serial > self._began
         if tracked.serial in self._zeros:
             return True
-        if made_here and _packet(func) in _WRITES.get(self._name, ()):
+        if made_here and torch_private.operation_name(func) in _WRITES.get(self._name, ()):
             return True
         # A view holds the tensor that it is a view of.
         dense = old.is_contiguous() or old.nbytes == old.untyped_storage().nbytes()
@@ -190,7 +193,7 @@ def _adds_up(*, made_here: bool) -> bool:
     """
     if not made_here:
         return True
-    node = torch_private.current_node() if torch_private.current_node is not None else None
+    node = torch_private.current_node()
     edges = getattr(node, "next_functions", ())
     return len(set(edges)) < len(edges)
 
@@ -213,16 +216,9 @@ def _called_by_autograd() -> bool:
     return frame is None or frame.f_code.co_name == _ENGINE
 
 
-_roles: dict[Any, int] = {}
-
-
-def _packet(func: Any) -> str:
-    """Return the name of an operation without its overload."""
-    return str(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else ""
-
-
+@functools.cache
 def _role_of(func: Any) -> int:
-    name = _packet(func)
+    name = torch_private.operation_name(func)
     if func is _ADD:
         return _ADDS
     if name in _ZEROS:
@@ -236,19 +232,21 @@ def _role_of(func: Any) -> int:
 def unshared_reference_count() -> int:
     """Return the references to an operation's first argument if no Python code holds it.
 
-    -1 if the count does not show it. Found by experiment: it depends on how this torch ties tensors to Python
-    objects, and on how Python counts.
+    An experiment finds the number, because it depends on the versions of torch and Python.
+
+    Returns:
+        -1 if the number is the same with and without such Python code.
     """
-    watch = _Watch()
+    counter = _ReferenceCounter()
     bias = torch.zeros(1)
-    with torch.no_grad(), watch:
+    with torch.no_grad(), counter:
         linear(torch.zeros(2, 2, 2).transpose(0, 1), torch.zeros(1, 2), bias)
         torch.zeros(1).add(bias)
-    unheld, *held = watch.counts or (-1,)
+    unheld, *held = counter.counts or (-1,)
     return unheld if held and unheld < held[0] else -1
 
 
-class _Watch(TorchDispatchMode):
+class _ReferenceCounter(TorchDispatchMode):
     """Mode that counts the references to the first argument of additions."""
 
     def __init__(self) -> None:

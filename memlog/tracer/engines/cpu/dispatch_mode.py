@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines.cpu.op_workspace import BY_TYPES, MEASURED, Workspace
 from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import (
     Storages,
@@ -36,19 +36,12 @@ RESIZED: Final = 4
 WRITTEN: Final = 8
 """The result is the first argument, a tensor, which was written to. A sparse one may hold new storages."""
 RESULT: Final = 15
-"""Mask of the bits above. The bits below describe the operation's workspace."""
-MEASURED: Final = 16
-"""The workspace is measured."""
-UNKNOWN: Final = 32
-"""The workspace can't be measured."""
-BY_TYPES: Final = 64
-"""The operation has workspace only if its arguments have several types; then it is measured."""
+"""Mask of the bits above. Higher bits are the class of the operation's workspace (`op_workspace`)."""
 
 _CHANGES = RESIZED | WRITTEN
 _STRIDED = torch.strided
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Classes that are safe to inspect. Looking at an instance of another class may run the class's code."""
-_MAX_KINDS = 10_000
+"""Classes that are safe to inspect. Reading an attribute of another class may run that class's code."""
 
 
 class Observer(Protocol):
@@ -194,7 +187,7 @@ class ObservingMode(TorchDispatchMode):
         return kind & ~BY_TYPES | (MEASURED if mixed else 0)
 
     def _before_change(self, kind: int, args: Any, kwargs: Any) -> tuple[int, Storages | None]:
-        """Return the storages that an operation may change; plain in-place writes change no storage."""
+        """Return an operation's bits, and the storages that it may change; in-place writes change none."""
         try:
             if args and is_sparse(args[0]):
                 kind |= WRITTEN
@@ -208,13 +201,9 @@ class ObservingMode(TorchDispatchMode):
         return kind & ~RESULT, None
 
     def _kind_of(self, func: Any) -> int:
-        try:
-            kind = kind_of(func)
-            if len(_kinds) < _MAX_KINDS:
-                _kinds[func] = kind
-        except Exception as error:  # noqa: BLE001 - training goes on
-            self._diagnostics.fault("looking at an operation", error)
-            return NOTHING
+        kind = NOTHING
+        with self._diagnostics.contained("looking at an operation"):
+            kind = _kinds[func] = kind_of(func)
         return kind
 
 
@@ -256,12 +245,6 @@ def _remove_finished_from_top() -> None:
             return
 
 
-_INSIDE = {
-    op_workspace.NOTHING_INSIDE: 0,
-    op_workspace.MEASURED: MEASURED,
-    op_workspace.UNKNOWN: UNKNOWN,
-    op_workspace.BY_TYPES: BY_TYPES,
-}
 _UNMARKED_VIEWS = (
     "aten::_unsafe_view",
     "aten::unsafe_split",
@@ -272,8 +255,8 @@ _kinds: dict[Any, int] = {}
 
 
 def kind_of(func: Any) -> int:
-    """Return what an operation's result may be, by its schema, and what is known of its workspace."""
-    return _result_of(func) | _INSIDE[op_workspace.workspace_class(func)]
+    """Return the bits of an operation: the kind of its result, and the class of its workspace."""
+    return _result_of(func) | op_workspace.workspace_class(func)
 
 
 def _result_of(func: Any) -> int:

@@ -1,7 +1,7 @@
 """Engine for tensors on the CPU: records the results of every operation, and when their storages are freed.
 
-The size of a storage is what its operation asked the allocator for. So live bytes equal the allocator's,
-except for what an operation allocates and frees inside itself.
+The size of a storage is the size that its operation requested from the allocator. So live bytes equal the
+allocator's. Bytes that an operation allocates and frees inside itself are measured apart (`op_workspace`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, ThreadState
+from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.cpu import dispatch_mode, limitations, op_workspace
 from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
@@ -63,7 +64,7 @@ class DispatchEngine:
         self._live_storages = LiveStorages(log, fakes=self._fakes, types=types)
         self._copies = ModeCopies(self._live_storages)
         self._calling_lines = CallingLines()
-        self._precision = AutocastTypes(self._live_storages) if types else None
+        self._autocast_types = AutocastTypes(self._live_storages) if types else None
         self._model_tensors = ModelTensors(names, self._live_storages)
         self._module_stack = ModuleStack(names, self._emit, all_threads=False)
         self._patches = PatchListeners(
@@ -97,23 +98,15 @@ class DispatchEngine:
             self._module_stack.close()
             self._live_storages.close()
         self.leave()
-        dropped = {}
-        if self._unmeasured:
-            dropped["operations whose scratch space could not be measured"] = sum(
-                self._unmeasured.values()
-            )
-        if self._patches.compiled_calls:
-            dropped["calls of compiled code, whose allocations are not seen"] = (
-                self._patches.compiled_calls
-            )
-        if self._live_storages.omitted:
-            dropped[
-                f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
-            ] = self._live_storages.omitted
+        omitted = f"storages under {SMALL // 1024} KiB past the first {MOST_LIVE:,} live ones"
+        dropped = {
+            "operations whose scratch space could not be measured": self._unmeasured.total(),
+            "calls of compiled code, whose allocations are not seen": self._patches.compiled_calls,
+            omitted: self._live_storages.omitted,
+        }
         self._log.fold()
         accountant = self._log.accountant
         altered = self._copies.altered(accountant.before_bytes + accountant.peak_bytes)
-        reason = "the CPU has no caching allocator, so nothing is reserved"
         missed = self._missed()
         return EngineReport(
             unseen=(
@@ -122,8 +115,8 @@ class DispatchEngine:
                 *missed,
                 *((altered,) if altered else ()),
             ),
-            fragmentation_reason=reason,
-            dropped=dropped,
+            fragmentation_reason=allocator_stats.NOTHING_RESERVED,
+            dropped={reason: count for reason, count in dropped.items() if count},
             lines=tuple(self._calling_lines.lines),
             incomplete=bool(missed or self._live_storages.omitted),
             approximate=altered is not None,
@@ -149,7 +142,7 @@ class DispatchEngine:
         return tuple(missed)
 
     def stop_recording(self) -> None:
-        """Record nothing more. The mode stays, since it may be running an operation, and does nothing."""
+        """Record nothing more. The mode stays, because it may be running an operation."""
         self._mode.stop_observing()
         self._module_stack.closed = True
 
@@ -253,9 +246,9 @@ class DispatchEngine:
         instead = self._copies.replaced(func, args, out, phase, thread_state)
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._live_storages.track(tensor, layer, phase, thread_state.number, instead)
-        if self._precision is None:
+        if self._autocast_types is None:
             return UNKNOWN_TYPE
-        return self._precision.operation(func, args, out, layer, phase, before)
+        return self._autocast_types.operation(func, args, out, layer, phase, before)
 
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies on memory that is not torch's, such as numpy's."""

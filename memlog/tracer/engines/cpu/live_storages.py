@@ -36,7 +36,7 @@ MOST_LIVE = 12_500
 """Maximum number of live storages of any size: about 700 bytes each, including what the analysis keeps."""
 SMALL = 64 * 1024
 """Size in bytes below which storages beyond `MOST_LIVE` are not tracked. The tracker thus takes 8.8 MB, plus
-at most 1 % of what is live."""
+at most 1 % of the live bytes."""
 
 
 class TrackedStorage(weakref.ref[Any]):
@@ -246,7 +246,7 @@ class LiveStorages:
         )
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
-        """Record what a storage is for.
+        """Record the category of a storage.
 
         A parameter or buffer keeps its category. So does an input that a gradient holds: the indices of an
         embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
@@ -255,7 +255,7 @@ class LiveStorages:
         Args:
             tensor: Tensor of the storage.
             layer: Layer that owns it.
-            category: What it is for.
+            category: Its category, as in `memlog.trace.encoding`.
             phase: Phase in which an unknown storage was made. If the tensor is a part of its storage (of a
                 buffer that collects gradients for several ranks), the storage existed before.
 
@@ -280,7 +280,7 @@ class LiveStorages:
         return added
 
     def repeat_category(self, tensor: Tensor, layer: int) -> None:
-        """Write a storage's category once more, and so the time."""
+        """Write a storage's category again, at the current time."""
         for plain in storage_tensors(tensor):
             tracked = self._tracked.get(plain.untyped_storage()._cdata) if plain.is_cpu else None
             if tracked is not None:

@@ -76,10 +76,7 @@ class ModelTensors:
 
     def add_detached(self, out: Any) -> None:
         """Classify a gradient that autograd takes over without a copy: the parameter's node detaches it."""
-        if (
-            torch_private.backward_task() == torch_private.NO_TASK
-            or torch_private.current_node is None
-        ):
+        if torch_private.backward_task() == torch_private.NO_TASK:
             return
         parameter = getattr(torch_private.current_node(), "variable", None)
         if parameter is not None and isinstance(out, Tensor):

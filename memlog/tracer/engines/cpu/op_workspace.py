@@ -1,6 +1,6 @@
 """Workspace: bytes that an operation allocates and frees inside itself. No dispatch mode sees them.
 
-oneDNN's convolutions copy their arguments into layouts of their own: a sixth of a UNet's peak. torch's legacy
+oneDNN's convolutions copy their arguments into their own layouts: a sixth of a UNet's peak. torch's legacy
 profiler reports the allocator's events of one operation in about 30 µs. The workspace usually depends on
 shapes alone, so each operation is measured once for each combination of shapes. If it depends on the values
 of arguments, the operation is measured at every call. Operations without workspace are not measured.
@@ -8,6 +8,7 @@ of arguments, the operation is measured at every call. Operations without worksp
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -17,13 +18,13 @@ from torch import Tensor
 
 from memlog.tracer import torch_private
 
-NOTHING_INSIDE: Final = 0
+NO_WORKSPACE: Final = 0
 """The operation allocates nothing but its results."""
-MEASURED: Final = 1
-BY_TYPES: Final = 3
+MEASURED: Final = 16  # these are bits above `dispatch_mode.RESULT`
+UNMEASURED: Final = 32
+"""An operation of the program or of another library. It is not measured, since it may do anything."""
+BY_TYPES: Final = 64
 """No workspace if all arguments have one type. Otherwise the operation casts some, and is measured."""
-UNKNOWN: Final = 2
-"""An operation of the program or another library. It is not measured, since it may do anything."""
 
 _NAMESPACES = ("aten", "mkldnn", "quantized", "torchvision")
 """Namespaces of the operations that are measured."""
@@ -40,7 +41,7 @@ _NONE = frozenset(_NAMES.split())
 """Operations without workspace, besides views and those that torch marks as pointwise."""
 
 _COPIED = frozenset(("gelu", "gelu_backward"))
-"""Pointwise operations that oneDNN computes, in layouts of its own."""
+"""Pointwise operations that oneDNN computes in its own layouts."""
 
 _BY_INDEX = frozenset(("index", "index_put", "_index_put_impl", "_unsafe_index"))
 _MASKS = (torch.bool, torch.uint8)
@@ -61,7 +62,7 @@ class Workspace(NamedTuple):
 
 
 class _LastMeasurement(threading.local):
-    """Last measurement by a mode further down this thread's stack."""
+    """Last measurement that a mode further down this thread's stack made."""
 
     func: Any = None
     found: Workspace | None = None
@@ -70,7 +71,6 @@ class _LastMeasurement(threading.local):
 _last_measured = _LastMeasurement()
 _known: dict[Any, Workspace] = {}
 _precisions: tuple[str, ...] = ()
-_by_value: dict[Any, bool] = {}
 
 
 def update_precisions() -> bool:
@@ -85,23 +85,23 @@ def update_precisions() -> bool:
 
 
 def workspace_class(func: Any) -> int:
-    """Return what is known of an operation's workspace, by its name and schema."""
+    """Return `NO_WORKSPACE`, `MEASURED`, `UNMEASURED` or `BY_TYPES`, by an operation's name and schema."""
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return UNKNOWN  # a higher-order operation
+        return UNMEASURED  # a higher-order operation
     namespace, _, name = schema.name.partition("::")
     name = name if name.startswith("__") else name.rstrip("_")
     if namespace in ("prim", "profiler"):
-        return NOTHING_INSIDE
+        return NO_WORKSPACE
     if namespace not in _NAMESPACES:
-        return UNKNOWN
+        return UNMEASURED
     if name in _NONE or name.startswith("_foreach"):
-        return NOTHING_INSIDE
+        return NO_WORKSPACE
     if torch.Tag.pointwise in func.tags and name not in _COPIED:
         return BY_TYPES
     writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
     views = all(one.alias_info is not None for one in schema.returns)
-    return NOTHING_INSIDE if views and not writes else MEASURED
+    return NO_WORKSPACE if views and not writes else MEASURED
 
 
 def mixes_types(args: Any) -> bool:
@@ -138,7 +138,7 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what the workspace of an operation depends on; ``None`` if it depends on values of arguments."""
+    """Return a key for operations with equal workspace; ``None`` if it depends on the arguments' values."""
     if depends_on_values(func):
         return None
     signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]
@@ -149,7 +149,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
             # The class counts: an operation on a fake tensor allocates nothing, on a real tensor it may.
             signature += (type(value), value.shape, value.stride(), value.dtype)
         elif isinstance(value, (list, tuple)):
-            if func.overloadpacket.__name__.rstrip("_") in _BY_INDEX and _has_mask(value):
+            if _is_indexing(func) and _has_mask(value):
                 return None
             signature.append(tuple(map(_signature, value)))
         else:
@@ -159,14 +159,15 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(signature)
 
 
+@functools.cache
 def depends_on_values(func: Any) -> bool:
     """Return whether the values of an operation's arguments decide the size of its result."""
-    found = _by_value.get(func)
-    if found is None:
-        indexed = func.overloadpacket.__name__.rstrip("_") in _BY_INDEX
-        found = torch.Tag.dynamic_output_shape in func.tags and not indexed
-        _by_value[func] = found
-    return found
+    return torch.Tag.dynamic_output_shape in func.tags and not _is_indexing(func)
+
+
+@functools.cache
+def _is_indexing(func: Any) -> bool:
+    return torch_private.operation_name(func).rstrip("_") in _BY_INDEX
 
 
 def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:

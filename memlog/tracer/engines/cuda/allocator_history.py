@@ -1,4 +1,4 @@
-"""Allocator history of a device. It belongs to whoever turned it on first."""
+"""Allocator history of a device. If the user's program turned it on, memlog does not turn it off."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_ENTRIES = 131_072
 class AllocatorHistory:
     """History of one device's allocator.
 
-    If the user has turned it on already, memlog neither turns it off nor clears it. It attaches notes to the
-    entries, and reads only those of the window.
+    If the user's program has turned it on, memlog neither turns it off nor clears it. memlog attaches notes
+    to the entries, and reads only those of the window.
 
     Args:
         device: A CUDA or XPU device with an index.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.trace.cuda_join import Join, Mark, Seed, label
+from memlog.trace.cuda_join import ExistingStorage, Join, Mark, label
 from memlog.trace.encoding import CLASSIFY, ENTER, GRADIENT, OPTIMIZER_STATE, OUTSIDE, PARAMETER
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
@@ -65,7 +65,7 @@ class NativeEngine(HookEngine):
         self._read = allocator_stats.reader(self._device)
         self._read_always = readings
         self._marks: list[Mark] = []
-        self._seeds: list[Seed] = []
+        self._existing: list[ExistingStorage] = []
         self._allocated_at_start: int | None = None
         self._started_us = 0
         self._report = EngineReport()
@@ -77,9 +77,9 @@ class NativeEngine(HookEngine):
         self._started_us = time.time_ns() // 1000
         if self._read is not None:
             self._allocated_at_start = self._read()[0]
-        self._seed()
+        self._add_roots()
         for optimizer in optimizers:
-            self._seed_optimizer(optimizer)
+            self._add_optimizer(optimizer)
         self._hooks.install()
 
     def stop(self) -> EngineReport:
@@ -92,7 +92,7 @@ class NativeEngine(HookEngine):
         entries = self._history.entries(snapshot, self._started_us)
         join = Join(
             self._marks,
-            self._seeds,
+            self._existing,
             opening=self._allocated_at_start,
             started_us=self._log.began_us,
             by_time=not self._history.takes_notes,
@@ -129,7 +129,7 @@ class NativeEngine(HookEngine):
 
     def _register_new_roots(self) -> None:
         if self._owners.has_new_roots:
-            self._seed(late=True)
+            self._add_roots(late=True)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         reading = None
@@ -153,28 +153,28 @@ class NativeEngine(HookEngine):
 
     # Categories of tensors.
 
-    def _seed(self, *, late: bool = False) -> None:
-        """Record the existing tensors of new root modules.
+    def _add_roots(self, *, late: bool = False) -> None:
+        """Record the existing tensors of root modules that were found since the last call.
 
         Args:
             late: Whether the window is open already, so that the tensors may have been made in it.
         """
         for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
-                self._seeds.append(Seed(address, size, layer, category))
+                self._existing.append(ExistingStorage(address, size, layer, category))
             if late:
                 self._classify(tensor, layer, category)
 
-    def _seed_optimizer(self, optimizer: Any) -> None:
+    def _add_optimizer(self, optimizer: Any) -> None:
         """Record an optimizer's existing state, and its parameters that no module has."""
         states = list(optimizer_tensors(optimizer))
-        self._seeds += [
-            Seed(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
+        self._existing += [
+            ExistingStorage(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
             for state in states
             for address, size in self._blocks(state.tensor)
         ]
-        self._seeds += [
-            Seed(address, size, OUTSIDE, PARAMETER)
+        self._existing += [
+            ExistingStorage(address, size, OUTSIDE, PARAMETER)
             for parameter in parameters_of(optimizer)
             if self._owners.of(parameter) == OUTSIDE
             for address, size in self._blocks(parameter)
