@@ -164,10 +164,8 @@ def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
             f"the folder {_shown(str(named))} is relative, and the working directory no longer exists: "
             f"{remedy} an absolute path"
         ) from error
-    if "\0" in str(path) or not _is_unicode(str(path)):
-        raise ConfigurationError(
-            f"dir={_shown(str(path))}: {remedy} a path that is valid UTF-8, without a null byte"
-        )
+    if not _is_unicode(str(path)):
+        raise ConfigurationError(f"dir={_shown(str(path))}: {remedy} a path that is valid UTF-8")
     return path
 
 
@@ -217,7 +215,7 @@ def _directory(given: Any) -> str:
     try:
         return str(runs_directory(given))
     except TypeError as error:
-        raise ConfigurationError(f"directory={given!r}: pass the path of a folder") from error
+        raise ConfigurationError(f"dir={given!r}: pass the path of a folder") from error
 
 
 def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:

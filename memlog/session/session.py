@@ -21,7 +21,6 @@ from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Batch, Event, Status
 from memlog.session.arguments import (
     BackendArgument,
-    folder,
     passed,
     require_model,
     require_wait,
@@ -325,7 +324,7 @@ def init(
         "name": name,
         "every": every,
         "alerts": tuple(alerts) if isinstance(alerts, list) else alerts,
-        "directory": folder(dir),
+        "directory": dir,
         "enabled": enabled,
         "initial_step": initial_step,
         "layers": layers,
