@@ -11,8 +11,9 @@ from types import ModuleType
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
 from memlog.oom.frames import error_location
-from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom, machine_memory
+from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom
 from memlog.probes.malloc import read_heap
+from memlog.probes.tree import machine_memory
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000
