@@ -79,11 +79,10 @@ def _pick(value: Any) -> Any:
     for _ in range(_DEPTH):
         if isinstance(value, Mapping):
             value = next((value[name] for name in _NAMES if name in value), None)
+        elif _declares_loss(value):  # perhaps a named tuple
+            value = value.loss
         elif isinstance(value, (tuple, list)):
-            # A named tuple or a model's output names its loss.
-            value = _own(value) if _declares_loss(value) else value[0] if value else None
-        elif _declares_loss(value):
-            value = _own(value)
+            value = value[0] if value else None
         else:
             return value
     return None
@@ -94,10 +93,6 @@ def _declares_loss(value: Any) -> bool:
     if _made_by(value, "phiml", "phi", "torch", "numpy", "jax", "jaxlib"):
         return False
     return hasattr(type(value), "loss") or "loss" in getattr(value, "__dict__", ())
-
-
-def _own(value: Any) -> Any:
-    return value.loss
 
 
 def _made_by(value: Any, *packages: str) -> bool:
