@@ -339,7 +339,10 @@ def find_backends() -> dict[str, Backend]:
         try:
             backend = entry.load()
         except Exception as error:  # noqa: BLE001 - the user did not ask for this backend by name
-            warn(f"memlog: backend {entry.name!r} is broken and left out: {error!r}")
+            warn(
+                f"memlog: backend {entry.name!r} can't be loaded and is left out ({error!r}): install its "
+                "package again, or uninstall it"
+            )
             continue
         if is_installed(backend.requires):
             found[entry.name] = backend

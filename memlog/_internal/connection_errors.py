@@ -20,7 +20,7 @@ _REASONS = (
     ),
     (("CERTIFICATE_VERIFY_FAILED", "certificate verify failed"), "its certificate is not trusted"),
     (("SSLError", "SSL:"), "no encrypted connection"),
-    (("No route to host", "Network is unreachable"), "no way to its network"),
+    (("No route to host", "Network is unreachable"), "no route to its network"),
     (("timed out", "TimeoutError"), "timeout"),
     (
         ("reset by peer", "RemoteDisconnected", "Connection aborted", "Broken pipe"),

@@ -84,7 +84,7 @@ class Diagnostics:
         cause = f"{where}: {type(error).__name__}"
         self.count_fault(cause)
         self.say_once(
-            cause, f"{where} failed ({_shown(error)}); training goes on, this is said once"
+            cause, f"{where} failed ({_shown(error)}); training goes on, and memlog logs this once"
         )
 
     def count_fault(self, cause: str) -> None:
@@ -105,7 +105,7 @@ class Diagnostics:
                 return
             self._logged.add(cause)
         if not warn(f"memlog: {message}"):
-            self.count_fault("a handler of log lines, or its stream")
+            self.count_fault("logging a warning")
 
     @contextmanager
     def contained(self, where: str) -> Iterator[None]:

@@ -187,11 +187,11 @@ class _Watch:
     def _why_not_compared(self) -> str:
         rule = self._rule
         if rule.share and not self._series:
-            return "how much memory there is is unknown"
+            return "the memory size is unknown"
         meters = [series.meter for series in self._series.values() if series.meter is not None]
         if meters:
             return meters[0].why_not_judged()
-        return f"no {rule.held_axis} came, and it is to hold for {rule.hold}"
+        return f"no {rule.held_axis} came, but the rule must hold for {rule.hold}"
 
     def _judge_host(self, event: Reading, alerts: list[Alert]) -> None:
         self._event_seen = True
@@ -258,7 +258,7 @@ class _Watch:
         if self._rule.share and not limit:
             self._diagnostics.say_once(
                 f"limit of {subject}",
-                f"how much memory {subject} has is unknown, so {self._rule.text!r} can't be judged: "
+                f"the memory size of {subject} is unknown, so {self._rule.text!r} can't be judged: "
                 "write a size in place of %",
             )
             return None

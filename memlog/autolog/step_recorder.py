@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,12 +22,8 @@ from memlog.settings import Settings
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
 NO_STEPS = (
-    "no optimizer step was noticed (none was made, or it was inside torch.compile): "
-    "call session.step() after each step"
-)
-NO_TORCH = (
-    "nothing was recorded: without PyTorch memlog notices no step by itself: call session.step() after each "
-    "step, or use memlog's monitors or memlog.watch_loss"
+    "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch or inside "
+    "torch.compile): call session.step() after each step, or use memlog's monitors or memlog.watch_loss"
 )
 
 
@@ -139,7 +134,7 @@ class BatchRecorder:
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if self._next == self._settings.initial_step and not self.parameters.published:
-            self._diagnostics.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
+            self._diagnostics.say_once("no_steps", NO_STEPS)
 
     def close(self) -> None:
         """Close the files of the host's memory figures."""

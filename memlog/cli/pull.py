@@ -184,8 +184,8 @@ def _joined(failures: list[str]) -> str:
 
 def _refused(choice: Choice) -> str:
     return (
-        f"{len(choice.refused):,} files were left out, because their names are none of memlog's and not safe "
-        f"to write (such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
+        f"{len(choice.refused):,} files were left out, because their names are not safe to write "
+        f"(such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
     )
 
 

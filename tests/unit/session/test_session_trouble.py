@@ -279,7 +279,7 @@ def test_rules_that_were_never_judged_are_named_at_the_end_and_in_show(
     session.step()
     memlog.finish()
     line = (
-        "memlog: never judged in this run: 'cuda7.allocated > 1 GiB' (there was no cuda7); "
+        "memlog: alert rules never judged in this run: 'cuda7.allocated > 1 GiB' (there was no cuda7); "
         "'host.rss grows > 1 GiB/epoch' (no epoch came)\n"
     )
     assert line in capsys.readouterr().err
