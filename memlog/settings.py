@@ -49,7 +49,7 @@ _NAMES = f"text of at most {LONGEST_NAME:,} valid Unicode characters"
 _RULES = f"rules of at most {_MAX_RULES_LENGTH:,} valid Unicode characters in all"
 _SHOWN = 100
 LONGEST_WAIT = 1e6
-"""Seconds, about twelve days."""
+"""Most seconds that a wait may last: about twelve days."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,8 +175,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     Args:
         arguments: Arguments of ``init`` by the names of `Settings`; ``None`` means not passed.
         config: Mapping with the keys of the replaced monitors or memlog's own, at its top or in a section
-            named
-            ``memlog`` or ``trainer_params``. Other keys are ignored.
+            named ``memlog`` or ``trainer_params``. Other keys are ignored.
 
     Raises:
         ConfigurationError: A value has the wrong type or is out of range, or a key is a misspelling of one of

@@ -15,9 +15,8 @@ from memlog._internal.signals import raised_by_handler
 
 logger = logging.getLogger("memlog")
 
-
-MAX_SAID = 200
-"""Causes that are logged; later causes are only counted."""
+_MAX_LOGGED = 200
+"""Most causes that are logged; later causes are only counted."""
 
 
 def warn(message: str, to: logging.Logger = logger) -> bool:
@@ -101,7 +100,7 @@ class Diagnostics:
     def say_once(self, cause: str, message: str) -> None:
         """Log ``message`` as a warning, once for each ``cause``."""
         with self._lock:
-            if cause in self._logged or len(self._logged) >= MAX_SAID:
+            if cause in self._logged or len(self._logged) >= _MAX_LOGGED:
                 return
             self._logged.add(cause)
         if not warn(f"memlog: {message}"):

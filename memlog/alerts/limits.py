@@ -7,7 +7,7 @@ from memlog.probes.tree import machine_memory
 
 
 def host_limit(pid: int) -> int | None:
-    """Return the bytes that a process may use, together with the processes that share its limits.
+    """Return the bytes that a process and the processes that share its limits may use together.
 
     Returns:
         The smallest limit of its control groups, or the machine's memory if that is less or if there is no

@@ -33,9 +33,9 @@ class BatchRecorder:
     Args:
         settings: Which steps to publish, and the first step's number.
         bus: Target of events.
-        journal: Asked whether it writes through a queue.
+        journal: The run's journal.
         run_detector: Searches for the user's runs before each event.
-        diagnostics: Counts errors; none leaves this class.
+        diagnostics: Counts errors; none is raised.
         model: Its size is recorded once.
 
     Attributes:
@@ -92,7 +92,7 @@ class BatchRecorder:
             self._record()
 
     def claim(self) -> None:
-        """Let only the caller count the steps from now on."""
+        """Let only the caller count the steps, if no step is recorded yet."""
         if self._next == self._settings.initial_step:
             self._by_hand = True
 
@@ -174,7 +174,7 @@ class BatchRecorder:
             )
 
     def _publish(self, step: int) -> None:
-        joined = self._run_detector.look()
+        joined = self._run_detector.join_new_runs()
         devices = self._accelerators.read()
         if joined:
             self.parameters.published = False  # every run of the user gets them
@@ -208,7 +208,7 @@ class HealthReport:
 
     Args:
         bus: Target of events.
-        journal: Asked whether it writes through a queue.
+        journal: The run's journal.
         diagnostics: Holds the counts of errors.
     """
 

@@ -110,7 +110,7 @@ def _serve(server: PageServer, path: Path, *, browser: bool) -> NoReturn:
 
 
 def _has_screen() -> bool:
-    """Return whether a browser can open a window. A text browser would take over the terminal."""
+    """Return True if a browser can open a window. A text browser would take over the terminal."""
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

@@ -92,7 +92,7 @@ def _print_head(console: Console, summary: Summary) -> None:
 
 
 def _is_empty(summary: Summary) -> bool:
-    """Return whether the run has no data of the user's program."""
+    """Return True if the run has no data of the user's program."""
     return not (
         summary.steps or summary.metrics or summary.scopes or summary.points or summary.artifacts
     )

@@ -19,7 +19,7 @@ from memlog.session.session import init
 
 
 class Starter:
-    """Waits in one process for the first optimizer step or the first published event."""
+    """Listener in one process for the first optimizer step or the first published event."""
 
     def __init__(self) -> None:
         self._began = False

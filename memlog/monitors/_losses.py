@@ -89,7 +89,7 @@ def _pick(value: Any) -> Any:
 
 
 def _declares_loss(value: Any) -> bool:
-    """Return whether a value's class or its ``__dict__`` defines ``loss``."""
+    """Return True if a value's class or its ``__dict__`` defines ``loss``."""
     if _made_by(value, "phiml", "phi", "torch", "numpy", "jax", "jaxlib"):
         return False
     return hasattr(type(value), "loss") or "loss" in getattr(value, "__dict__", ())
@@ -115,7 +115,7 @@ def _of_torch(torch: Any, tensor: Any) -> Reading:
 
 
 def _is_traced(torch: Any, tensor: Any) -> bool:
-    """Return whether a tensor holds no number because it belongs to a graph, a transform or a fake mode."""
+    """Return True if a tensor holds no number because it belongs to a graph, a transform or a fake mode."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - no public name

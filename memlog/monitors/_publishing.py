@@ -36,7 +36,7 @@ HEALTH = _MonitorHealth()
 
 
 def silenced() -> bool:
-    """Return whether a disabled session runs: monitors must do nothing then."""
+    """Return True if a disabled session runs: monitors must do nothing then."""
     publisher = current_session.publisher()
     return publisher is not None and not publisher.enabled
 

@@ -159,7 +159,7 @@ def is_of_a_device(error: BaseException | None) -> bool:
 
 
 def _informative_line(error: BaseException) -> str:
-    """Return the line that tells how much was requested, else the first line.
+    """Return the line that contains the requested size, else the first line.
 
     An exception that torch passes on contains a whole traceback with the error at its end.
     """

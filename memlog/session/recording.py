@@ -185,7 +185,7 @@ class Recording:
     def publish(self, event: Event) -> None:
         """Publish an event on the bus, if this is the process that began the session."""
         if fork.generation == self._generation:
-            self._run_detector.look()
+            self._run_detector.join_new_runs()
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.parameters.publish_without_step()
             elif isinstance(event, (Scope, Recorded)):

@@ -31,7 +31,7 @@ class RunDelivery:
     Args:
         run: The run's folder.
         settings: Settings of the session.
-        journal: Asked for the tracker runs that were joined.
+        journal: The run's journal, which names the tracker runs that were joined.
         diagnostics: Counts errors.
         in_process: Names of the backends whose user runs this process writes to.
 

@@ -393,9 +393,9 @@ def _finish_at_exit() -> None:
             ):  # Ctrl-C ends the waiting, and nothing else is left to do
                 session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
     finally:
-        launcher = sys.modules.get("memlog.delivery.helper.client")
-        if launcher is not None:
-            launcher.let_go()
+        client = sys.modules.get("memlog.delivery.helper.client")
+        if client is not None:
+            client.let_go()
 
 
 def _finish_first_at_exit() -> None:

@@ -50,7 +50,7 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
 
 
 def _recorded_below(options: str) -> bool:
-    """Return whether a child process has created a run's folder: the parent folder has changed then."""
+    """Return True if a child process has created a run's folder: the parent folder has changed then."""
     import json
 
     launch = json.loads(options)

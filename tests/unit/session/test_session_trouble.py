@@ -260,7 +260,7 @@ def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -
     )
     told: list[Message] = []
     run_detector = RunDetector({"one": OneRun()}, journal, told.append, Diagnostics())
-    assert (run_detector.look(), run_detector.look()) == (True, False)
+    assert (run_detector.join_new_runs(), run_detector.join_new_runs()) == (True, False)
     assert told == [
         Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),
         Bind("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),
