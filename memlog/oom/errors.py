@@ -18,8 +18,6 @@ from memlog.probes.tree import machine_memory
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000
 """Most characters of a message that are searched for secrets."""
-_MAX_CHAIN = 100
-"""Most exceptions of one chain that are examined."""
 _UNITS: dict[str, int] = {
     unit: 1024**power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
 }
@@ -80,7 +78,7 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
     """
     seen: set[int] = set()
     waiting = deque([error])
-    while waiting and len(seen) < _MAX_CHAIN:
+    while waiting:
         found = waiting.popleft()
         if found is None or id(found) in seen:
             continue
