@@ -35,8 +35,8 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 WIDTH, TOKENS, BATCH = 128, 32, 64
 STEPS = 30
-TURNS, STEPS_A_TURN = 8, 3
-"""Turns of each configuration for the measurement of times, and steps in one turn."""
+ROUNDS, STEPS_A_ROUND = 8, 3
+"""Rounds of the measurement of times, and steps of each configuration in one round."""
 MIB = 1024**2
 ENOUGH = 0.30
 """Share of memory that the exercise asks to save."""
@@ -288,9 +288,9 @@ def run_memlog(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def step_times() -> list[float]:
-    """Return each configuration's milliseconds per step: the median over turns.
+    """Return each configuration's milliseconds per step: the median over rounds.
 
-    The configurations take turns, so that other load on the machine affects all of them equally. On the CPU
+    The configurations alternate, so that other load on the machine affects all of them equally. On the CPU
     the processor time of all threads is measured, because wall-clock time includes waiting for other
     programs.
     """
@@ -298,12 +298,12 @@ def step_times() -> list[float]:
     for training in trainings:
         training.step()
     times: list[list[float]] = [[] for _ in TABLE]
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         for training, own in zip(trainings, times, strict=True):
             began = _clock()
-            for _ in range(STEPS_A_TURN):
+            for _ in range(STEPS_A_ROUND):
                 training.step()
-            own.append((_clock() - began) * 1000 / STEPS_A_TURN)
+            own.append((_clock() - began) * 1000 / STEPS_A_ROUND)
     return [statistics.median(own) for own in times]
 
 
@@ -343,7 +343,7 @@ def part_4_compare() -> None:
     for row in rows:
         share = "" if row is base else f"{saved(row, base):.0%}"
         print(f"| {row.name:15} | {row.peak / MIB:7.1f} MiB | {share:>5} | {row.step_ms:4.0f} ms |")
-    print(f"Time: of a step{'' if CUDA else ', on the processor'}; the four take turns.")
+    print(f"Time: of a step{'' if CUDA else ', on the processor'}; the four alternate.")
     figure = "device.peak" if CUDA else "trace.peak"
     gate = f"{figure} > -{ENOUGH:.0%}"
     done = run_memlog("compare", base.run, checkpointed.run, "--fail-if", gate)

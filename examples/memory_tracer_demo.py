@@ -123,7 +123,7 @@ def overhead() -> None:
     tracer = memlog.MemoryTracer()
     step()
     bare, traced = [], []
-    for _ in range(10):  # in turns, so that a machine that changes its speed changes both
+    for _ in range(10):  # alternating, so that a change of the machine's speed affects both
         bare.append(step())
         with tracer.trace(model):
             traced.append(step())

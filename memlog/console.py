@@ -114,7 +114,7 @@ class Console:
         """Print that monitoring is on, if lines for batches follow.
 
         Raises:
-            Exception: Whatever the stream raises.
+            Exception: Any error of the stream.
         """
         if self._left:
             show(Announcement(self._left), self._write)

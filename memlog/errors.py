@@ -20,7 +20,7 @@
     │   ├── TrackerUnavailableError         a later attempt can succeed, and nothing is lost until then
     │   ├── TrackerRejectedError            the tracker refused the content, and trying again does not help
     │   │   └── RunRefusedError               the tracker's run is deleted or missing; its data is kept
-    │   └── UntrustedAddressError           a run's folder names an address that the environment does not
+    │   └── UntrustedAddressError           a run's folder names an address that the environment lacks
     └── SnapshotError                     the file is not an allocator snapshot
         └── UnsafeSnapshotError             the file may be an attack; memlog executed nothing from it
 

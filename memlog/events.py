@@ -62,7 +62,7 @@ def now_us() -> int:
 
 
 class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
-    """Reading of one accelerator's allocator, in bytes; ``None`` if the backend can't tell."""
+    """Reading of one accelerator's allocator, in bytes; ``None`` if the backend does not report it."""
 
     name: str
     """Device type and index as in metric names: ``cuda0``, ``mps0``."""
@@ -220,7 +220,7 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
 
 
 class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of one layer in one traced step, in bytes; ``None`` if the tracing engine can't tell."""
+    """Memory of one layer in one traced step, in bytes; ``None`` if the engine does not know it."""
 
     path: str
     """Path of the module, as in ``named_modules()``; for the model itself, the name of its class."""

@@ -96,7 +96,7 @@ def _rises(levels: Sequence[float]) -> list[float]:
 
 
 def _has_stopped(levels: Sequence[float], by: float) -> bool:
-    """Return True if the highest level was reached longer ago than the time between new highs explains.
+    """Return True if the highest level is older than twice the longest time between two new highs.
 
     Args:
         levels: Levels in order.

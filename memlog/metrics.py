@@ -130,8 +130,8 @@ def _point(event: Recorded) -> Iterator[Value]:
 def safe_label(label: str) -> str:
     """Return a user's label as one part of a metric's name: ``loading dataset`` becomes ``loading_dataset``.
 
-    If more than blanks changes, a short digest of the label is added, so that two labels never become one
-    metric.
+    If other characters than blanks change, memlog adds a short digest of the label. So two labels never
+    become one metric.
     """
     plain = label.strip().replace(" ", "_")
     cleaned = _UNSAFE_IN_LABEL.sub("_", plain)[:_MAX_LABEL]

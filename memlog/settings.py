@@ -49,7 +49,7 @@ _NAMES = f"text of at most {LONGEST_NAME:,} valid Unicode characters"
 _RULES = f"rules of at most {_MAX_RULES_LENGTH:,} valid Unicode characters in all"
 _SHOWN = 100
 LONGEST_WAIT = 1e6
-"""Seconds, about twelve days."""
+"""Most seconds that a wait may last: about twelve days."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,10 +164,8 @@ def runs_directory(directory: str | os.PathLike[str] | None = None) -> Path:
             f"the folder {_shown(str(named))} is relative, and the working directory no longer exists: "
             f"{remedy} an absolute path"
         ) from error
-    if "\0" in str(path) or not _is_unicode(str(path)):
-        raise ConfigurationError(
-            f"dir={_shown(str(path))}: {remedy} a path that is valid UTF-8, without a null byte"
-        )
+    if not _is_unicode(str(path)):
+        raise ConfigurationError(f"dir={_shown(str(path))}: {remedy} a path that is valid UTF-8")
     return path
 
 
@@ -177,8 +175,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     Args:
         arguments: Arguments of ``init`` by the names of `Settings`; ``None`` means not passed.
         config: Mapping with the keys of the replaced monitors or memlog's own, at its top or in a section
-            named
-            ``memlog`` or ``trainer_params``. Other keys are ignored.
+            named ``memlog`` or ``trainer_params``. Other keys are ignored.
 
     Raises:
         ConfigurationError: A value has the wrong type or is out of range, or a key is a misspelling of one of
@@ -217,7 +214,7 @@ def _directory(given: Any) -> str:
     try:
         return str(runs_directory(given))
     except TypeError as error:
-        raise ConfigurationError(f"directory={given!r}: pass the path of a folder") from error
+        raise ConfigurationError(f"dir={given!r}: pass the path of a folder") from error
 
 
 def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:

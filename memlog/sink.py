@@ -92,7 +92,7 @@ class Target(msgspec.Struct, frozen=True):
     begun_us: int | None = None
     """Start of the run, Unix time in microseconds. Delivery may happen long after."""
     beside: TrackerRun | None = None
-    """Run of the user that must not be written to any more. The sink groups its own run with it."""
+    """Run of the user that this sink must not write to. The sink groups its own run with it."""
     connection: Connection = Connection()
 
 
@@ -102,8 +102,8 @@ class Sink(Protocol):
 
     Every method raises `TrackerUnavailableError` if a later attempt can succeed, and `TrackerRejectedError`
     if it can't. Any other exception counts as unavailable. If the run is deleted or missing, a method raises
-    `RunRefusedError`. The data for that run is then kept until the run can take it. From `open`, any
-    rejection has this meaning.
+    `RunRefusedError`. memlog then keeps the data for that run until the run can take it. memlog treats every
+    rejection by `open` in the same way.
     """
 
     durable: bool
@@ -339,7 +339,10 @@ def find_backends() -> dict[str, Backend]:
         try:
             backend = entry.load()
         except Exception as error:  # noqa: BLE001 - the user did not ask for this backend by name
-            warn(f"memlog: backend {entry.name!r} is broken and left out: {error!r}")
+            warn(
+                f"memlog: backend {entry.name!r} can't be loaded and is left out ({error!r}): install its "
+                "package again, or uninstall it"
+            )
             continue
         if is_installed(backend.requires):
             found[entry.name] = backend
@@ -387,7 +390,7 @@ def load_backend(name: str) -> Backend:
 
 
 def _packages(entry: EntryPoint, backend: Backend) -> str:
-    """Return the packages of the backend's extra. Its own distribution may not be in a package index."""
+    """Return the packages of the backend's extra. The backend itself may not be in a package index."""
     extra = f"extra == '{backend.extra}'"
     lines = (line.replace('"', "'") for line in (entry.dist and entry.dist.requires) or ())
     wanted = [f"'{line.partition(';')[0].strip()}'" for line in lines if extra in line]

@@ -129,6 +129,6 @@ def read_config(composed: Mapping[str, Any]) -> Config:
     if config.data.n_frames <= steps:
         raise ValueError(
             f"data.n_frames={config.data.n_frames} has no window of trainer_params.num_predict_steps={steps} "
-            f"frames after the first: {steps + 1} are the fewest"
+            f"frames after the first: use at least {steps + 1} frames"
         )
     return config

@@ -20,7 +20,7 @@ _REASONS = (
     ),
     (("CERTIFICATE_VERIFY_FAILED", "certificate verify failed"), "its certificate is not trusted"),
     (("SSLError", "SSL:"), "no encrypted connection"),
-    (("No route to host", "Network is unreachable"), "no way to its network"),
+    (("No route to host", "Network is unreachable"), "no route to its network"),
     (("timed out", "TimeoutError"), "timeout"),
     (
         ("reset by peer", "RemoteDisconnected", "Connection aborted", "Broken pipe"),
@@ -33,7 +33,7 @@ _POOL = re.compile(
 
 
 def reason_of(text: str) -> str | None:
-    """Return why a connection failed, read from a client's message; ``None`` if it tells no such reason."""
+    """Return why a connection failed, read from a client's message; ``None`` if it has no known one."""
     for signs, reason in _REASONS:
         if any(sign in text for sign in signs):
             return reason
@@ -49,7 +49,7 @@ def address_in(text: str) -> str | None:
 
 
 def does_not_answer(tracker: str, address: str | None, reason: str) -> str:
-    """Return one line that says that a tracker can't be reached.
+    """Return the one-line message that a tracker can't be reached.
 
     Args:
         tracker: The tracker's display name, such as ``"MLflow"``.

@@ -41,14 +41,14 @@ class Home(msgspec.Struct, frozen=True):
 
 
 def secret_names(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables whose names say that they hold credentials."""
+    """Return the variables that hold credentials, judged by their names."""
     return tuple(
         sorted(name for name, value in environment.items() if value and _SECRET.search(name))
     )
 
 
 def is_same_place(named: str, known: str | None) -> bool:
-    """Return whether ``named`` equals ``known`` or has the same scheme, host and port.
+    """Return True if ``named`` equals ``known`` or has the same scheme, host and port.
 
     Args:
         named: Address that a run names. It is compared unchanged: without its password, for example, it would

@@ -58,7 +58,7 @@ def publisher() -> Publisher | None:
 
 
 def set_publisher(new: Publisher | None) -> None:
-    """Set the running session; ``None``: none runs. A running session ends `begin_on_demand`."""
+    """Set the running session; ``None``: none runs. A session removes the function of `begin_on_demand`."""
     global _publisher  # noqa: PLW0603 - the one place that holds it
     _publisher = new
     if new is not None:
@@ -72,7 +72,7 @@ def begin_on_demand(begin: Callable[[], object] | None) -> None:
 
 
 def on_demand() -> bool:
-    """Return whether the next call of `publisher` begins a session."""
+    """Return True if the next call of `publisher` begins a session."""
     return _begin is not None
 
 

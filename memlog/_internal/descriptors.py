@@ -11,7 +11,8 @@ import os
 import resource
 
 _HIGH = 4096
-"""Few programs open more than three quarters of so many files, or of the allowed number if that is less."""
+"""Descriptors get numbers from three quarters of this on, or of the allowed number if that is less. Few
+programs open so many files."""
 
 
 class Descriptor:
@@ -41,7 +42,7 @@ class Descriptor:
         return status if self.stands_for(status) else None
 
     def stands_for(self, status: os.stat_result) -> bool:
-        """Return whether ``status`` belongs to the file that was opened."""
+        """Return True if ``status`` belongs to the file that was opened."""
         return os.path.samestat(status, self._file)
 
     def close(self) -> None:

@@ -15,9 +15,8 @@ from memlog._internal.signals import raised_by_handler
 
 logger = logging.getLogger("memlog")
 
-
-MAX_SAID = 200
-"""Causes that are logged; later causes are only counted."""
+_MAX_LOGGED = 200
+"""Most causes that are logged; later causes are only counted."""
 
 
 def warn(message: str, to: logging.Logger = logger) -> bool:
@@ -84,7 +83,7 @@ class Diagnostics:
         cause = f"{where}: {type(error).__name__}"
         self.count_fault(cause)
         self.say_once(
-            cause, f"{where} failed ({_shown(error)}); training goes on, this is said once"
+            cause, f"{where} failed ({_shown(error)}); training goes on, and memlog logs this once"
         )
 
     def count_fault(self, cause: str) -> None:
@@ -101,11 +100,11 @@ class Diagnostics:
     def say_once(self, cause: str, message: str) -> None:
         """Log ``message`` as a warning, once for each ``cause``."""
         with self._lock:
-            if cause in self._logged or len(self._logged) >= MAX_SAID:
+            if cause in self._logged or len(self._logged) >= _MAX_LOGGED:
                 return
             self._logged.add(cause)
         if not warn(f"memlog: {message}"):
-            self.count_fault("a handler of log lines, or its stream")
+            self.count_fault("logging a warning")
 
     @contextmanager
     def contained(self, where: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ def described() -> dict[str, str]:
 
 
 def is_first() -> bool:
-    """Return whether this process trains alone or has rank 0."""
+    """Return True if this process trains alone or has rank 0."""
     return described().get("rank", "0") == "0"
 
 

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 generation = 0
 """Number of forks between the first process and this one. An object that stored another number was copied."""
 
-
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
 """Functions that create each lock, by owner and attribute name."""
 

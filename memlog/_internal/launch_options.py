@@ -69,10 +69,10 @@ def defaults() -> dict[str, Any]:
     Only the first rank opens a run in a tracker. The other ranks get no backend: they join the run that their
     script opens, and write their own journals.
     """
-    told = launch()
-    if told is None:
+    given = launch()
+    if given is None:
         return {}
-    values = {field: getattr(told, field) for field in _DEFAULTS if getattr(told, field)}
+    values = {field: getattr(given, field) for field in _DEFAULTS if getattr(given, field)}
     if script := _script():
         values.setdefault("name", script)
     if not distributed.is_first():

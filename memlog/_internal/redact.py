@@ -40,7 +40,8 @@ _HEADER = re.compile(
 
 
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
-# Each blank that \s matches is replaced by a code point that Unicode assigns to no character, and back.
+# The patterns end at a blank. In an address with blanks, each blank that \s matches is replaced by a code
+# point that Unicode assigns to no character, and put back afterwards.
 _SOLID = {
     blank: 0xFDD0 + index
     for index, blank in enumerate((*map(ord, _SPACES), *range(0x2000, 0x200B)))
@@ -54,7 +55,7 @@ _MAX_PATTERNS = 16
 _MAX_REMEMBERED = 64
 """Most patterns of all addresses, the newest."""
 _SHORTEST = 4
-"""Least characters of a secret with blanks that is removed also without its address around it."""
+"""Fewest characters of a secret with blanks that is removed also from text without its address."""
 _KEPT_BY_CLIENTS = ("/:@", "!#$&'()*+,/:;=?@[]~")
 """Characters that URL libraries leave unescaped: each string is one library's choice."""
 _ESCAPED = re.compile(r"(?:%[0-9a-fA-F]{2})+")

@@ -14,7 +14,7 @@ _TAKES_ANY_NUMBER = 0x04
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised ``error`` inside the code that it interrupted.
+    """Return True if a signal handler raised ``error`` inside the code that it interrupted.
 
     A handler's frame has two arguments: the signal's number and the interrupted frame. No ordinary call gets
     its caller's frame as an argument.

@@ -187,11 +187,11 @@ class _Watch:
     def _why_not_compared(self) -> str:
         rule = self._rule
         if rule.share and not self._series:
-            return "how much memory there is is unknown"
+            return "the memory size is unknown"
         meters = [series.meter for series in self._series.values() if series.meter is not None]
         if meters:
             return meters[0].why_not_judged()
-        return f"no {rule.held_axis} came, and it is to hold for {rule.hold}"
+        return f"no {rule.held_axis} came, but the rule must hold for {rule.hold}"
 
     def _judge_host(self, event: Reading, alerts: list[Alert]) -> None:
         self._event_seen = True
@@ -200,7 +200,7 @@ class _Watch:
             self._take("host", value - self._of_files(event), event, alerts)
 
     def _without_garbage(self, meter: GrowthMeter, growth: float) -> float | None:
-        """Return growth without garbage that Python had not collected; ``None`` if all was garbage."""
+        """Return growth without garbage that Python had not collected; ``None`` if too little is left."""
         if self._rule.figure != "host.rss":
             return growth
         from memlog.probes.garbage import collect_garbage  # noqa: PLC0415 - needed at an alarm only
@@ -258,7 +258,7 @@ class _Watch:
         if self._rule.share and not limit:
             self._diagnostics.say_once(
                 f"limit of {subject}",
-                f"how much memory {subject} has is unknown, so {self._rule.text!r} can't be judged: "
+                f"the memory size of {subject} is unknown, so {self._rule.text!r} can't be judged: "
                 "write a size in place of %",
             )
             return None
@@ -296,7 +296,7 @@ def _index(event: Reading, rule: Rule) -> int | None:
 
 def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | None) -> Alert:
     name = f"{subject}.{rule.attribute}"
-    said = f"{rule.said} of {format_bytes(limit)}" if rule.share else rule.said
+    amount = rule.amount_text + (f" of {format_bytes(limit)}" if rule.share else "")
     per = "" if rule.growth is None else f" per {rule.growth}"
     held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
     verb = "is" if rule.growth is None else "grows"
@@ -306,7 +306,7 @@ def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | 
         step=step,
         level=rule.level,
         rule=rule.text,
-        title=f"{name} {verb} {_shown(rule, value)}{per}, {_WORDS[rule.comparison]} {said}{held}",
+        title=f"{name} {verb} {_shown(rule, value)}{per}, {_WORDS[rule.comparison]} {amount}{held}",
         text="",
         value=float(value),
         evaluation=event.evaluation if isinstance(event, Evaluation) else None,

@@ -38,7 +38,7 @@ class _Look(NamedTuple):
     span: float
     """Epochs or steps that the window covers."""
     lasts: bool
-    """True if the level grew throughout, at least as fast as the rule says."""
+    """True if the level grew throughout, at least as fast as the rule requires."""
 
 
 _NOTHING = _Look(0.0, 0.0, 0.0, lasts=False)
@@ -176,7 +176,7 @@ class GrowthMeter:
         return True
 
     def _is_another(self, look: _Look, alarm: _Alarm, time_us: int) -> bool:
-        """Return whether new growth differs from a repetition of the last alarm's rise."""
+        """Return True if new growth differs from a repetition of the last alarm's rise."""
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace

@@ -7,10 +7,10 @@
 
     FIGURE      host.rss  host.tree  host.available
                 device.allocated  device.reserved  device.peak  device.fragmentation   (any device)
-                cuda0.allocated …                                                      (that one)
+                cuda0.allocated …                                                      (one device)
     COMPARISON  >  >=  <  <=
-    AMOUNT      32 GiB   80%   0.4 (fragmentation alone)
-    LEVEL       info  warning  error   (warning, where none is named)
+    AMOUNT      32 GiB   80%   0.4 (only for fragmentation)
+    LEVEL       info  warning  error   (default: warning)
 
 Growth has to last: it is judged over as many steps as the rule names or holds for, at least 20 steps or three
 epochs (see `memlog.growth`).
@@ -72,7 +72,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes; if ``share``, a part of the limit from 0 to 1; for fragmentation a number from 0 to 1."""
     share: bool = False
     """True if ``amount`` is a part of the limit."""
-    said: str
+    amount_text: str
     """The amount as the user wrote it: ``32 GiB``."""
     growth: Growth | None = None
     """The period of a ``grows`` rule; ``None``: the rule compares levels."""
@@ -123,7 +123,7 @@ def parse_rule(text: str) -> Rule:
 class _Amount(NamedTuple):
     value: float
     share: bool
-    said: str
+    text: str
 
 
 class _Parser(Reader):
@@ -146,7 +146,7 @@ class _Parser(Reader):
             comparison=comparison,
             amount=amount.value,
             share=amount.share,
-            said=amount.said,
+            amount_text=amount.text,
             growth=growth,
             hold=hold,
             level=level or "warning",
@@ -211,9 +211,9 @@ class _Parser(Reader):
         if plain:
             if value > 1:
                 raise self.error("fragmentation is between 0 and 1: write 0.4 or 40%", token)
-            return _Amount(value, share=False, said=token.text)
+            return _Amount(value, share=False, text=token.text)
         size = self.size(token)
-        return _Amount(size, share=False, said=f"{token.text} {unit.text}")
+        return _Amount(size, share=False, text=f"{token.text} {unit.text}")
 
     def _growth(self, figure: str) -> Growth:
         if not self.took_sign("/"):

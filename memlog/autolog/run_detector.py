@@ -45,7 +45,7 @@ class RunDetector:
         self._bound: dict[str, str] = {}
         self._connections: dict[str, Connection] = {}
 
-    def look(self) -> bool:
+    def join_new_runs(self) -> bool:
         """Join runs that were opened since the last call, in about a microsecond per backend. Never raises.
 
         Returns:

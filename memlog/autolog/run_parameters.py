@@ -21,7 +21,7 @@ class RunParameters:
     Args:
         settings: Settings that become parameters.
         bus: Target of events.
-        run_detector: Sends how clients connect.
+        run_detector: Sends the helper process the clients' connection data.
         accelerators: Finds new devices.
         diagnostics: Counts errors.
         model: Its size is recorded once.
@@ -49,7 +49,7 @@ class RunParameters:
         self._model_size: dict[str, str] = {}
 
     def publish(self, devices: tuple[DeviceReading, ...]) -> None:
-        """Publish new devices and, once, the parameters. Also once, send how clients connect."""
+        """Publish new devices. Once, also publish the parameters and send the clients' connection data."""
         if not self.published:
             self.published = True
             self._run_detector.connect()

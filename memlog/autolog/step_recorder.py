@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,12 +22,8 @@ from memlog.settings import Settings
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
 NO_STEPS = (
-    "no optimizer step was noticed (none was made, or it was inside torch.compile): "
-    "call session.step() after each step"
-)
-NO_TORCH = (
-    "nothing was recorded: without PyTorch memlog notices no step by itself: call session.step() after each "
-    "step, or use memlog's monitors or memlog.watch_loss"
+    "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch or inside "
+    "torch.compile): call session.step() after each step, or use memlog's monitors or memlog.watch_loss"
 )
 
 
@@ -38,9 +33,9 @@ class BatchRecorder:
     Args:
         settings: Which steps to publish, and the first step's number.
         bus: Target of events.
-        journal: Asked whether it writes through a queue.
+        journal: The run's journal.
         run_detector: Searches for the user's runs before each event.
-        diagnostics: Counts errors; none leaves this class.
+        diagnostics: Counts errors; none is raised.
         model: Its size is recorded once.
 
     Attributes:
@@ -97,7 +92,7 @@ class BatchRecorder:
             self._record()
 
     def claim(self) -> None:
-        """Let only the caller count the steps from now on."""
+        """Let only the caller count the steps, if no step is recorded yet."""
         if self._next == self._settings.initial_step:
             self._by_hand = True
 
@@ -139,7 +134,7 @@ class BatchRecorder:
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if self._next == self._settings.initial_step and not self.parameters.published:
-            self._diagnostics.say_once("no_steps", NO_STEPS if "torch" in sys.modules else NO_TORCH)
+            self._diagnostics.say_once("no_steps", NO_STEPS)
 
     def close(self) -> None:
         """Close the files of the host's memory figures."""
@@ -179,7 +174,7 @@ class BatchRecorder:
             )
 
     def _publish(self, step: int) -> None:
-        joined = self._run_detector.look()
+        joined = self._run_detector.join_new_runs()
         devices = self._accelerators.read()
         if joined:
             self.parameters.published = False  # every run of the user gets them
@@ -213,7 +208,7 @@ class HealthReport:
 
     Args:
         bus: Target of events.
-        journal: Asked whether it writes through a queue.
+        journal: The run's journal.
         diagnostics: Holds the counts of errors.
     """
 

@@ -86,7 +86,7 @@ def place_of(backend: str, uri: str | None) -> str:
     if not uri:
         return ""
     if uri.startswith(DISABLED):
-        return ", disabled: nothing is kept of it"
+        return ", disabled: the tracker stores nothing of it"
     if uri.startswith(OFFLINE):
         folder = _near(uri.removeprefix(OFFLINE).rpartition("#")[0])
         return f", offline in {folder}: `{backend} sync {folder}` uploads it"

@@ -100,7 +100,7 @@ def _is_known(compared: Compared) -> bool:
 
 
 def _is_repeated(name: str, comparison: Comparison) -> bool:
-    """Return whether a device's row has the same values as the row ``device.…`` for any device."""
+    """Return True if a device's row has the same values as the row ``device.…`` for any device."""
     owner, _, measure = name.partition(".")
     if owner == ANY_DEVICE:
         return False

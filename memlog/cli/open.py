@@ -77,8 +77,8 @@ def _newest(run: RunDirectory) -> Path:
             f"run {run.id} has no files: session.save_artifact(path, kind='flamegraph') adds one"
         )
     raise UnopenableFileError(
-        f"none of the {len(events):,} files of run {run.id} is a flame graph that is still here: "
-        f"`memlog show {run.id}` lists them, `memlog pull {run.id} --backend B` fetches them"
+        f"none of the {len(events):,} files of run {run.id} is still here and can be shown: "
+        f"`memlog show {run.id}` lists them, `memlog pull {run.id} --backend B -o DIR` fetches them"
     )
 
 
@@ -110,7 +110,7 @@ def _serve(server: PageServer, path: Path, *, browser: bool) -> NoReturn:
 
 
 def _has_screen() -> bool:
-    """Return whether a browser can open a window. A text browser would take over the terminal."""
+    """Return True if a browser can open a window. A text browser would take over the terminal."""
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

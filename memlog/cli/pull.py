@@ -105,7 +105,7 @@ def _sources(
 ) -> list[Source]:
     """Return the stores that hold the run's files, with the run's id in each."""
     root = runs_directory(directory)
-    if backend_name in {None, LOCAL}:
+    if backend_name is None or backend_name == LOCAL:
         try:
             found = find_run(root, name)
         except RunNotFoundError as error:
@@ -113,7 +113,6 @@ def _sources(
                 f"{error}; a tracker's own run needs the tracker's name: --backend B"
             ) from error
         return [Source(LOCAL, found.id, JournalStore(found))]
-    assert backend_name is not None  # noqa: S101 - for the type checker
     backend = load_backend(backend_name)
     if not hasattr(backend, "open_store"):
         raise ConfigurationError(
@@ -185,8 +184,8 @@ def _joined(failures: list[str]) -> str:
 
 def _refused(choice: Choice) -> str:
     return (
-        f"{len(choice.refused):,} files were left out, because their names are none of memlog's and not safe "
-        f"to write (such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
+        f"{len(choice.refused):,} files were left out, because their names are not safe to write "
+        f"(such as {choice.refused[0][:60]!r}): fetch them with the tracker's own client"
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from memlog._internal.launch_options import Launch
-from memlog.alerts import parse_rule
+from memlog.alerts import parse_rules
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.errors import ConfigurationError, UnwritableDirectoryError
 from memlog.launch.command import environment, execute
@@ -71,10 +70,11 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
     """  # noqa: D301 - click needs the character \b itself to keep lines apart
     if given["budget"] is not None and not given["layers"]:
         raise ConfigurationError("--budget limits the cost of tracing layers: pass --layers, too")
+    names = (name.strip() for name in ",".join(given["backends"]).split(","))
     settings = resolve(
         {
             **given,
-            "backends": _split(given["backends"]) or None,
+            "backends": tuple(filter(None, names)) or None,
             "alerts": given["alerts"] or None,
             "layers": given["layers"] or None,
             "directory": None if directory is None else str(directory),
@@ -84,12 +84,6 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
     if not enabled_by_environment():
         execute(command, os.environ)
     execute(command, environment(_launch(settings), os.environ))
-
-
-def _split(backends: Iterable[str]) -> tuple[str, ...]:
-    """Split ``wandb,mlflow`` into two names, as for ``$MEMLOG_BACKEND``; remove repeated names."""
-    names = (name.strip() for given in backends for name in given.split(","))
-    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _launch(settings: Settings) -> Launch:
@@ -116,22 +110,11 @@ def _changed(directory: str) -> int | None:
 
 def _check(settings: Settings) -> None:
     """Report errors now that would otherwise appear at the first training step."""
-    for text in settings.alerts:
-        _check_rule(text)
+    parse_rules(settings.alerts)
     for name in settings.backends:
         if name != LOCAL:
             load_backend(name)
     _check_directory(Path(settings.directory))
-
-
-def _check_rule(text: str) -> None:
-    try:
-        parse_rule(text)
-    except ConfigurationError as error:
-        # The message shows the mistake with a caret on its third line. A command prints one line.
-        problem, _, shown = str(error).partition("\n")
-        place = shown.rpartition("\n")[2].find("^") - 1
-        raise ConfigurationError(f"{problem} (in {text!r}, at character {place})") from error
 
 
 def _check_directory(directory: Path) -> None:

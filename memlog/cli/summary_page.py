@@ -49,8 +49,8 @@ _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _STAGES = {"done": "green", "unreachable": "red"}
 _RUNS_SHOWN = 5
 _EMPTY = (
-    "nothing: no step was noticed (without PyTorch none is); call session.step() after each step, or use "
-    "memlog's monitors or memlog.watch_loss"
+    "nothing: memlog noticed no optimizer step (it notices none without PyTorch or inside torch.compile): "
+    "call session.step() after each step, or use memlog's monitors or memlog.watch_loss"
 )
 
 
@@ -92,7 +92,7 @@ def _print_head(console: Console, summary: Summary) -> None:
 
 
 def _is_empty(summary: Summary) -> bool:
-    """Return whether the run has no data of the user's program."""
+    """Return True if the run has no data of the user's program."""
     return not (
         summary.steps or summary.metrics or summary.scopes or summary.points or summary.artifacts
     )
@@ -199,7 +199,7 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
     if traced.worst_peak_bytes is not None:
-        step = "one that never ended"
+        step = "a step that did not end"
         if traced.worst_step is not None:
             step = f"step {traced.worst_step:,}"
         facts["peak"] = (

@@ -214,7 +214,7 @@ def _claims(run: RunDirectory, summary: Summary, backend: Backend, name: str) ->
 
 
 def _is_done(run: RunDirectory, state: UploadState) -> bool:
-    """Return whether an uploader has delivered the whole journal, without a request to the tracker."""
+    """Return True if an uploader has delivered the whole journal, without a request to the tracker."""
     if state.stage != "done":
         return False
     sent = {file: state.files.get(file.process, Progress()).sent for file in run.files()}

@@ -56,7 +56,9 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
 def _refused(program: str, error: OSError) -> LaunchError:
     if error.errno == errno.ENOEXEC:
-        text = f"{program} has no '#!' line: name what runs it, as in memlog run -- bash {program}"
+        text = (
+            f"{program} has no '#!' line: name its interpreter, as in memlog run -- bash {program}"
+        )
         return LaunchError(text, _NOT_EXECUTABLE)
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         text = f"{program}: command not found: name a program that is on PATH, or its whole path"
@@ -64,7 +66,7 @@ def _refused(program: str, error: OSError) -> LaunchError:
     if Path(program).is_dir():
         return LaunchError(f"{program} is a folder: name a program", _NOT_EXECUTABLE)
     return LaunchError(
-        f"{program}: {error.strerror}: make it executable, or name what runs it, as in "
+        f"{program}: {error.strerror}: make it executable, or name its interpreter, as in "
         f"memlog run -- python {program}",
         _NOT_EXECUTABLE,
     )

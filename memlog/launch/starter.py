@@ -19,7 +19,7 @@ from memlog.session.session import init
 
 
 class Starter:
-    """Waits in one process for the first optimizer step or the first published event."""
+    """Listener in one process for the first optimizer step or the first published event."""
 
     def __init__(self) -> None:
         self._began = False
@@ -55,7 +55,7 @@ class Starter:
                 init()
                 self._began = True
             except Exception as error:  # noqa: BLE001 - memlog's errors must not end training
-                say(" ".join(f"nothing is recorded, training goes on: {error}".split()))
+                say(" ".join(f"this process is not recorded, it goes on ({error})".split()))
             finally:
                 self._beginning = False
                 current_session.begin_on_demand(None)

@@ -1,4 +1,4 @@
-r"""Choice of the one `EpochMemoryMonitor` that counts a session's steps and epochs, if there are several."""
+"""Choice of the one `EpochMemoryMonitor` that counts a session's steps and epochs, if there are several."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from memlog._internal.current_session import Publisher
 
 IDLE_EPOCHS = 2
-"""Epochs of another monitor, without a batch of the counting monitor between them, after which the other
-counts: training continues with it. A validation between two training epochs is only one."""
+"""Epochs that another monitor ends, without a batch of the counting monitor between them, before the other
+monitor counts: training then continues with it. A validation between two training epochs ends only one."""
 
 
 class EpochOwner:
@@ -27,7 +27,7 @@ class EpochOwner:
         self._epochs_of_other = 0
 
     def counts(self, monitor: object, session: Publisher) -> bool:
-        """Return whether a batch or an epoch of ``monitor`` counts for the session.
+        """Return True if a batch or an epoch of ``monitor`` counts for the session.
 
         The first monitor that calls this counts, until it is deleted or idle for `IDLE_EPOCHS`.
         """

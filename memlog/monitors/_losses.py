@@ -79,25 +79,20 @@ def _pick(value: Any) -> Any:
     for _ in range(_DEPTH):
         if isinstance(value, Mapping):
             value = next((value[name] for name in _NAMES if name in value), None)
+        elif _declares_loss(value):  # perhaps a named tuple
+            value = value.loss
         elif isinstance(value, (tuple, list)):
-            # A named tuple or a model's output names its loss.
-            value = _own(value) if _declares_loss(value) else value[0] if value else None
-        elif _declares_loss(value):
-            value = _own(value)
+            value = value[0] if value else None
         else:
             return value
     return None
 
 
 def _declares_loss(value: Any) -> bool:
-    """Return whether a value's class or its ``__dict__`` defines ``loss``."""
+    """Return True if a value's class or its ``__dict__`` defines ``loss``."""
     if _made_by(value, "phiml", "phi", "torch", "numpy", "jax", "jaxlib"):
         return False
     return hasattr(type(value), "loss") or "loss" in getattr(value, "__dict__", ())
-
-
-def _own(value: Any) -> Any:
-    return value.loss
 
 
 def _made_by(value: Any, *packages: str) -> bool:
@@ -120,7 +115,7 @@ def _of_torch(torch: Any, tensor: Any) -> Reading:
 
 
 def _is_traced(torch: Any, tensor: Any) -> bool:
-    """Return whether a tensor holds no number because it belongs to a graph, a transform or a fake mode."""
+    """Return True if a tensor holds no number because it belongs to a graph, a transform or a fake mode."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - no public name

@@ -23,13 +23,6 @@ class _MonitorHealth(Diagnostics):
         else:
             running.health.drop(reason, message, count=count)
 
-    def count_fault(self, cause: str) -> None:
-        running = session()
-        if running is None:
-            super().count_fault(cause)
-        else:
-            running.health.count_fault(cause)
-
     def fault(self, where: str, error: BaseException) -> None:
         running = session()
         if running is None:
@@ -43,7 +36,7 @@ HEALTH = _MonitorHealth()
 
 
 def silenced() -> bool:
-    """Return whether a disabled session runs: monitors must do nothing then."""
+    """Return True if a disabled session runs: monitors must do nothing then."""
     publisher = current_session.publisher()
     return publisher is not None and not publisher.enabled
 
@@ -54,17 +47,16 @@ def session() -> Publisher | None:
     return publisher if publisher is not None and publisher.enabled else None
 
 
-def publish(event: Event, notice: Notice | None = None, to: Publisher | None = None) -> None:
-    """Publish an event to the session and print a notice.
+def publish(event: Event, notice: Notice | None = None) -> None:
+    """Publish an event to the running session and print a notice.
 
     Args:
         event: The event.
         notice: Notice to print; ``None``: print nothing.
-        to: Session that ran when the event happened; ``None``: the session that runs now.
     """
-    target = to or session()
-    if target is not None:
-        target.publish(event)
+    running = session()
+    if running is not None:
+        running.publish(event)
     if notice is not None:
         print_notice(notice)
 

@@ -43,9 +43,10 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
 
     Returns:
         A callable with the function's name and signature. It can be pickled if the function can; a worker
-        process that unpickles it gets the function unwatched. The loss in a result is: of a tuple or list the
-        first item; of a mapping ``"loss"``, ``"value"`` or ``"fun"``; of an object its ``loss``; of several
-        elements their mean. For an ``async def`` it is the awaited result.
+        process that unpickles it gets the function unwatched. memlog finds the loss in the result: the first
+        item of a tuple or list; ``"loss"``, ``"value"`` or ``"fun"`` of a mapping; the attribute ``loss`` of
+        an object. Of a loss with several elements memlog takes the mean. The result of an ``async def`` is
+        the awaited one.
 
     Raises:
         ConfigurationError: ``function`` can't be called.
@@ -117,7 +118,7 @@ def _watched_async(function: Callable[..., Any], watch: _Watch) -> Callable[...,
 
 
 def _is_method(function: Any) -> bool:
-    """Return whether a function was defined in a class body."""
+    """Return True if a function was defined in a class body."""
     return inspect.isfunction(function) and "." in function.__qualname__.rpartition("<locals>.")[2]
 
 
@@ -203,6 +204,6 @@ def _read(returned: Any) -> Reading:
 
 
 def _compiling() -> bool:
-    """Return whether torch is compiling the call into a graph, to which memlog must add nothing."""
+    """Return True if torch is compiling the call into a graph, to which memlog must add nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())

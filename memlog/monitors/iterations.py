@@ -142,7 +142,7 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
         if given is tracker or len(args) >= _POSITION_OF_CALLBACK:
             return original(*args, **kwargs)
         with tracker.minimisation() as advance:
-            return original(*args, **{**kwargs, "callback": _beside(given, advance)})
+            return original(*args, **{**kwargs, "callback": _combined(given, advance)})
 
     module.minimize = minimize
     try:
@@ -153,10 +153,10 @@ def _listening(tracker: track_iterations) -> Iterator[None]:
 
 
 _POSITION_OF_CALLBACK = 11
-"""Number of positional arguments of ``minimize`` from which they include the callback."""
+"""Fewest positional arguments of ``minimize`` that include the callback."""
 
 
-def _beside(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:
+def _combined(given: Callable[..., Any] | None, advance: Callable[[], None]) -> Callable[..., Any]:
     if given is None:
         return lambda *_: advance()
 

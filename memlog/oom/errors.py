@@ -11,14 +11,13 @@ from types import ModuleType
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
 from memlog.oom.frames import error_location
-from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom, machine_memory
+from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom
 from memlog.probes.malloc import read_heap
+from memlog.probes.tree import machine_memory
 
 _MAX_MESSAGE = 300
 _MAX_LOOKED_AT = 10_000
 """Most characters of a message that are searched for secrets."""
-_MAX_CHAIN = 100
-"""Most exceptions of one chain that are examined."""
 _UNITS: dict[str, int] = {
     unit: 1024**power for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
 }
@@ -79,7 +78,7 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
     """
     seen: set[int] = set()
     waiting = deque([error])
-    while waiting and len(seen) < _MAX_CHAIN:
+    while waiting:
         found = waiting.popleft()
         if found is None or id(found) in seen:
             continue
@@ -158,7 +157,7 @@ def is_of_a_device(error: BaseException | None) -> bool:
 
 
 def _informative_line(error: BaseException) -> str:
-    """Return the line that tells how much was requested, else the first line.
+    """Return the line that contains the requested size, else the first line.
 
     An exception that torch passes on contains a whole traceback with the error at its end.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType
@@ -13,18 +12,16 @@ from typing import Any
 _MODULE_CALL = "_call_impl"
 """Function of ``torch.nn.Module`` that runs a module's ``forward``."""
 _BACKWARD = "_engine_run_backward"
-_MAX_FRAMES = 2000
 
 
 def error_location(error: BaseException) -> tuple[str | None, str | None]:
     """Return the layer's path and the phase in which an exception was raised; ``None`` if unknown."""
-    frames = islice(walk_tb(error.__traceback__), _MAX_FRAMES)
-    return locate(frame for frame, _ in frames)
+    return locate(frame for frame, _ in walk_tb(error.__traceback__))
 
 
 def current_location() -> tuple[str | None, str | None]:
     """Return the module's path and the phase of the calling thread now."""
-    frames = [frame for frame, _ in islice(walk_stack(None), _MAX_FRAMES)]
+    frames = [frame for frame, _ in walk_stack(None)]
     return locate(reversed(frames))
 
 

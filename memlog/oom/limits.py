@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memlog.probes.cgroup import read_cgroup
-from memlog.probes.tree import available_memory
+from memlog.probes.tree import available_memory, machine_memory
 
 _KIB = 1024
 
@@ -80,22 +80,10 @@ def _cgroup(memory: dict[str, int]) -> Headroom:
 
 
 def _machine(memory: dict[str, int]) -> Headroom:
-    free = available_memory()
-    if free is None:
-        return UNKNOWN_HEADROOM
-    total = machine_memory()
-    if total is None:
+    free, total = available_memory(), machine_memory()
+    if free is None or total is None:
         return UNKNOWN_HEADROOM
     return _of_pages(total - free, total, memory, "the machine's memory")
-
-
-def machine_memory() -> int | None:
-    """Return the machine's total memory, in bytes; ``None`` if unknown."""
-    import psutil  # noqa: PLC0415 - used at most once, when memory runs out
-
-    with suppress(OSError, psutil.Error):
-        return int(psutil.virtual_memory().total)
-    return None
 
 
 def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Headroom:

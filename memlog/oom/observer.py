@@ -17,6 +17,7 @@ from memlog.events import Device, Event, OutOfMemory, now_us
 from memlog.journal import RunDirectory
 from memlog.oom.errors import is_of_a_device
 from memlog.oom.frames import current_location
+from memlog.probes._backends import parse_nested
 
 _SNAPSHOTS = 3
 """Most snapshots that a run saves; each replaces the one before."""
@@ -76,7 +77,8 @@ class AllocatorWatch:
         with self._diagnostics.contained("describing a failed allocation"):
             self._failed_at = self._step()
             layer, phase = current_location()
-            stats = _stats(device)
+            torch: Any = sys.modules["torch"]
+            figures = parse_nested(torch._C._cuda_memoryStats(device))  # noqa: SLF001 - the public one is slow
             self._publish(
                 OutOfMemory(
                     time_us=now_us(),
@@ -86,8 +88,8 @@ class AllocatorWatch:
                     free=free,
                     limit=total,
                     limited_by="the device's memory",
-                    allocated=_current(stats, "allocated_bytes"),
-                    reserved=_current(stats, "reserved_bytes"),
+                    allocated=figures.allocated,
+                    reserved=figures.reserved,
                     layer=layer or _node(),
                     phase=phase or ("backward" if _node() else None),
                     message="CUDA out of memory",
@@ -123,18 +125,6 @@ def _dispatch(device: int, requested: int, total: int, free: int) -> None:
     watch = _watch
     if watch is not None:
         watch.failed(device, requested, total, free)
-
-
-def _stats(device: int) -> Any:
-    torch: Any = sys.modules["torch"]
-    return torch._C._cuda_memoryStats(device)  # noqa: SLF001 - 21 µs and no flattening, unlike the public one
-
-
-def _current(stats: Any, name: str) -> int | None:
-    try:
-        return int(stats[name]["all"]["current"])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _node() -> str | None:

@@ -134,8 +134,8 @@ def _counts_splits(torch: Any) -> bool:
     """Return False if ``inactive_split_bytes`` is always zero, so that zero means "unknown".
 
     ``cudaMallocAsync`` leaves it at zero, and the native allocator doesn't count expandable segments
-    (c10/cuda/CUDACachingAllocator.cpp). Older versions of torch don't tell their settings. There such a zero
-    counts as a real value.
+    (c10/cuda/CUDACachingAllocator.cpp). Older versions of torch have no function that returns their
+    settings. There such a zero counts as a real value.
     """
     if torch.cuda.get_allocator_backend() != "native":
         return False

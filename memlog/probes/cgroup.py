@@ -43,8 +43,7 @@ def read_cgroup(
         Use of the nearest group that accounts for memory, and the smallest limit from there up to the
         visible root. A container sees its own group as that root.
     """
-    membership = _read_text(proc / str(pid) / "cgroup")
-    group = None if membership is None else _memory_group(membership, root)
+    group = _memory_group(pid, root, proc)
     if group is None:
         return CgroupReading(None, None)
     folders = _folders(group)
@@ -67,8 +66,7 @@ class OomKills:
     def __init__(
         self, pid: int, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
     ) -> None:
-        membership = _read_text(proc / str(pid) / "cgroup")
-        group = None if membership is None else _memory_group(membership, root)
+        group = _memory_group(pid, root, proc)
         self._files: list[Path] = []
         if group is not None:
             # Nearest first; the kernel may delete the deepest group with its last process.
@@ -89,13 +87,13 @@ class OomKills:
         return None
 
 
-def _memory_group(membership: str, root: Path) -> _Group | None:
-    """Find the group in ``/proc/<pid>/cgroup``, whose lines are ``number:controllers:path``.
+def _memory_group(pid: int, root: Path, proc: Path) -> _Group | None:
+    """Find a process's group in ``/proc/<pid>/cgroup``, whose lines are ``number:controllers:path``.
 
     On a machine that mounts both versions, memory belongs to version 1 if version 1 has a line for it.
     """
     paths = {}
-    for line in membership.splitlines():
+    for line in (_read_text(proc / str(pid) / "cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
     if "memory" in paths:

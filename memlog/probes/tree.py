@@ -101,6 +101,13 @@ def available_memory() -> int | None:
     return None
 
 
+def machine_memory() -> int | None:
+    """Return the machine's total memory, in bytes; ``None`` if unknown."""
+    with suppress(OSError, psutil.Error):
+        return psutil.virtual_memory().total
+    return None
+
+
 def _parent(process: psutil.Process) -> int | None:
     with suppress(psutil.Error):
         return process.ppid()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -60,18 +59,6 @@ def require_wait(timeout: object) -> None:
     raise ConfigurationError(
         f"timeout={timeout!r}: pass a number of seconds, 0 to {LONGEST_WAIT:,.0f}"
     )
-
-
-def folder(given: str | os.PathLike[str] | None) -> str | None:
-    """Return the path of a folder as text.
-
-    Raises:
-        ConfigurationError: It is not a path.
-    """
-    try:
-        return None if given is None else os.fspath(given)
-    except TypeError as error:
-        raise ConfigurationError(f"dir={given!r}: pass the path of a folder") from error
 
 
 def passed(arguments: Mapping[str, Any]) -> dict[str, Any]:

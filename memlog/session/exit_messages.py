@@ -69,14 +69,14 @@ def print_never_judged(rules: Mapping[str, str]) -> None:
     """
     if rules:
         shown = _first(f"{rule!r} ({why})" for rule, why in rules.items())
-        say(f"never judged in this run: {shown}")
+        say(f"alert rules never judged in this run: {shown}")
 
 
 def print_no_longer_judged(rules: Sequence[str]) -> str:
     """Print the rules that only the ended helper process could judge, and return the reason."""
     if rules:
         shown = _first(map(repr, rules))
-        say(f"no longer judged since the helper process ended: {shown}")
+        say(f"alert rules no longer judged since the helper process ended: {shown}")
     return "no longer, since the helper process ended"
 
 
@@ -116,18 +116,18 @@ def print_undelivered(
     if outcome == "dead" and there and not refused:
         say(
             "the helper process ended before everything was delivered: "
-            f"`memlog sync {run.id}` delivers what is left"
+            f"`memlog sync {run.id}` delivers the rest"
         )
     elif outcome == "at work" and waited:
         say(
             f"not everything is delivered after {waited:.3g} s{_problems(run, diagnostics)}; delivery "
             f"continues in the background: `memlog show {run.id}` shows its progress, "
-            f"`memlog sync {run.id}` delivers what is left"
+            f"`memlog sync {run.id}` delivers the rest"
         )
     elif outcome == "unreachable":
         say(
             f"not everything is delivered{_problems(run, diagnostics)}: the helper process tries for "
-            f"{linger:g} s more; after that, `memlog sync {run.id}` delivers what is left"
+            f"{linger:g} s more; after that, `memlog sync {run.id}` delivers the rest"
         )
 
 

@@ -185,7 +185,7 @@ class Recording:
     def publish(self, event: Event) -> None:
         """Publish an event on the bus, if this is the process that began the session."""
         if fork.generation == self._generation:
-            self._run_detector.look()
+            self._run_detector.join_new_runs()
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.parameters.publish_without_step()
             elif isinstance(event, (Scope, Recorded)):
@@ -198,7 +198,7 @@ class Recording:
         """Check the helper process about once a second, because no event reports its end."""
         if now_ns >= self._helper_check_due:
             self._helper_check_due = now_ns + HELPER_CHECK_INTERVAL_NS
-            with self._diagnostics.contained("looking for the helper process"):
+            with self._diagnostics.contained("checking the helper process"):
                 helper, process = self._helper, self._helper.process
                 ended = process is not None and not helper.is_away and process.poll() is not None
                 if (ended or helper.changed) and helper.look():
@@ -286,7 +286,7 @@ class Recording:
         """Stop every part, and return the run's last events."""
         self._reserve = None
         contained = self._diagnostics.contained
-        with contained("leaving torch"):
+        with contained("removing the optimizer hooks"):
             self._autolog.remove()
         self._allocator.stop()
         if self._tracer is not None:
@@ -310,18 +310,18 @@ class Recording:
         """
         if self._closed or fork.generation != self._generation:
             return
-        with self._diagnostics.contained("leaving torch"):
+        with self._diagnostics.contained("removing the optimizer hooks"):
             self._autolog.remove()
         with self._diagnostics.contained("closing the journal"):
             self._journal.close()
-        with self._diagnostics.contained("handing over the end of the run"):
+        with self._diagnostics.contained("sending the end of the run"):
             self._delivery.send_end(End(now_us(), status), _empty_health(), 0)
         self._delivery.print_undelivered("at work", 0.1)
 
     def _publish_summary(self, status: Status) -> HealthEvent:
         """Publish memlog's own cost and errors, and print the messages about the whole run."""
         health = _empty_health()
-        with self._diagnostics.contained("summing up the run"):
+        with self._diagnostics.contained("publishing the run's health"):
             self._helper.look_at_last()
             unjudged = None
             if self._alert_judge is not None:

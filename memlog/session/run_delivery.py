@@ -31,7 +31,7 @@ class RunDelivery:
     Args:
         run: The run's folder.
         settings: Settings of the session.
-        journal: Asked for the tracker runs that were joined.
+        journal: The run's journal, which names the tracker runs that were joined.
         diagnostics: Counts errors.
         in_process: Names of the backends whose user runs this process writes to.
 
@@ -79,7 +79,7 @@ class RunDelivery:
         begun = time.monotonic()
         outcome: Outcome = "dead"
         try:
-            with self._diagnostics.contained("waiting for what is still delivered"):
+            with self._diagnostics.contained("waiting for delivery"):
                 outcome = self.send_end(end, health, timeout)
         except BaseException:  # Ctrl-C, or an exception of another signal's handler
             self.print_undelivered("at work", max(time.monotonic() - begun, 0.1))
@@ -105,7 +105,7 @@ class RunDelivery:
 
     def print_undelivered(self, outcome: Outcome, waited: float) -> None:
         """Print what the trackers lack after ``waited`` seconds, if the run has trackers."""
-        with self._diagnostics.contained("saying what is left to deliver"):
+        with self._diagnostics.contained("printing what is left to deliver"):
             trackers = bool(set(self._settings.backends) - {LOCAL} or self._journal.bindings)
             if not trackers and (outcome == "dead" or not self.threads):
                 outcome = "delivered"  # no tracker lacks anything

@@ -21,7 +21,6 @@ from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Batch, Event, Status
 from memlog.session.arguments import (
     BackendArgument,
-    folder,
     passed,
     require_model,
     require_wait,
@@ -325,7 +324,7 @@ def init(
         "name": name,
         "every": every,
         "alerts": tuple(alerts) if isinstance(alerts, list) else alerts,
-        "directory": folder(dir),
+        "directory": dir,
         "enabled": enabled,
         "initial_step": initial_step,
         "layers": layers,
@@ -394,9 +393,9 @@ def _finish_at_exit() -> None:
             ):  # Ctrl-C ends the waiting, and nothing else is left to do
                 session._finish(status_of(error), None, error)  # noqa: SLF001 - this module's own
     finally:
-        launcher = sys.modules.get("memlog.delivery.helper.client")
-        if launcher is not None:
-            launcher.let_go()
+        client = sys.modules.get("memlog.delivery.helper.client")
+        if client is not None:
+            client.let_go()
 
 
 def _finish_first_at_exit() -> None:

@@ -24,8 +24,9 @@ RUN = "conformance"
 class TrackerReading:
     """Methods that a subclass implements to reach its tracker and to read data with the tracker's client.
 
-    A subclass implements every method, except those with "if `in_process`" unless that is true, and those for
-    which ``cannot_show`` gives a reason.
+    A subclass implements every method, with two exceptions. Methods whose docstring ends with "if
+    `in_process`" are needed only if that is true. Methods that read data named in ``cannot_show`` are not
+    needed.
     """
 
     in_process = False
@@ -114,7 +115,7 @@ class TrackerChecks(TrackerReading):
         return what not in self.cannot_show
 
     def _once(self, repeated: bool) -> bool:
-        """Return whether no row may appear twice. Only a sink that is not durable may store a row twice."""
+        """Return True if no row may appear twice. Only a sink that is not durable may store a row twice."""
         return not repeated or self._own().durable
 
     def _holds(

@@ -195,7 +195,7 @@ def test_by_default_monitoring_is_off_and_leaves_no_trace(name: str, folder: Pat
         (
             "data.n_frames=2",
             "data.n_frames=2 has no window of trainer_params.num_predict_steps=4 frames after the first: "
-            "5 are the fewest",
+            "use at least 5 frames",
         ),
     ],
 )

@@ -40,22 +40,17 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
         session = sys.modules.get("memlog._internal.current_session")
         begun = session is not None and not session.on_demand()
         if os.getpid() == pid and not begun and not _recorded_below(options):
-            why = "without PyTorch memlog notices no step by itself"
-            if "torch" in sys.modules:
-                why = (
-                    "no step of a torch optimizer was noticed (none was made, or it was inside "
-                    "torch.compile)"
-                )
             _print(
-                f"nothing was recorded: {why}: call session = memlog.init() in the script and session.step() "
-                "after each step, or use memlog's monitors or memlog.watch_loss"
+                "nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch or "
+                "inside torch.compile): call session = memlog.init() in the script and session.step() after "
+                "each step, or use memlog's monitors or memlog.watch_loss"
             )
     except Exception as error:
         _print(f"checking whether anything was recorded failed ({_described(error)})")
 
 
 def _recorded_below(options: str) -> bool:
-    """Return whether a child process has created a run's folder: the parent folder has changed then."""
+    """Return True if a child process has created a run's folder: the parent folder has changed then."""
     import json
 
     launch = json.loads(options)

@@ -12,7 +12,10 @@ from memlog.cli.show import show
 
 pytestmark = pytest.mark.integration
 
-WHY = "memlog: nothing was recorded: without PyTorch memlog notices no step by itself: call "
+WHY = (
+    "memlog: nothing was recorded: memlog noticed no optimizer step (it notices none without PyTorch or "
+    "inside torch.compile): call "
+)
 REMEDIES = ("session.step() after each step", "monitors", "memlog.watch_loss")
 
 
@@ -43,7 +46,7 @@ def test_a_script_without_torch_and_steps_gets_a_hint(tmp_path: Path) -> None:
     assert line.startswith(WHY)
     assert all(remedy in line for remedy in REMEDIES)
     page = shown(tmp_path)
-    assert "recorded nothing: no step was noticed" in page
+    assert "recorded nothing: memlog noticed no optimizer step" in page
     assert all(remedy in page for remedy in REMEDIES)
 
 

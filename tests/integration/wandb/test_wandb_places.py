@@ -78,7 +78,7 @@ def test_nothing_is_said_to_be_in_a_disabled_run(tmp_path: Path) -> None:
     assert "artifact" not in errors
     shown = show(tmp_path)
     assert "0 points: run" in shown
-    assert "disabled: nothing is kept" in shown
+    assert "disabled: the tracker stores nothing of it" in shown
     assert "http" not in shown
     assert "sync" not in shown
     assert find_runs(tmp_path) == []

@@ -54,7 +54,7 @@ def test_a_log_handler_that_raises_is_counted_and_keeps_an_event_from_nobody() -
     assert health.dropped == {"a reason": 3}
     assert health.faults == {
         "a subscriber to Batch: ZeroDivisionError": 1,
-        "a handler of log lines, or its stream": 2,
+        "logging a warning": 2,
     }
 
 

@@ -20,7 +20,7 @@ def test_every_part_of_a_rule_is_understood() -> None:
         comparison=">=",
         amount=0.9,
         share=True,
-        said="90%",
+        amount_text="90%",
         hold=5,
         level="error",
     )

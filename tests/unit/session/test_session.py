@@ -290,7 +290,7 @@ def test_init_does_not_wait_for_its_helper() -> None:
         ({"dir": "/proc/nowhere"}, "set MEMLOG_DIR to a folder that can be written"),
         ({"config": 7}, "pass a plain mapping"),
         ({"dir": "runs\udcff"}, "a path that is valid UTF-8"),
-        ({"dir": "ru\0ns"}, "a path that is valid UTF-8, without a null byte"),
+        ({"dir": 3}, "dir=3: pass the path of a folder"),
         ({"name": "\udcff"}, "pass text of at most 1,000 valid Unicode characters"),
         ({"project": "x" * 100_000}, "pass text of at most 1,000 valid Unicode characters"),
     ],

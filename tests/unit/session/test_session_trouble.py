@@ -260,7 +260,7 @@ def test_a_joined_runs_password_reaches_the_helper_and_no_file(tmp_path: Path) -
     )
     told: list[Message] = []
     run_detector = RunDetector({"one": OneRun()}, journal, told.append, Diagnostics())
-    assert (run_detector.look(), run_detector.look()) == (True, False)
+    assert (run_detector.join_new_runs(), run_detector.join_new_runs()) == (True, False)
     assert told == [
         Connect("one", Connection("https://me:secret@host", {"KEY": "secret"})),
         Bind("one", TrackerRun("abc", "https://me:secret@host/?token=hidden")),
@@ -279,7 +279,7 @@ def test_rules_that_were_never_judged_are_named_at_the_end_and_in_show(
     session.step()
     memlog.finish()
     line = (
-        "memlog: never judged in this run: 'cuda7.allocated > 1 GiB' (there was no cuda7); "
+        "memlog: alert rules never judged in this run: 'cuda7.allocated > 1 GiB' (there was no cuda7); "
         "'host.rss grows > 1 GiB/epoch' (no epoch came)\n"
     )
     assert line in capsys.readouterr().err
