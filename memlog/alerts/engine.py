@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.units import format_bytes
+from memlog.alerts.alert_text import alert_title
 from memlog.alerts.growth_meter import GrowthMeter
 from memlog.alerts.limits import host_limit
 from memlog.alerts.rules import Rule
@@ -24,8 +24,6 @@ COOLDOWN_S = 300.0
 """Least seconds between two alerts of one rule about the same device or host."""
 
 Reading: TypeAlias = Batch | Epoch | Evaluation | Sample
-
-_WORDS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
 
 
 def engine_for(
@@ -295,24 +293,15 @@ def _index(event: Reading, rule: Rule) -> int | None:
 
 
 def _alert(rule: Rule, subject: str, value: float, event: Reading, limit: int | None) -> Alert:
-    name = f"{subject}.{rule.attribute}"
-    amount = rule.amount_text + (f" of {format_bytes(limit)}" if rule.share else "")
-    per = "" if rule.growth is None else f" per {rule.growth}"
-    held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
-    verb = "is" if rule.growth is None else "grows"
     step = None if isinstance(event, Evaluation) else event.step
     return Alert(
         time_us=event.time_us,
         step=step,
         level=rule.level,
         rule=rule.text,
-        title=f"{name} {verb} {_shown(rule, value)}{per}, {_WORDS[rule.comparison]} {amount}{held}",
+        title=alert_title(rule, subject, value, limit),
         text="",
         value=float(value),
         evaluation=event.evaluation if isinstance(event, Evaluation) else None,
         epoch=event.epoch if isinstance(event, Epoch) and step is None else None,
     )
-
-
-def _shown(rule: Rule, value: float) -> str:
-    return f"{value:.2f}" if rule.figure == "device.fragmentation" else format_bytes(value)
