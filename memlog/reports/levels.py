@@ -69,7 +69,7 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
     return failure.resident
 
 
-def grower(failure: OutOfMemory | None) -> str:
+def memory_name(failure: OutOfMemory | None) -> str:
     """Return the name of the memory that ran out, to begin a sentence."""
     on_host = failure is None or failure.device == "host"
     return (

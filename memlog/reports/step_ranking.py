@@ -162,16 +162,14 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
     now, then = format_bytes(found.held), format_bytes(larger.held)
     said = (
         f"The trace is of step {step}, which needs {format_bytes(advice.traced_peak)} in tensors. The run's "
-        f"largest was step {larger.step}: {who} held {then} then, and {now} at step {step}."
+        f"largest step was {larger.step}: {who} held {then} there, and {now} at step {step}."
     )
     if larger.traced:
-        return (
-            f"{said} Its tensors were traced, too, and took no more: something else holds the rest."
-        )
+        return f"{said} It was traced, too, and its tensors took no more: something else held the difference."
     return (
-        f"{said} It was not traced, so what made it larger is not in these figures. "
-        "`memlog.init(layers=True, budget=0.05)` traces more steps; `memlog.MemoryTracer` traces one that "
-        "you choose, such as that of the longest input."
+        f"{said} It was not traced, so these figures do not show why it was larger. "
+        "`memlog.init(layers=True, budget=0.05)` traces more steps; `memlog.MemoryTracer` traces a step "
+        "that you choose, such as one with the longest input."
     )
 
 

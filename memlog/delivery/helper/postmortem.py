@@ -22,7 +22,7 @@ from memlog.reports.worst_step import read_worst_step
 
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
-WITHOUT_A_WORD = "ended without a word"
+UNEXPECTED_END = "ended without a word"
 WORKER_KILLED = "worker killed"
 """Rules that the alerts name."""
 
@@ -85,7 +85,7 @@ def _publish(
 def _rule(moments: LastMoments, witness: Witness) -> str:
     if suspect(moments, witness).level in {"certain", "likely"}:
         return OUT_OF_MEMORY
-    return WITHOUT_A_WORD if moments.failure is None else WORKER_KILLED
+    return UNEXPECTED_END if moments.failure is None else WORKER_KILLED
 
 
 def explain_afterwards(run: RunDirectory) -> None:
