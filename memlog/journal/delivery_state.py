@@ -54,13 +54,13 @@ class DeferredRange(msgspec.Struct, frozen=True):
     progress: Progress = Progress()
 
 
-class AlertsTold(msgspec.Struct):
-    """The alerts of one of a tracker's runs."""
+class RunAlerts(msgspec.Struct):
+    """Alerts for one of a tracker's runs."""
 
     alerts: list[Alert] = []
     """The newest `MAX_ALERTS`."""
-    told: int = 0
-    """Number of them that the tracker has."""
+    sent: int = msgspec.field(default=0, name="told")
+    """Number of them that the tracker has; ``told`` in the file, as in earlier versions."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 class Outbox(msgspec.Struct):
     """Alerts and files that are to be uploaded; saved together with the position in the journal."""
 
-    alerts: dict[str, AlertsTold] = {}
+    alerts: dict[str, RunAlerts] = {}
     """Alerts by the user's run id; ``""``: the sink's own run."""
     artifacts: list[Outgoing] = []
 

@@ -313,8 +313,8 @@ def _worker(failure: OutOfMemory) -> Iterator[str]:
     )
     yield (
         "A worker copies each memory page that it changes, and Python changes objects by reading them: a "
-        "data set of many Python objects, such as a list of paths, is copied to every worker; one array or tensor "
-        "stays shared."
+        "data set of many Python objects, such as a list of paths, is copied to every worker; one array or "
+        "tensor stays shared."
     )
     yield "A limit such as `ulimit -v` is for each worker alone; all workers share the machine's memory."
 

@@ -63,14 +63,14 @@ class HelperProcess:
         self,
         begin: protocol.Begin,
         listener: AlertListener | None = None,
-        on_hang_up: Callable[[], object] = lambda: None,
+        on_closed: Callable[[], object] = lambda: None,
     ) -> None:
         """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
 
         Args:
             begin: The first message to the helper.
             listener: Receives the alerts that the helper raises.
-            on_hang_up: Called, on the listener's thread, when the helper has closed its end of the pipe.
+            on_closed: Called, on the listener's thread, when the helper has closed its end of the pipe.
         """
         diagnostics = self._diagnostics
         _outliving[:] = [process for process in _outliving if process.poll() is None]
@@ -83,10 +83,10 @@ class HelperProcess:
             log = Path(begin.run_directory) / "helper.log"
             self._process = _start(log, Descriptor(theirs), shared)
             fd = None if listener is None else listener.fd
-            self.tell(msgspec.structs.replace(begin, alerts_fd=fd))
+            self.send(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
             with diagnostics.contained("listening for the helper process's alerts"):
-                listener.start(on_hang_up)
+                listener.start(on_closed)
 
     @property
     def pid(self) -> int | None:
@@ -95,12 +95,12 @@ class HelperProcess:
 
     def abandon(self) -> None:
         """Kill a helper whose run could not begin: it has nothing to deliver."""
-        self._hang_up()
+        self._close_pipe()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
-    def _hang_up(self) -> None:
+    def _close_pipe(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
 
@@ -111,10 +111,10 @@ class HelperProcess:
 
     def close(self) -> int:
         """Close the pipe to a helper that has ended, and return its return code."""
-        self._hang_up()
+        self._close_pipe()
         return 0 if self._process is None else self._process.returncode
 
-    def tell(self, message: protocol.Message) -> None:
+    def send(self, message: protocol.Message) -> None:
         """Send a message, or count that the pipe is full or broken; never block."""
         if self._process is None or self._pipe is None:
             return
@@ -126,14 +126,14 @@ class HelperProcess:
         except BrokenPipeError:  # the helper has ended, which `has_ended` shows
             return
         except OSError as error:
-            self._diagnostics.fault("telling the helper process", error)
+            self._diagnostics.fault("sending to the helper process", error)
             return
         if sent < len(line):
             self._diagnostics.fault(
-                "telling the helper process", BlockingIOError("its pipe is full")
+                "sending to the helper process", BlockingIOError("its pipe is full")
             )
 
-    def tell_all(self, messages: Sequence[protocol.Message]) -> int:
+    def send_all(self, messages: Sequence[protocol.Message]) -> int:
         """Send several messages, and wait if the pipe is full. Not for the trainer's thread.
 
         Returns:
@@ -170,7 +170,7 @@ class HelperProcess:
         if self._process is None:
             return "dead"
         try:
-            outcome = self._tell_and_wait(self._process, finish, timeout, on_wait)
+            outcome = self._send_and_wait(self._process, finish, timeout, on_wait)
         except BaseException:  # Ctrl-C: the helper goes on without this process
             _outliving.append(self._process)
             raise
@@ -178,7 +178,7 @@ class HelperProcess:
             _outliving.append(self._process)
         return outcome
 
-    def _tell_and_wait(
+    def _send_and_wait(
         self,
         process: subprocess.Popen[bytes],
         finish: protocol.Finish,
@@ -187,8 +187,8 @@ class HelperProcess:
     ) -> Outcome:
         ended_early = process.poll() is not None
         if not ended_early:
-            self.tell(finish)
-        self._hang_up()
+            self.send(finish)
+        self._close_pipe()
         if ended_early:  # whatever its exit code: it did not know yet that the journal is complete
             return "dead"
         begun = time.monotonic()

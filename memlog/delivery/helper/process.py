@@ -120,7 +120,7 @@ class Helper:
         # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._trainer_is_over():
             for line in lines.read(min(TICK, self._sampler.pause)):
-                self.hear(line)
+                self.handle(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
             with self._diagnostics.contained("keeping the journal's size limit"):
@@ -188,7 +188,7 @@ class Helper:
         if self._stop_at is None:
             self._stop_at = time.monotonic() + TERM_GRACE
 
-    def hear(self, line: bytes) -> None:
+    def handle(self, line: bytes) -> None:
         """Handle one message from the trainer."""
         try:
             message = protocol.decode(line)
@@ -202,7 +202,7 @@ class Helper:
                 # For `memlog sync`, if the tracker can't be reached while the helper runs.
                 uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
-            self._uploader(message.backend).know(message.run)
+            self._uploader(message.backend).note_run(message.run)
             uri = None if message.run.uri is None else bare_address(message.run.uri)
             self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
         elif isinstance(message, protocol.WrittenInProcess):
@@ -274,7 +274,7 @@ class Helper:
         for uploader in self._uploaders.values():
             while not uploader.join(TICK):
                 for other in self._uploaders.values():
-                    other.make_way_if_wanted()
+                    other.stop_if_wanted()
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
         return all(uploader.delivered for uploader in self._uploaders.values())
@@ -333,7 +333,7 @@ def main(judge: Judge) -> None:
     helper = Helper(begin, judge)
     helper.begin()
     for line in further:
-        helper.hear(line)
+        helper.handle(line)
     delivered = helper.run(lines)
     logging.shutdown()
     # A client's threads may hang on a dead server. The journal and the uploaders' states are on disk.

@@ -35,7 +35,7 @@ class SupervisedHelper:
         self._begin: protocol.Begin
         self._listener: AlertListener | None = None
         self._sent: list[protocol.Message] = []
-        # Reentrant: a signal handler may publish, and so call `tell`, while its own thread holds the lock.
+        # Reentrant: a signal handler may publish, and so call `send`, while its own thread holds the lock.
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._starts = 0
@@ -51,7 +51,7 @@ class SupervisedHelper:
             listener: Receives the alerts that the helper raises.
         """
         self._begin, self._listener = begin, listener
-        self._helper.start(begin, listener, self._hung_up)
+        self._helper.start(begin, listener, self._on_pipe_closed)
 
     @property
     def pid(self) -> int | None:
@@ -64,12 +64,12 @@ class SupervisedHelper:
         with self._lock:
             self._helper.abandon()
 
-    def tell(self, message: protocol.Message) -> None:
+    def send(self, message: protocol.Message) -> None:
         """Send a message to this helper, and later to each that replaces it; never block."""
         with self._lock:
             self._sent.append(message)
             if not self.is_away:
-                self._helper.tell(message)
+                self._helper.send(message)
 
     def look(self) -> bool:
         """Check whether the helper has ended too early, and if so begin to start the next one.
@@ -92,13 +92,13 @@ class SupervisedHelper:
                 self.is_away = True
                 self._report_end("the process tree was not sampled to the end of the run")
 
-    def the_last(self) -> HelperProcess:
+    def last_helper(self) -> HelperProcess:
         """Return the helper that is to be told of the run's end; from now on no other one takes its place."""
         with self._lock:
             self._over.set()
             return self._helper
 
-    def _hung_up(self) -> None:
+    def _on_pipe_closed(self) -> None:
         """Wait for the end of a helper that has closed its pipe, and handle it."""
         deadline = time.monotonic() + _REAPED_WITHIN
         while not self._over.is_set():
@@ -147,7 +147,9 @@ class SupervisedHelper:
         helper = HelperProcess(self._diagnostics)
         try:
             listener = None if self._listener is None else self._listener.another()
-            helper.start(msgspec.structs.replace(self._begin, again=True), listener, self._hung_up)
+            helper.start(
+                msgspec.structs.replace(self._begin, again=True), listener, self._on_pipe_closed
+            )
             return helper.pid is not None and self._install(helper)
         except OSError:  # no pipe could be created, or the new helper has ended at once
             helper.abandon()
@@ -157,7 +159,7 @@ class SupervisedHelper:
         """Send a new helper all earlier messages and put it to use, unless the run is over."""
         count = 0
         while not self._over.is_set():
-            count += helper.tell_all(self._sent[count:])
+            count += helper.send_all(self._sent[count:])
             with self._lock:
                 if count == len(self._sent) and not self._over.is_set():
                     self._helper, self.is_away, self._changed = helper, False, True

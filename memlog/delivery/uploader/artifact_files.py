@@ -19,13 +19,13 @@ from memlog.journal import RunDirectory
 
 _CHUNK = 1024**2
 _SHARE = 2
-"""Divisor: a copy takes at most the free bytes of its file system / 2."""
+"""Divisor: a copy may take half of the free bytes of its file system."""
 
 
 def open_kept(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
     """Open an artifact's file; ``None`` unless it is a plain file in the run's own folder.
 
-    The journal may come from anywhere, and so may the path in it.
+    The journal is untrusted, so its path may lead elsewhere.
     """
     if not artifact.path.startswith(f"{run.artifacts.name}/"):
         return None
@@ -45,7 +45,7 @@ def file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
 
 
 class Copies:
-    """Private copy of an artifact's file, one at a time.
+    """Private copies of artifacts' files; one exists at a time.
 
     Args:
         run: The run whose files are copied.
@@ -61,14 +61,14 @@ class Copies:
         return file_of(artifact, self._run) is not None
 
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
-        """Return a path for the client; ``None`` unless the file is a plain one in the run's own folder.
+        """Return a path for the client; ``None`` unless the file is a plain file in the run's own folder.
 
-        The copy stays until `drop`, so that a client that is called again can go on with an upload. If the
-        disk has no room for a copy, the path is that of the file itself.
+        The path is that of a copy, or of the file itself if the disk has no room for a copy. The copy stays
+        until `drop`, so that the client can continue an upload at the next call.
 
         Args:
             artifact: The artifact to upload.
-            in_place: Whether to return the file itself, because the client reads it long after.
+            in_place: Whether to return the path of the file itself, because the client reads it much later.
         """
         file = open_kept(self._run, artifact)
         if file is None:
@@ -78,7 +78,7 @@ class Copies:
         return copy or self._run.path / artifact.path
 
     def drop(self) -> None:
-        """Remove the copy: the tracker has the file."""
+        """Remove the copy. Call it when the tracker has the file."""
         self._made = None
         if self._removed is not None:
             self._removed()

@@ -221,7 +221,7 @@ def test_the_helper_is_apart_from_the_trainer(runs: Path) -> None:
     assert os.getsid(helper.pid) != os.getsid(0)  # the terminal's Ctrl-C is not for it
     big = Connection(environment={"x": "y" * 60_000})
     for _ in range(20):
-        helper.tell(Connect("mlflow", big))  # a full pipe costs messages, and never time
+        helper.send(Connect("mlflow", big))  # a full pipe costs messages, and never time
     session.step()
     session.finish()
     run = find_run(runs, session.id or "")
