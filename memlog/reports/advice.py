@@ -9,12 +9,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
 from memlog.reports.final_state import LastMoments
-from memlog.reports.growth_causes import (
-    failed_by_chance,
-    keeps,
-    why_it_grew,
-    why_the_place_is_chance,
-)
+from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
 from memlog.reports.step_ranking import Standing, not_the_largest
 from memlog.reports.traced_steps import among
@@ -45,11 +40,14 @@ class Prediction(NamedTuple):
     """Comparison of that step with the run's other steps."""
 
 
-def advice(moments: LastMoments, predicted: Prediction | None, health: Diagnostics) -> list[str]:
+def advice(
+    moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None, health: Diagnostics
+) -> list[str]:
     """Return lines of advice, the most promising first; never empty.
 
     Args:
         moments: The run's last steps and its end.
+        growth: Causes of the growth in these steps.
         predicted: Predicted savings in its worst traced step; ``None``: unknown.
         health: Counts parts that fail; the other parts are still returned.
     """
@@ -58,24 +56,23 @@ def advice(moments: LastMoments, predicted: Prediction | None, health: Diagnosti
         return list(_worker(failure))
     if failure is not None and failure.is_implausible:
         return [_of_the_request(failure)]
+
+    def is_elsewhere() -> bool:  # earlier growth is the cause, so no change to the model helps
+        return growth.failed_by_chance or (failure is not None and growth.keeps)
+
     parts: list[Callable[[], Iterable[str]]] = [
-        lambda: why_it_grew(moments),
-        lambda: why_the_place_is_chance(moments),
+        growth.why_it_grew,
+        growth.why_the_place_is_chance,
         lambda: _fragmentation(failure),
-        lambda: () if _is_elsewhere(moments) else _of_the_model(moments, predicted),
+        lambda: () if is_elsewhere() else _of_the_model(moments, predicted),
         lambda: _workers(moments),
-        lambda: _limit(failure, only_later=keeps(moments)),
+        lambda: _limit(failure, only_later=growth.keeps),
     ]
     found: list[str] = []
     for part in parts:
         with health.contained("working out what would help"):
             found += part()
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
-
-
-def _is_elsewhere(moments: LastMoments) -> bool:
-    """Return True if earlier growth is the cause, so that no change to the model helps."""
-    return failed_by_chance(moments) or (moments.failure is not None and keeps(moments))
 
 
 def needed(failure: OutOfMemory) -> int:

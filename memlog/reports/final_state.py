@@ -7,17 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from memlog.events import (
-    Artifact,
-    Batch,
-    Device,
-    End,
-    OutOfMemory,
-    Parameters,
-    Run,
-    Sample,
-    Trace,
-)
+from memlog.events import Artifact, Batch, End, OutOfMemory, Sample, Trace
 from memlog.journal import Entry, RunDirectory
 
 REPORT = "postmortem"
@@ -34,7 +24,6 @@ class LastMoments(msgspec.Struct):
     """A run's last steps, and other events that explain its end."""
 
     run_id: str
-    begin: Run | None = None
     end: End | None = None
     failure: OutOfMemory | None = None
     """The newest allocation that failed, if no step followed."""
@@ -46,8 +35,6 @@ class LastMoments(msgspec.Struct):
     samples: list[Sample] = []
     """The last `_SAMPLES`."""
     trace: Trace | None = None
-    devices: dict[str, Device] = {}
-    parameters: dict[str, str] = {}
     files: list[str] = []
     """Names of the flame graph and the allocator's snapshot, if there are any."""
     reported: bool = False
@@ -98,12 +85,6 @@ def _note(moments: LastMoments, event: object) -> None:
         moments.trace = event
     elif isinstance(event, End):
         moments.end = event
-    elif isinstance(event, Device):
-        moments.devices[event.name] = event
-    elif isinstance(event, Parameters):
-        moments.parameters.update(event.values)
-    elif isinstance(event, Run):
-        moments.begin = moments.begin or event
     elif isinstance(event, Artifact):
         moments.reported |= event.kind == REPORT
         if event.kind in _MEMORY_KINDS and event.name not in moments.files:

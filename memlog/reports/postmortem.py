@@ -14,7 +14,7 @@ from memlog._internal.units import format_bytes
 from memlog.events import Batch, OutOfMemory, Trace
 from memlog.reports.advice import Prediction, advice, had_room, in_a_step, needed, needed_far_more
 from memlog.reports.final_state import LastMoments
-from memlog.reports.growth_causes import failed_by_chance
+from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.oom_diagnosis import Suspicion, Witness, suspect
 from memlog.reports.step_ranking import held_more
 
@@ -53,9 +53,9 @@ def report(
         health: Counts parts that fail; the other parts are still written.
     """
     health = health or Diagnostics()
-    suspicion = suspect(moments, witness)
+    suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
     parts: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("", lambda: _cause(moments, witness, suspicion))
+        ("", lambda: _cause(moments, witness, suspicion, growth))
     ]
     telling = suspicion.of_memory and not (moments.failure and moments.failure.worker)
     if telling:
@@ -64,7 +64,9 @@ def report(
     if moments.trace is not None and not telling:
         parts.append(("The newest traced step", lambda: _newest_trace(moments)))
     if suspicion.of_memory:
-        parts.append(("What would help", lambda: [_list(advice(moments, predicted, health))]))
+        parts.append(
+            ("What would help", lambda: [_list(advice(moments, growth, predicted, health))])
+        )
     else:
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
     title = _title(moments, suspicion)
@@ -105,12 +107,14 @@ def _place(failure: OutOfMemory) -> str:
     return "on the host" if failure.device == "host" else f"on {failure.device}"
 
 
-def _cause(moments: LastMoments, witness: Witness, suspicion: Suspicion) -> Iterator[str]:
+def _cause(
+    moments: LastMoments, witness: Witness, suspicion: Suspicion, growth: GrowthCauses
+) -> Iterator[str]:
     if moments.failure is None:
         yield _unexpected_end(witness)
         yield suspicion.why
     else:
-        yield from _failure(moments.failure, failed_by_chance(moments))
+        yield from _failure(moments.failure, failed_by_chance=growth.failed_by_chance)
         if suspicion.why:
             yield suspicion.why
     if moments.survived:
@@ -118,7 +122,7 @@ def _cause(moments: LastMoments, witness: Witness, suspicion: Suspicion) -> Iter
         yield f"{times} before, memory had run out and training had continued."
 
 
-def _failure(failure: OutOfMemory, failed_by_chance: bool) -> Iterator[str]:
+def _failure(failure: OutOfMemory, *, failed_by_chance: bool) -> Iterator[str]:
     yield f"Error message: `{failure.message.replace('`', chr(39))}`"
     if failure.raised_as:
         yield f"It led to the error that ended the program: `{failure.raised_as.replace('`', chr(39))}`"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.in_process.row_buffer import UsersRows
-from memlog.delivery.uploader.artifact_files import file_of
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import artifact_path
 from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
@@ -134,5 +134,5 @@ class RunState:
             self.user_run.log_parameters(event.values)
         elif isinstance(event, Alert):
             self.user_run.log_alert(event)
-        elif (file := file_of(event, run)) is not None:
+        elif (file := artifact_path(run, event)) is not None:
             self.user_run.log_artifact(event, file, run.id)

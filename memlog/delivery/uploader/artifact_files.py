@@ -13,35 +13,13 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
-from memlog._internal.safe_files import open_plain
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import artifact_path, open_artifact
 
 _CHUNK = 1024**2
 _SHARE = 2
 """Divisor: a copy may take half of the free bytes of its file system."""
-
-
-def open_kept(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
-    """Open an artifact's file; ``None`` unless it is a plain file in the run's own folder.
-
-    The journal is untrusted, so its path may lead elsewhere.
-    """
-    if not artifact.path.startswith(f"{run.artifacts.name}/"):
-        return None
-    try:
-        return open_plain(run.path, artifact.path)
-    except (OSError, ValueError):
-        return None
-
-
-def file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
-    """Return the path of an artifact's file; ``None`` unless it is a plain file in the run's own folder."""
-    file = open_kept(run, artifact)
-    if file is None:
-        return None
-    file.close()
-    return run.path / artifact.path
 
 
 class Copies:
@@ -58,7 +36,7 @@ class Copies:
 
     def have(self, artifact: Artifact) -> bool:
         """Return whether the artifact's file can be read."""
-        return file_of(artifact, self._run) is not None
+        return artifact_path(self._run, artifact) is not None
 
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
         """Return a path for the client; ``None`` unless the file is a plain file in the run's own folder.
@@ -70,7 +48,7 @@ class Copies:
             artifact: The artifact to upload.
             in_place: Whether to return the path of the file itself, because the client reads it much later.
         """
-        file = open_kept(self._run, artifact)
+        file = open_artifact(self._run, artifact)
         if file is None:
             return None
         with file:

@@ -17,12 +17,13 @@ from support.journals import MadeRun, at
 from support.pickles import endless
 from support.stores import DictStore, stored
 
-from memlog.artifacts.journal_store import kept, locate
+from memlog.artifacts.journal_store import kept
 from memlog.cli.main import cli
 from memlog.cli.open import _find
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Artifact, End
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import artifact_path
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_a_journal_that_names_what_is_elsewhere_brings_nothing(tmp_path: Path) -
     )
     (run.path / "artifacts" / "link").symlink_to(tmp_path / "secret")
     (run.path / "artifacts" / "out").symlink_to(tmp_path)
-    assert [locate(run, event) for event in kept(run)] == [None] * 7
+    assert [artifact_path(run, event) for event in kept(run)] == [None] * 7
     told = complaint("pull", "latest", "-o", "out")
     assert "'up' is no longer in" in told
     assert list((tmp_path / "out").iterdir()) == []
