@@ -1,4 +1,4 @@
-"""Read from the journal the events that explain a run's end: one pass, in bounded memory."""
+"""Read the events that explain a run's end, in one pass over the journal and in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPORT = "postmortem"
 """Kind of the artifact that explains a run's end."""
 
 _MEMORY_KINDS = ("flamegraph", "snapshot")
-"""Kinds of artifacts that show who held the memory."""
+"""Kinds of artifacts that show what held the memory."""
 
 _STEPS = 200
 _SAMPLES = 60
@@ -47,7 +47,7 @@ class LastMoments(msgspec.Struct):
 
     @property
     def last_sample(self) -> Sample | None:
-        """The last sample that the helper process took while the process existed."""
+        """The last sample of the helper process in which the trainer's process existed."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 

@@ -168,10 +168,10 @@ class GrowthCauses:
         elif found.is_idle:
             yield (
                 f"{found.of} grew {grew}, but at the end nothing used {format_bytes(found.idle)} of it: the "
-                "program had freed these blocks, and the C library's allocator keeps them for later use. "
+                "program had freed these blocks, and the C library's allocator keeps them. "
                 "So the program does not keep most of it: likely the steps became larger, as with longer "
-                "inputs or batches: limit the largest. With `MALLOC_MMAP_THRESHOLD_=65536` in the environment, "
-                "the allocator returns freed blocks at once."
+                "inputs or batches: limit the largest. With `MALLOC_MMAP_THRESHOLD_=65536` "
+                "in the environment, the allocator returns freed blocks at once."
             )
 
 

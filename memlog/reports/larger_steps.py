@@ -17,9 +17,9 @@ from memlog.reports.final_state import LastMoments
 from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
 
 _FEWEST = 6
-"""Minimum number of steps: of fewer, a rise throughout may be chance."""
+"""Minimum number of steps. A rise in all of fewer steps may be chance."""
 _SIGMAS = 3
-"""Standard deviations above the mean from which the number of records is no chance."""
+"""Standard deviations above the mean above which the number of records is not chance."""
 _MATTERS = 0.1
 """Minimum growth, as a share of the memory in use, that is reported."""
 _MOST = 0.5
@@ -40,7 +40,7 @@ class Rise(NamedTuple):
 
 
 class Sudden(NamedTuple):
-    """Memory that was allocated after the last step: far more than any step before needed."""
+    """Memory that was allocated after the last step, far more than any earlier step needed."""
 
     step: int
     """Number of the last complete step."""

@@ -1,4 +1,4 @@
-"""The memory that ran out, step by step: bytes in use after each step, and each step's peak."""
+"""Bytes in use after each step, and each step's peak, of the memory that ran out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reading(step: Batch, device: str) -> Reading | None:
 
 
 def are_all(series: Sequence[Level]) -> bool:
-    """Return True if no step between the first and the last is missing: `every` may record only some."""
+    """Return True if no step between the first and the last is missing. `every` may record only some."""
     return series[-1].step - series[0].step < len(series)
 
 
@@ -63,8 +63,8 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
         last: The last complete step.
 
     Returns:
-        Bytes; ``None`` if unknown. The kernel records one peak for the whole process, which is of the failing
-        step only if it is higher than after the last step.
+        Bytes; ``None`` if unknown. The kernel records one peak for the whole process. It is the failing
+        step's only if it is higher than after the last step.
     """
     if failure is None or failure.worker is not None:
         return None

@@ -1,6 +1,6 @@
-"""Write the post-mortem report: the failed request, the free memory, who held it, what would help.
+"""Write the post-mortem report: failed request, free memory, memory by category and layer, advice.
 
-A pure function of the journal, of the worst traced step, and of what its writer observed from outside.
+A pure function of the journal, the worst traced step, and the observations of the process that writes it.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ def _row(step: Batch, peaks: bool) -> tuple[str, ...]:
 
 
 def _peak(step: Batch) -> str:
-    """Format a process's peak within a step. A watermark that did not rise in it is an upper bound."""
+    """Format a process's peak in a step. A watermark that did not rise in the step is an upper bound."""
     bound = {"exact": "", "watermark": "at most "}.get(step.rss_peak_source or "")
     return "unknown" if bound is None else f"{bound}{format_bytes(step.rss_peak)}"
 

@@ -1,4 +1,4 @@
-"""Compare a traced step with a run's other steps: was much more memory in use at another?"""
+"""Compare a traced step with a run's other steps, to find one with far more memory in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if it was traced, too: then something other than tensors takes the difference."""
+    """True if it was traced, too. Then something other than tensors takes the difference."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Standing(msgspec.Struct, frozen=True):
     traced_steps: int
     """Number of traced steps."""
     held: int | None
-    """Bytes that the process (or the device's allocator) held at it; ``None``: unknown."""
+    """Bytes that the process (or the device's allocator) held at that step; ``None``: unknown."""
     larger: LargerStep | None
 
 
@@ -144,7 +144,7 @@ def _is_far(held: int, at: _Level, tensors: int) -> bool:
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
-    """Return a remark that another step was larger than the one that the advice is about, and what to do.
+    """Return a remark if another step was larger than the one that the advice is about.
 
     Args:
         found: The traced step, compared with the others.

@@ -1,7 +1,7 @@
-"""Pipe for the helper process's alerts to the trainer's process, while training goes on.
+"""Pipe that sends the helper process's alerts to the trainer's process during training.
 
 A thread in the trainer's process reads the pipe; it sleeps until data arrives. The journal has these alerts
-already: the pipe brings them only to the console and the callback.
+already: the pipe is for the console and the callback only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class AlertListener:
         """Start the listener's thread. The thread ends when the helper ends.
 
         Args:
-            on_closed: Called by the thread when the helper has closed its end.
+            on_closed: Called on the listener's thread when the helper has closed its end.
 
         Raises:
             RuntimeError: the thread can't be started; both ends are closed then.
@@ -78,8 +78,8 @@ class AlertListener:
     def _listen(self, on_closed: Callable[[], object]) -> None:
         unfinished = b""
         with self._diagnostics.contained("listening for the helper process's alerts"):
-            # The program may close every descriptor, also this one; its number may then be another file's,
-            # which must not be read.
+            # The program may close every descriptor. Then this number may belong to another file, which must
+            # not be read.
             while self._ours.status() is not None and (
                 data := os.read(self._ours.number, _MAX_LINE)
             ):
@@ -93,7 +93,7 @@ class AlertListener:
 
 
 def alert_sender(fd: int) -> Callable[[Event], None]:
-    """Return a subscriber for the helper's end, which sends alerts and never waits for the trainer."""
+    """Return a subscriber that sends alerts to the helper's end, and never waits for the trainer."""
     os.set_blocking(fd, False)
     encode = msgspec.json.Encoder().encode
 

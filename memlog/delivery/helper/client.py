@@ -28,9 +28,9 @@ _POLL = 0.02
 Outcome: TypeAlias = Literal["delivered", "at work", "stopped", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``at work``: it still delivers. ``stopped``: a signal has stopped it, and a warning was printed.
-``unreachable``: no tracker that still lacks data can be reached; the helper keeps trying. ``dead``: it ended
-too early.
+``delivered``: it has delivered everything and ended. ``at work``: it still delivers. ``stopped``: a signal
+has stopped it, and memlog has printed a warning. ``unreachable``: no tracker that still lacks data can be
+reached; the helper keeps trying. ``dead``: it ended too early.
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []
@@ -38,14 +38,14 @@ _outliving: list[subprocess.Popen[bytes]] = []
 
 
 def let_go() -> None:
-    """Keep Python from warning, as this process ends, of helpers that go on without it."""
+    """Suppress Python's warning, at this process's end, about helpers that still run."""
     for process in _outliving:
         if process.poll() is None:
             process.returncode = 0
 
 
 class HelperProcess:
-    """The helper process: starts it and sends it messages without waiting for it.
+    """The helper process of one run. Its methods start it and send it messages without waiting for it.
 
     The helper is a new interpreter (never a fork, which would copy the trainer's threads and devices). It
     has its own process session, so that the terminal's Ctrl-C reaches only the trainer.
@@ -65,7 +65,7 @@ class HelperProcess:
         listener: AlertListener | None = None,
         on_closed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
+        """Start the helper. Only a signal handler of the user's can make it raise.
 
         Args:
             begin: The first message to the helper.
@@ -94,7 +94,7 @@ class HelperProcess:
         return None if self._process is None else self._process.pid
 
     def abandon(self) -> None:
-        """Kill a helper whose run could not begin: it has nothing to deliver."""
+        """Kill the helper of a run that could not begin: it has nothing to deliver."""
         self._close_pipe()
         if self._process is not None:
             self._process.kill()
@@ -115,7 +115,7 @@ class HelperProcess:
         return 0 if self._process is None else self._process.returncode
 
     def send(self, message: protocol.Message) -> None:
-        """Send a message, or count that the pipe is full or broken; never block."""
+        """Send a message without blocking; if the pipe is full, drop the message and count that."""
         if self._process is None or self._pipe is None:
             return
         if self._pipe.status() is None:  # the user's program has closed it: no message can be sent
@@ -134,7 +134,7 @@ class HelperProcess:
             )
 
     def send_all(self, messages: Sequence[protocol.Message]) -> int:
-        """Send several messages, and wait if the pipe is full. Not for the trainer's thread.
+        """Send several messages, and wait if the pipe is full. Do not call it on the trainer's thread.
 
         Returns:
             Number of the messages.
@@ -159,10 +159,10 @@ class HelperProcess:
         """Tell the helper that the journal is complete, and wait until it has delivered everything.
 
         Args:
-            finish: The last message: how the run ended, in case a full disk kept it out of the journal.
-            timeout: Seconds to wait at most; the helper goes on by itself after that.
-            on_wait: Called repeatedly with the seconds waited so far. Returns true if waiting is useless
-                because no tracker can be reached.
+            finish: The last message; has the run's end, which the journal lacks if the disk was full.
+            timeout: Maximum seconds to wait. After that the helper continues by itself.
+            on_wait: Called repeatedly with the seconds waited so far. Returns true to stop waiting because no
+                tracker can be reached.
 
         Returns:
             State of the helper when the waiting ends.
@@ -171,7 +171,7 @@ class HelperProcess:
             return "dead"
         try:
             outcome = self._send_and_wait(self._process, finish, timeout, on_wait)
-        except BaseException:  # Ctrl-C: the helper goes on without this process
+        except BaseException:  # Ctrl-C: the helper continues without this process
             _outliving.append(self._process)
             raise
         if outcome in ("at work", "stopped", "unreachable"):
@@ -189,7 +189,7 @@ class HelperProcess:
         if not ended_early:
             self.send(finish)
         self._close_pipe()
-        if ended_early:  # whatever its exit code: it did not know yet that the journal is complete
+        if ended_early:  # with any exit code: it did not know that the journal is complete
             return "dead"
         begun = time.monotonic()
         while process.poll() is None:
@@ -213,7 +213,7 @@ class HelperProcess:
             self._diagnostics.say_once(
                 "helper_stopped",
                 "the helper process was stopped by a signal such as SIGSTOP, so nothing is delivered now: "
-                f"`kill -CONT {pid}` lets it go on and deliver what is left",
+                f"`kill -CONT {pid}` continues it, and it delivers the rest",
             )
         return stopped is not None
 
@@ -234,9 +234,8 @@ def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Po
 def _environment() -> dict[str, str]:
     """Return the trainer's environment, so that a tracker's client finds its settings and its packages.
 
-    The folder that memlog was imported from is added as the last one on the path: a checkout that was never
-    installed works, and its modules hide no others. The options that ``memlog run`` passed to the trainer are
-    left out.
+    The folder of the memlog package is added at the end of the path, so that a checkout works without
+    installation and hides no other modules. The options of ``memlog run`` are removed.
     """
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]

@@ -1,4 +1,4 @@
-"""Restart of a helper process that ended too early, with a warning that says why it ended."""
+"""Restart a helper process that ended too early, and print a warning with the cause."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SupervisedHelper:
         """True if the helper has ended, and no new one runs yet."""
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
-        """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
+        """Start the helper. Only a signal handler of the user's can make it raise.
 
         Args:
             begin: The first message to the helper.
@@ -59,7 +59,7 @@ class SupervisedHelper:
         return self._helper.pid
 
     def abandon(self) -> None:
-        """Kill a helper whose run could not begin: it has nothing to deliver."""
+        """Kill the helper of a run that could not begin: it has nothing to deliver."""
         self._over.set()
         with self._lock:
             self._helper.abandon()
@@ -93,7 +93,7 @@ class SupervisedHelper:
                 self._report_end("the process tree was not sampled to the end of the run")
 
     def last_helper(self) -> HelperProcess:
-        """Return the helper that is to be told of the run's end; from now on no other one takes its place."""
+        """Return the current helper, to send it the run's end, and start no other one from now on."""
         with self._lock:
             self._over.set()
             return self._helper
@@ -102,7 +102,7 @@ class SupervisedHelper:
         """Wait for the end of a helper that has closed its pipe, and handle it."""
         deadline = time.monotonic() + _REAPED_WITHIN
         while not self._over.is_set():
-            # Under the lock: if two threads call `Popen.poll` at once, one of them is told that it lives.
+            # Under the lock: if two threads call `Popen.poll` at once, one of them may see it alive.
             with self._lock:
                 if self._helper.has_ended:
                     break
@@ -114,11 +114,11 @@ class SupervisedHelper:
 
     def _handle_early_end(self) -> None:
         if self._starts >= len(PAUSES):
-            self._report_end("it is not started again")
+            self._report_end("memlog does not start it again")
             self._give_up()
             return
         self._report_end(
-            "it is started again; no event is lost, but nothing is delivered or sampled until then"
+            "memlog starts it again; no event is lost, but nothing is delivered or sampled until then"
         )
         with self._diagnostics.contained("starting the helper process again"):
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
@@ -156,7 +156,7 @@ class SupervisedHelper:
             return False
 
     def _install(self, helper: HelperProcess) -> bool:
-        """Send a new helper all earlier messages and put it to use, unless the run is over."""
+        """Send a new helper all earlier messages and use it from now on, unless the run is over."""
         count = 0
         while not self._over.is_set():
             count += helper.send_all(self._sent[count:])
@@ -171,8 +171,8 @@ class SupervisedHelper:
     def _give_up(self) -> None:
         self._diagnostics.say_once(
             "helper_gone",
-            "the helper process has ended again and is started no more: the journal is written on, but "
-            "nothing is delivered or sampled while this program runs",
+            "the helper process has ended again, and memlog does not start it again: events still go to the "
+            "journal, but nothing is delivered or sampled while this program runs",
         )
 
 

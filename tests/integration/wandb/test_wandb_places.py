@@ -65,7 +65,7 @@ def test_files_of_an_offline_run_are_to_be_had_from_here_or_after_its_sync(tmp_p
         check=False,
     )
     assert pulled.returncode == 1
-    assert f"leave --backend out to have them from here, or `wandb sync {folder}` it first" in (
+    assert f"omit --backend to get them from this machine, or call `wandb sync {folder}` first" in (
         pulled.stderr
     )
     assert "WANDB_MODE" not in pulled.stderr

@@ -210,7 +210,7 @@ def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
 def test_a_live_run_is_left_to_its_helper(tmp_path: Path) -> None:
     run = steps(made_run(tmp_path, "list", alive=True))
     with UploadLock(run.directory, "list"):
-        assert "goes on, and its own helper process delivers to list" in complaint(code=1)
+        assert "is not over, and its own helper process delivers to list" in complaint(code=1)
 
 
 @pytest.mark.parametrize("at_work", [HelperLock, lambda run: UploadLock(run, "other")])

@@ -144,7 +144,7 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
     }
     assert [message.split(":")[1] for message in caplog.messages] == [
         " the helper process has ended (SIGKILL)",
-        " the helper process has ended again and is started no more",
+        " the helper process has ended again, and memlog does not start it again",
     ]
     session.finish()
 
