@@ -237,7 +237,9 @@ def test_a_worker_is_named_and_the_trainers_room_is_not(tmp_path: Path) -> None:
     assert "DefaultCPUAllocator" in ended(tmp_path, IN_A_WORKER)
     text = wait_for_report(only_run(tmp_path))
     title = text.partition("\n")[0]
-    assert title.startswith("# Out of memory in DataLoader worker process 0 before the first step")
+    assert title.startswith(
+        "# Out of memory in DataLoader worker process 0 before the end of the first step"
+    )
     assert title.endswith(", 32.0 GiB requested")
     assert "| free |" not in text
     assert "num_workers=0" in text
@@ -272,7 +274,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path: Path, signal: str, title: str
     assert "killed by signal" in ended(tmp_path, KILLED_WORKER.replace("{signal}", signal))
     text = wait_for_report(only_run(tmp_path))
     assert re.match(
-        rf"# DataLoader worker \(pid \d+\) {title} before the first step was over", text
+        rf"# DataLoader worker \(pid \d+\) {title} before the end of the first step", text
     )
     assert "num_workers=0" in text
 
