@@ -14,7 +14,7 @@ from memlog_mlflow.uris import absolute_uri
 
 
 class _Seen(threading.local):
-    """The active run found last in this thread: MLflow's active run is thread-local."""
+    """The active run that this thread found last. MLflow's active run is thread-local."""
 
     run: TrackerRun | None = None
 

@@ -1,7 +1,7 @@
-"""Creation of a new SQLite database, as a whole or not at all.
+"""Create a new SQLite database atomically.
 
-MLflow's client creates the tables one after the other, for seconds. If the process were killed meanwhile, it
-would leave a file in the user's folder that MLflow itself can't open.
+MLflow's client takes seconds to create the tables. If the process were killed meanwhile, the user's folder
+would have a file that MLflow can't open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Translation of MLflow's errors into memlog's: errors that may pass, and refusals that stay."""
+"""Translate MLflow's errors into memlog's: temporary errors and permanent refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REJECTED = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-"""Error codes of refusals. All others may pass, also ENDPOINT_NOT_FOUND, which a restarting proxy answers."""
+"""Error codes of refusals. All others are temporary, also ENDPOINT_NOT_FOUND of a restarting proxy."""
 
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
 _REFUSALS = frozenset({401, 403})
@@ -38,9 +38,9 @@ _TOO_LARGE = 413
 _MAX_TEXT = 200
 _ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
 _REQUEST = re.compile(r"API request to \S+ failed with exception ")
-"""Beginning of a client's message, before the reason; memlog's message has a beginning of its own."""
+"""Beginning of a client's message, before the reason. memlog's message replaces it."""
 _NO_JSON = "not in a valid JSON format"
-_NO_SERVER = "MLflow is not available (what answers there is no MLflow server)"
+_NO_SERVER = "MLflow is not available (another kind of server answers)"
 _NOISE = re.compile(r"\[SQL:|\(Background on this error")
 """Beginning of the useless part of a database's error: the rows, and a link."""
 

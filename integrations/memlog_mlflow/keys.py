@@ -21,8 +21,8 @@ def safe_key(name: str) -> str:
     """Return a key that MLflow accepts, always the same for a name.
 
     An accepted name stays as it is. Any other one is changed, and gets a digest of the original at the end,
-    so that two names don't become one metric. Letters are ASCII only: MLflow takes others, too, but in JSON
-    each of them becomes six bytes, and a request may have at most a million bytes.
+    so that two names don't become one metric. Only ASCII letters are accepted: MLflow takes others, too,
+    but each becomes six bytes in JSON, and a request may have at most a million bytes.
     """
     cleaned = _cleaned(name)
     if name and cleaned == name and len(name) <= MAX_KEY:

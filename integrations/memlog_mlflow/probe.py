@@ -1,4 +1,4 @@
-"""Check of whether the tracker behind a URI can be reached, within about two seconds."""
+"""Check, in about two seconds, that the tracker at a URI can be reached."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from memlog_mlflow.errors import refused, translated, unavailable
 from memlog_mlflow.uris import scheme_of
 
 TIMEOUT = 2
-"""Seconds to wait for a connection. For its answer a server has as long as for any request of MLflow's:
-otherwise a slow server would never get anything."""
+"""Seconds to wait for a connection. The answer may take as long as to any request of MLflow's: otherwise a
+slow server would never get data."""
 
 _REFUSALS = frozenset({401, 403})
 _TOO_MANY = 429
@@ -47,7 +47,7 @@ def _ask_server(uri: str) -> None:
 
     The answer 404 counts as success: servers behind a proxy, old ones and hosted ones have no such page.
     """
-    # As a stream, of which nothing is read: the page may be endless.
+    # A stream, because the page may be endless; nothing of it is read.
     response = http_request(  # type: ignore[no-untyped-call]  # mlflow types neither
         get_default_host_creds(uri),  # type: ignore[no-untyped-call]
         "/health",

@@ -1,4 +1,4 @@
-"""Filter of rows that a run has already, for stores in which MLflow does not filter them itself.
+"""Filter out rows that a run already has, for stores that would store them twice.
 
 MLflow's databases ignore an exact duplicate; its folder of text files appends every row.
 """
@@ -42,7 +42,7 @@ class StoredRows:
             self._stored(metric.key).add(_row(metric))
 
     def forget(self) -> None:
-        """Forget the rows, so that they are read again: a batch has failed, and a part may be written."""
+        """Forget the rows, so that they are read again. Call it after a batch that may be partly written."""
         self._rows.clear()
 
     def _stored(self, key: str) -> set[_Row]:

@@ -24,7 +24,7 @@ BESIDE_TAG = "memlog.beside"
 """Id of the user's run, on a run that memlog opened in its place."""
 
 _DEFAULT_EXPERIMENT = "0"
-_GONE = "RESOURCE_DOES_NOT_EXIST"
+_NOT_FOUND = "RESOURCE_DOES_NOT_EXIST"
 _EXISTS = frozenset({"RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"})
 
 
@@ -54,10 +54,10 @@ def usable(client: MlflowClient, run_id: str) -> Run:
     try:
         run = _real(client.get_run(run_id))
     except MlflowException as error:
-        if error_code(error) != _GONE:
+        if error_code(error) != _NOT_FOUND:
             raise
         raise RunRefusedError(
-            f"the MLflow run {run_id} is not found, deleted for good or in another store"
+            f"the MLflow run {run_id} does not exist: it is deleted permanently, or in another store"
         ) from None
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         raise RunRefusedError(f"the MLflow run {run_id} is deleted ({_restoring(client, run)})")
@@ -111,16 +111,16 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
 
 
 def _real(run: Run) -> Run:
-    """Return the run, if the answer is one.
+    """Return the run; raise if the answer is not from an MLflow server.
 
-    MLflow's client makes an empty run of the answer of another kind of server. Without an artifact URI it
-    would then put files into the working directory.
+    From another kind of server's answer, MLflow's client makes an empty run without an artifact URI. Then it
+    would write files to the working directory.
 
     Raises:
         TrackerUnavailableError: the answer is not from an MLflow server.
     """
     if not (run.info.run_id and run.info.artifact_uri):
-        raise unavailable("what answers there is no MLflow server")
+        raise unavailable("another kind of server answers")
     return run
 
 

@@ -35,14 +35,13 @@ _STATUSES: Mapping[Status, str] = {
     "failed": "FAILED",
     "killed": "KILLED",
 }
-_INT64 = 1 << 63
 
 
 class MlflowSink:
     """A `memlog.sink.Sink` for MLflow.
 
-    It names the run by its id, and has a client of its own: the fluent API's active run belongs to a thread
-    of the user's.
+    It has a client of its own and names the run by its id, because the fluent API's active run belongs to the
+    user's thread.
 
     Args:
         target: The run to write to.
@@ -50,8 +49,7 @@ class MlflowSink:
 
     Attributes:
         diagnostics: Counts ``not_finite`` (an infinity, which MLflow would store as 1.8e308),
-            ``out_of_range`` (a number that its databases can't hold), ``parameter_conflict`` and
-            ``parameter_rejected``.
+            ``parameter_conflict`` and ``parameter_rejected``.
     """
 
     durable = True
@@ -89,7 +87,7 @@ class MlflowSink:
         return TrackerRun(self._opened().run_id, uri=self._uri)
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points, with their events' own times. A point sent again adds nothing.
+        """Store at most `max_points` points, with the times of their events. A repeated point adds nothing.
 
         Raises:
             RunRefusedError: the run is deleted, or does not exist.
@@ -104,7 +102,7 @@ class MlflowSink:
             self._opened().log(metrics)
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Store parameters under ``memlog/``; one that the run has already is not changed.
+        """Store parameters under ``memlog/``. A parameter that the run already has is not changed.
 
         Raises:
             RunRefusedError: the run is deleted, or does not exist.
@@ -119,7 +117,7 @@ class MlflowSink:
                 self.diagnostics.drop(
                     "parameter_conflict",
                     f"the MLflow run has {key!r} from an earlier session, with another value; "
-                    "MLflow never changes a parameter, so it stays",
+                    "MLflow never changes a parameter, so it keeps that value",
                 )
         self._log_new({key: wanted[key] for key in wanted.keys() - known.keys()})
 
@@ -146,11 +144,11 @@ class MlflowSink:
         self._opened().store(artifact, file)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """End memlog's own run; a joined run is never ended.
+        """End memlog's own run. A joined run is not ended.
 
         Args:
-            status: How the run ended; ``None``: it has not, and is left open.
-            ended_us: When it ended, Unix time in microseconds; ``None``: now.
+            status: How the run ended; ``None``: it has not ended, and stays open.
+            ended_us: Time of the end, Unix time in microseconds; ``None``: now.
 
         Raises:
             RunRefusedError: the run is deleted, or does not exist.
@@ -171,12 +169,6 @@ class MlflowSink:
     def _is_storable(self, point: Point) -> bool:
         if math.isinf(point.value):
             self.diagnostics.drop("not_finite", f"{point.name} is infinite: not sent to MLflow")
-            return False
-        # A damaged journal may hold any number; a database would refuse the whole batch.
-        if not (-_INT64 <= point.index < _INT64 and 0 <= point.time_us < _INT64):
-            self.diagnostics.drop(
-                "out_of_range", f"{point.name} has no usable step or time: not sent"
-            )
             return False
         return True
 
@@ -246,7 +238,7 @@ class _OpenRun:
     def end(self, status: str, ended_us: int | None) -> None:
         with self._asked():
             info = self._client.get_run(self.run_id).info
-            # Ending it once more would move its end to now.
+            # A second end would change the time of the first.
             if info.status != status or info.end_time is None:
                 ended_ms = None if ended_us is None else ended_us // 1000
                 self._client.set_terminated(self.run_id, status=status, end_time=ended_ms)
@@ -278,8 +270,8 @@ class _OpenRun:
 def _uri_of(target: Target) -> str:
     """Return the URI of the store: for a run that exists, the store that it is in.
 
-    The journal's address has no credentials. If the environment's address is the same but for them, it is
-    used; otherwise it is another tracker's.
+    The journal's address has no credentials. The environment's address is used if it is the same without
+    credentials. Otherwise it is another tracker's.
     """
     current: str = target.connection.uri or mlflow.get_tracking_uri()
     known = target.joined or target.opened
@@ -291,7 +283,7 @@ def _uri_of(target: Target) -> str:
 def _quieten() -> None:
     """Keep MLflow's loggers from repeating memlog's messages, in a process of memlog's own."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    # It prints a traceback with every row of a batch; the error itself is raised, too.
+    # It prints a traceback with every row of a batch, and raises the same error.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 

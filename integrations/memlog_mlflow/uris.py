@@ -11,7 +11,7 @@ _SQLITE = "sqlite:///"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _NAMED = frozenset({"databricks", "databricks-uc", "uc"})
-"""Names that look like a path but that MLflow treats as a URI."""
+"""Names that look like paths, but are URIs for MLflow."""
 
 
 def scheme_of(uri: str) -> str:

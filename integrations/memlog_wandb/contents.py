@@ -46,7 +46,7 @@ class Definitions:
             if key not in self._known:
                 self._known.add(key)
                 summary = "max" if point.fold == "max" else None
-                # A dot would lead into a nested value; escaped, it is a part of the name.
+                # An unescaped dot would mean a nested value.
                 exact = key.replace(".", "\\.")
                 self._run.define_metric(exact, step_metric=axis, summary=summary)
 
@@ -62,7 +62,7 @@ def row_of(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def is_storable(point: Point) -> bool:
-    """Return whether W&B can show a value: an infinity breaks the chart, and the JSON of the summary."""
+    """Return whether W&B can show a value. An infinity breaks the chart and the JSON of the summary."""
     return math.isfinite(point.value)
 
 

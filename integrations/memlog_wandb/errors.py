@@ -1,4 +1,4 @@
-"""Translation of wandb's errors into memlog's: errors that may pass, and refusals that stay."""
+"""Translate wandb's errors into memlog's: temporary errors and permanent refusals."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Writing to a run of the user's in the trainer's process, beside the user's own rows.
+"""Write to a run of the user's in the trainer's process, beside the user's own rows.
 
 If the user passes ``step=``, another caller's ``run.log(values)`` destroys the user's rows. With
-``commit=False`` its values join the row that is open at that moment, and another thread can't know which one
-that is. So memlog adds its values to the user's own call (`memlog_wandb.rows`), and the user's rows stay as
-they are.
+``commit=False`` its values go into the row that is open then, and another thread can't know which row that
+is. So memlog adds its values to the user's own call (`memlog_wandb.rows`), and the user's rows stay as they
+are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WandbInProcessRun:
                 hooks.append(TeardownHook(call, stage))  # type: ignore[arg-type] # wandb uses no result
 
     def watch_rows(self, rows: Rows) -> int | None:
-        """Begin to add points to what the user logs.
+        """Begin to add points to the rows that the user logs.
 
         Returns:
             Number of the open row, if the user has logged with ``step=`` before; otherwise ``None``.
@@ -60,7 +60,7 @@ class WandbInProcessRun:
         return int(self._run._local_step) if numbered else None  # noqa: SLF001 - `run.step` asks the server
 
     def leave_rows(self) -> None:
-        """Stop adding points to what the user logs."""
+        """Stop adding points to the rows that the user logs."""
         if self._watch is not None:
             unwatch(self._run, self._watch)
 

@@ -18,7 +18,7 @@ _DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
-    """Return a metric's or parameter's key: the name itself if W&B takes it, always the same for a name.
+    """Return the key of a metric or parameter: the name itself if W&B accepts it.
 
     A ``*`` would make the key a glob, and keys that begin with ``_`` are W&B's own. A name that must be
     changed gets a digest of the original, so that two names don't become one metric.

@@ -1,4 +1,4 @@
-"""Check of whether a W&B server can be reached, within about two seconds."""
+"""Check, in about two seconds, that a W&B server can be reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def probe(server: str) -> None:
 
     Any answer but a server error or "too many requests" counts as success: some servers have no such page,
     and credentials are checked when a run is opened. A server that is slow to answer counts as reached, too:
-    wandb itself waits longer, and otherwise such a server would never get anything.
+    wandb itself waits longer, and otherwise such a server would never get data.
 
     Raises:
         TrackerUnavailableError: the server can't be reached, or answers with an error.

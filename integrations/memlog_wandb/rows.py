@@ -1,4 +1,4 @@
-"""Adding memlog's values to what the user logs, in the same call.
+"""Add memlog's values to the user's rows, in the user's own call.
 
 The user's calls make W&B's rows: ``log(values, step=k)`` opens row k, and the next step's call closes it.
 Between two calls another thread can't know which row a value would join. So memlog wraps, on the user's run
@@ -63,7 +63,7 @@ class RowWatch:
                 self._users.add(key)
                 logger.warning(
                     "memlog: you log %r yourself: your values stay, and memlog adds none under that name to "
-                    "this run; `memlog show` has its own",
+                    "this run; `memlog show` has memlog's values",
                     key,
                 )
 
@@ -115,7 +115,7 @@ class _LogWrapper:
 
 
 def watch(run: Any, rows: Rows) -> RowWatch:
-    """Begin to add the points of ``rows`` to what the user logs to a run.
+    """Begin to add the points of ``rows`` to the rows that the user logs to a run.
 
     Raises:
         TypeError: this version of wandb makes rows in another way; the run is not changed.
@@ -142,7 +142,7 @@ def _require_known(run: Any) -> None:
         import wandb  # noqa: PLC0415 - imported already, since there is a run
 
         raise TypeError(
-            f"memlog does not know how wandb {wandb.__version__} makes rows, and adds nothing to them"
+            f"memlog does not support the rows of wandb {wandb.__version__}, and adds nothing to them"
         )
 
 

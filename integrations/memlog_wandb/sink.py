@@ -24,7 +24,7 @@ from memlog_wandb.upload_failures import rows_given_up
 INIT_TIMEOUT = 20.0
 """Seconds for opening a run; wandb itself tries for about twice as long."""
 FINISH_TIMEOUT = 60.0
-"""Seconds for uploading what is left."""
+"""Seconds for uploading the rest."""
 ARTIFACT_TIMEOUT = 120
 """Seconds for uploading a file."""
 _PROBE_INTERVAL = 30.0
@@ -37,7 +37,7 @@ class WandbSink:
     """A `memlog.sink.Sink` for W&B.
 
     It writes only to runs of memlog's own: a run of the user's is written from the trainer's process. wandb
-    uploads in the background, so nothing is safe until the run has finished.
+    uploads in the background, so no data is safe until the run has finished.
 
     Args:
         target: The run to write to.
@@ -125,10 +125,10 @@ class WandbSink:
                 made.wait(timeout=ARTIFACT_TIMEOUT)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:  # noqa: ARG002 - W&B knows no other end than now
-        """Finish the run, which uploads what is left.
+        """Finish the run, which uploads the rest.
 
         Args:
-            status: How the run ended; ``None``: it goes on later.
+            status: How the run ended; ``None``: it has not ended, and is resumed later.
             ended_us: Not used: W&B takes no other end than now.
 
         Raises:
@@ -136,7 +136,7 @@ class WandbSink:
         """
         opened, self._run = self._run, None
         if opened is not None:
-            self._broken = True  # until it has ended well
+            self._broken = True  # until `finish` succeeds
             with translated():
                 opened.finish(0 if status is None else _EXIT_CODES[status])
             self._broken = False
@@ -149,8 +149,8 @@ class WandbSink:
         if self._run is None:
             if self._target.joined is not None:
                 raise TrackerRejectedError(
-                    "only the trainer's own process can write to a W&B run of the user's: `memlog sync` "
-                    "delivers to a run of memlog's own"
+                    "only the trainer's process can write to your W&B run: `memlog sync` delivers to a run "
+                    "of memlog's own"
                 )
             with translated():
                 self._run = _OpenRun(self._target, self._settings)
@@ -181,7 +181,7 @@ class _OpenRun:
         _OpenRun._open += 1
 
     def finish(self, exit_code: int) -> None:
-        """Finish the run, which uploads what is left.
+        """Finish the run, which uploads the rest.
 
         Raises:
             TrackerUnavailableError: wandb gave up uploading rows, which it reports only in its log.

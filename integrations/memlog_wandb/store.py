@@ -73,7 +73,7 @@ class WandbStore:
                 with translated():
                     return _download(version, artifact.name, directory, progress)
         raise TrackerRejectedError(
-            f"the W&B run {run_id} has no artifact {artifact.name!r}: `memlog show` lists what was kept"
+            f"the W&B run {run_id} has no artifact {artifact.name!r}: `memlog show` lists its files"
         )
 
     def _found(self, run_id: str) -> list[tuple[StoredArtifact, Any]]:
@@ -84,12 +84,12 @@ class WandbStore:
                 raise
             reason = "" if LOG_IN in str(error) else f" ({error})"
             raise UnknownRunError(
-                f"run {run_id} was recorded offline, and W&B can't give its files{reason}: leave --backend "
-                f"out to have them from here, or `wandb sync {self._offline}` it first"
+                f"run {run_id} was recorded offline, and W&B can't give its files{reason}: omit --backend "
+                f"to get them from this machine, or call `wandb sync {self._offline}` first"
             ) from error
 
     def _asked(self, run_id: str) -> list[tuple[StoredArtifact, Any]]:
-        probe(wandb.setup().settings.base_url)  # without it wandb would try for some time
+        probe(wandb.setup().settings.base_url)  # without it wandb would try for a long time
         with translated(), _folders_elsewhere():
             if self._api is None:
                 self._api = wandb.Api(timeout=_API_TIMEOUT)

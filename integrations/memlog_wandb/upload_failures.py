@@ -1,4 +1,4 @@
-"""Check of wandb's log for rows that it gave up uploading, which it reports nowhere else.
+"""Check wandb's log for rows that it gave up uploading. wandb reports them nowhere else.
 
 After an answer such as 401 or 403 to one upload, wandb makes no further ones. `finish` then ends the run
 without an error, and the rows stay in wandb's local file.
@@ -13,7 +13,7 @@ _MAX_TEXT = 300
 
 
 def rows_given_up(log: Path) -> str | None:
-    """Return why wandb's own process gave up uploading rows; ``None`` if it did not.
+    """Return the reason why wandb's process gave up uploading rows; ``None`` if it did not.
 
     Args:
         log: The ``log_internal`` of a run's settings, one JSON object a line.

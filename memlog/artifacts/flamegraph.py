@@ -1,7 +1,7 @@
 """Recognise and check speedscope files before its page loads them.
 
-The page trusts a file. For every fault that is refused or noted here, it stops with "something went wrong" or
-shows wrong numbers without a warning. Speedscope's JSON schema finds few of these faults.
+The page checks nothing: on a fault that this module finds, it stops with "something went wrong" or shows
+wrong numbers without a warning. Speedscope's JSON schema finds few of these faults.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ def check(content: bytes) -> list[str]:
     except _UNDECODABLE as error:
         raise UnopenableFileError(f"it is damaged: {error}") from error
     if not file.profiles:
-        raise UnopenableFileError("it has no profile in it")
+        raise UnopenableFileError("it has no profile")
     active = file.active_profile_index
     if active is not None and not 0 <= active < len(file.profiles):
-        raise UnopenableFileError(f"it says that profile {active} is to be shown, which it lacks")
+        raise UnopenableFileError(f"it selects profile {active}, which it lacks")
     notes = list(_frame_notes(file.shared.frames))
     for number, profile in enumerate(file.profiles, 1):
         # A name from the file may be long, and may contain control characters of a terminal.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from memlog._internal.safe_files import open_plain
 from memlog.errors import ArtifactError, TrackerUnavailableError, UnknownRunError
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import open_artifact
 from memlog.sink import StoredArtifact
 
 _CHUNK = 1024**2
@@ -57,12 +57,11 @@ class JournalStore:
         event = next((event for event in events if (event.name, event.kind) == wanted), None)
         if event is None:
             raise ArtifactError(f"run {self._run.id} has kept no file {artifact.name!r}")
-        try:
-            source = open_plain(self._run.path, event.path)
-        except (OSError, ValueError):
+        source = open_artifact(self._run, event)
+        if source is None:
             raise ArtifactError(
                 f"{event.name!r} is no longer in {self._run.path}: pass a tracker that has it with --backend"
-            ) from None
+            )
         target = directory / event.name
         with source as file, target.open("xb") as copy:
             while chunk := file.read(_CHUNK):
@@ -90,15 +89,3 @@ def kept(run: RunDirectory) -> list[Artifact]:
         newest.pop(event.name, None)
         newest[event.name] = event
     return list(newest.values())
-
-
-def locate(run: RunDirectory, event: Artifact) -> Path | None:
-    """Return the path of an artifact; ``None`` if it does not exist or is outside the run's folder.
-
-    A journal is untrusted: its path may lead out of the folder, or be a link.
-    """
-    try:
-        open_plain(run.path, event.path).close()
-    except (OSError, ValueError):
-        return None
-    return run.path / event.path

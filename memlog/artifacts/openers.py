@@ -30,14 +30,14 @@ _TYPES = {
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Files that a browser is served: they are in memory, so the server looks up no path."""
+    """Files for a browser. They are in memory, so the server looks up no path."""
 
     entry: str
     """Address of the first page, relative to the folder of all files."""
     files: dict[str, tuple[str, bytes]]
     """Media type and content, by name."""
     notes: tuple[str, ...] = ()
-    """Oddities of the file, for the user."""
+    """Remarks on faults of the file, for the user."""
 
 
 class Opener(Protocol):
@@ -122,7 +122,7 @@ def page_of(path: Path, announce: Callable[[str], object]) -> Page:
     opener = _opener_of(content)
     if opener is None:
         known = ", ".join(opener.title for opener in OPENERS)
-        raise UnopenableFileError(f"{path} is nothing that memlog can show: it opens {known}")
+        raise UnopenableFileError(f"{path} can't be shown: memlog opens {known}")
     try:
         return opener.page(content, path.name, announce)
     except UnopenableFileError as error:

@@ -1,9 +1,9 @@
 """Read pickles of plain values: dictionaries, lists, tuples, text and numbers.
 
-A pickle is a program, and Python's unpickler runs it: it imports what the program names, hashes nested keys
-for as long as that takes and recurses as deep as they go, in C, where Ctrl-C does not reach. `loads` knows
-only the opcodes that build plain values, so no pickle makes it import or call anything. It hashes text and a
-few small keys alone and never recurses, so a multiple of the pickle's size bounds its time and memory.
+A pickle is a program, and Python's unpickler runs it. It imports the modules that the program names. It
+hashes nested keys of any depth, without a limit on time, in C code that Ctrl-C does not interrupt. `loads`
+knows only the opcodes that build plain values, so no pickle makes it import or call anything. It hashes only
+text and a few small keys and never recurses, so its time and memory grow with the pickle's size only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ then compared with all before it."""
 _TUPLE = 16
 """Maximum number of values in a tuple. It may hold no containers: hashing nested tuples may take exponential
 time."""
-_DIGITS = 300
-"""Maximum characters of a number that is written as text."""
 _NAME = 500
 """Maximum characters of a module's or a function's name."""
 _TEXT_KEYS = frozenset({str})
@@ -46,11 +44,11 @@ def loads(content: bytes) -> Any:
     """Return the value that a pickle describes.
 
     Args:
-        content: The pickle, of any protocol. What follows its end is ignored.
+        content: The pickle, of protocol 2 or later, as torch writes it. Bytes after its end are ignored.
 
     Raises:
         UnsafeSnapshotError: The pickle uses an operation that plain values do not need.
-        Exception: The pickle is cut off, or the content is no pickle; nearly any exception.
+        Exception: The pickle is cut off, or the content is no pickle. Its type varies.
     """
     return _Reader(content).read()
 
@@ -88,23 +86,17 @@ class _Reader:
             "N": self._none,
             "\x88": self._true,
             "\x89": self._false,
-            "I": self._int,
-            "L": self._long,
-            "F": self._float,
             "J": self._binint,
             "K": self._binint1,
             "M": self._binint2,
             "\x8a": self._long1,
             "G": self._binfloat,
-            "V": self._unicode,
             "\x8c": self._short_binunicode,
             "X": self._binunicode,
             "\x8d": self._binunicode8,
             "]": self._empty_list,
             "}": self._empty_dict,
             ")": self._empty_tuple,
-            "l": self._list,
-            "d": self._dict,
             "t": self._tuple,
             "\x85": self._tuple1,
             "\x86": self._tuple2,
@@ -113,11 +105,9 @@ class _Reader:
             "e": self._appends,
             "s": self._setitem,
             "u": self._setitems,
-            "p": self._put,
             "q": self._binput,
             "r": self._long_binput,
             "\x94": self._memoize,
-            "g": self._get,
             "h": self._binget,
             "j": self._long_binget,
         }
@@ -130,9 +120,9 @@ class _Reader:
         wanted = f"uses {name}"
         if name in ("GLOBAL", "INST"):
             module, after = self._line(at)
-            wanted = f"wants to run {module}.{self._line(after)[0]}"
+            wanted = f"calls {module}.{self._line(after)[0]}"
         elif name == "STACK_GLOBAL" and all(type(part) is str for part in self._stack[-2:]):
-            wanted = f"wants to run {'.'.join(self._stack[-2:])}"
+            wanted = f"calls {'.'.join(self._stack[-2:])}"
         raise _unsafe(wanted)
 
     def _protocol(self, at: int) -> int:
@@ -155,21 +145,6 @@ class _Reader:
         self._push(False)
         return at
 
-    def _int(self, at: int) -> int:
-        text, after = self._line(at, _DIGITS)
-        self._push(text == "01" if text in ("00", "01") else int(text))  # protocol 0's booleans
-        return after
-
-    def _long(self, at: int) -> int:
-        text, after = self._line(at, _DIGITS)
-        self._push(int(text.removesuffix("L")))
-        return after
-
-    def _float(self, at: int) -> int:
-        text, after = self._line(at, _DIGITS)
-        self._push(float(text))
-        return after
-
     def _binint(self, at: int) -> int:
         self._push(_I32(self._content, at)[0])
         return at + 4
@@ -191,11 +166,6 @@ class _Reader:
         self._push(_F64(self._content, at)[0])
         return at + 8
 
-    def _unicode(self, at: int) -> int:
-        end = self._content.index(b"\n", at)
-        self._push(self._content[at:end].decode("raw-unicode-escape"))
-        return end + 1
-
     def _short_binunicode(self, at: int) -> int:
         return self._text(at + 1, self._content[at])
 
@@ -209,8 +179,8 @@ class _Reader:
         self._push(self._content[at : at + length].decode("utf-8", "surrogatepass"))
         return at + length
 
-    def _line(self, at: int, most: int = _NAME) -> tuple[str, int]:
-        end = self._content.index(b"\n", at, at + most)
+    def _line(self, at: int) -> tuple[str, int]:
+        end = self._content.index(b"\n", at, at + _NAME)
         return self._content[at:end].decode("utf-8", "replace"), end + 1
 
     # Containers
@@ -238,16 +208,6 @@ class _Reader:
 
     def _empty_dict(self, at: int) -> int:
         self._push_container({})
-        return at
-
-    def _list(self, at: int) -> int:
-        self._push_container(self._marked())
-        return at
-
-    def _dict(self, at: int) -> int:
-        values = self._marked()
-        self._push_container({})
-        self._fill(values)
         return at
 
     def _empty_tuple(self, at: int) -> int:
@@ -320,11 +280,6 @@ class _Reader:
         self._memo.append(self._stack[-1])
         return at
 
-    def _put(self, at: int) -> int:
-        text, after = self._line(at, _DIGITS)
-        self._keep(int(text))
-        return after
-
     def _binput(self, at: int) -> int:
         self._keep(self._content[at])
         return at + 1
@@ -336,17 +291,12 @@ class _Reader:
     def _keep(self, index: int) -> None:
         if index == len(self._memo):
             self._memo.append(self._stack[-1])
-        elif 0 <= index < len(self._memo):
+        elif index < len(self._memo):
             self._memo[index] = self._stack[-1]
         else:  # picklers count up; Python's unpickler would make an array as long as the largest index
             raise ValueError(
                 f"its memo has {len(self._memo):,} values, and it sets number {index:,}"
             )
-
-    def _get(self, at: int) -> int:
-        text, after = self._line(at, _DIGITS)
-        self._push(self._memo[int(text)])
-        return after
 
     def _binget(self, at: int) -> int:
         self._push(self._memo[self._content[at]])
@@ -358,4 +308,6 @@ class _Reader:
 
 
 def _unsafe(wanted: str) -> UnsafeSnapshotError:
-    return UnsafeSnapshotError(f"it {wanted}, which no snapshot does; don't open it elsewhere")
+    return UnsafeSnapshotError(
+        f"it {wanted}, which no snapshot does; don't open it with other programs"
+    )

@@ -35,7 +35,7 @@ class Pulled(msgspec.Struct, frozen=True):
     path: Path
     size: int
     outcome: Outcome
-    """``same``: a file with the same content existed and was left as it is."""
+    """``same``: a file with the same content existed, and was not changed."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     files: list[StoredArtifact]
     refused: list[str]
-    """Names that could lead out of a folder. memlog makes no such names."""
+    """Names that could lead out of a folder. memlog makes none of them."""
 
     @property
     def size(self) -> int | None:

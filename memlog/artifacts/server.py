@@ -52,10 +52,10 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, page: Page, port: int = 0) -> None:
         self._prefix = f"/{secrets.token_urlsafe(16)}/"
         self._page = page
-        super().__init__((LOOPBACK, port), _Answer)
+        super().__init__((LOOPBACK, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind without looking up this machine's name: the parent class does, which asks a name server."""
+        """Bind without asking a name server for this machine's name, as the parent class does."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = LOOPBACK, int(self.server_address[1])
 
@@ -75,7 +75,7 @@ class PageServer(ThreadingHTTPServer):
         return self._page.files.get(name)
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     timeout = _TIMEOUT
     server_version = "memlog"
@@ -93,7 +93,7 @@ class _Answer(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method  # noqa: N815 - http.server's names
 
     def _answer(self, *, with_body: bool) -> None:
-        if not self._is_asked_here():
+        if not self._names_this_machine():
             self._refuse(HTTPStatus.FORBIDDEN)
             return
         found = self.server.find(self.path)
@@ -105,7 +105,7 @@ class _Answer(BaseHTTPRequestHandler):
         if with_body:
             self.wfile.write(content)
 
-    def _is_asked_here(self) -> bool:
+    def _names_this_machine(self) -> bool:
         hosts = self.headers.get_all("Host", [])
         return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
 

@@ -1,7 +1,7 @@
 """Fetch speedscope's static build and verify it.
 
-memlog's repository contains no code of speedscope's. npm's client fetches it as a package, whose hash must be
-`INTEGRITY`. This happens when memlog's wheel is built or, if the wheel was built without it, at first use.
+memlog's repository contains no code of speedscope's. npm's client fetches its package, whose hash must be
+`INTEGRITY`, when memlog's wheel is built or, if the wheel lacks it, at first use.
 The build (`hatch_build.py`) loads this file by its path, in an environment without memlog's dependencies, so
 this file imports the standard library only.
 """
@@ -41,7 +41,9 @@ _UNUSED = re.compile(r"perf-vertx-.*\.txt|jfrview_.*\.wasm")
 """Speedscope's example, and its reader for Java's recordings: the page loads them on demand only."""
 
 INSTALL_NPM = "install npm (Debian: apt-get install npm) and try again"
-ASK_NPM = "see with `npm ping` whether npm reaches its registry (`npm config get registry`), and try again"
+ASK_NPM = (
+    "check with `npm ping` that npm reaches its registry (`npm config get registry`), and try again"
+)
 
 
 class FetchError(Exception):
@@ -90,12 +92,12 @@ def verify(tarball: Path) -> None:
         FetchError: It differs.
     """
     if tarball.stat().st_size > _MAX_TARBALL:
-        raise FetchError(f"npm brought a file that is not speedscope {VERSION}: it is too large")
+        raise FetchError(f"npm fetched a file that is not speedscope {VERSION}: it is too large")
     digest = hashlib.sha512(tarball.read_bytes()).digest()
     found = f"sha512-{base64.b64encode(digest).decode()}"
     if not hmac.compare_digest(found, INTEGRITY):
         raise FetchError(
-            f"npm brought a file that is not speedscope {VERSION}: its hash is {found}"
+            f"npm fetched a file that is not speedscope {VERSION}: its hash is {found}"
         )
 
 

@@ -11,13 +11,14 @@ from typing import NoReturn
 
 import click
 
-from memlog.artifacts.journal_store import kept, locate
+from memlog.artifacts.journal_store import kept
 from memlog.artifacts.openers import Page, is_openable, page_of
 from memlog.artifacts.server import LOOPBACK, PageServer
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.cli.output import one_line
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory, find_run
+from memlog.journal.artifacts import artifact_path
 from memlog.settings import runs_directory
 
 _FLAMEGRAPH = "flamegraph"
@@ -69,7 +70,7 @@ def _newest(run: RunDirectory) -> Path:
     events = kept(run)[::-1]
     events.sort(key=lambda event: event.kind != _FLAMEGRAPH)
     for event in events:
-        path = locate(run, event)
+        path = artifact_path(run, event)
         if path is not None and is_openable(path):
             return path
     if not events:

@@ -173,7 +173,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
             _deliver(uploader, timeout, complete=complete)
         user_run = InProcessState.load(run, name)
         if user_run is not None and complete and uploader.refused is None:
-            user_run.made_good(run)
+            user_run.mark_delivered(run)
     outcome = _outcome(before, uploader.state)
     return f"{name}: {outcome}{_where(uploader.state, delivery.known)}", uploader.refused
 
@@ -199,7 +199,7 @@ def _uploader(delivery: _Delivery, backend: Backend, guard: Guard) -> Uploader:
         connection = msgspec.structs.replace(connection, uri=uri)
     for known in delivery.known.runs if delivery.known else ():
         uri = known_address(known.uri, connection)
-        uploader.know(TrackerRun(known.id, uri))
+        uploader.note_run(TrackerRun(known.id, uri))
         if known.own:
             connection = msgspec.structs.replace(connection, uri=uri)
     uploader.connect(connection)

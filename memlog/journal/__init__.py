@@ -1,9 +1,9 @@
-"""The journal: the files that keep a run's events, whichever process dies.
+"""The journal: files of a run's events, which outlive every process.
 
 A run is a folder, ``<directory>/<run id>/``. Each process that publishes appends to segments of its own,
 ``trainer-<pid>-0001.jsonl``, …. A segment begins with a header (a JSON object); each line after it is one
-record, ``[number, event]``. A record is one ``write(2)``, so every event published before a ``kill -9`` is
-there. The reader skips a torn last line and counts it. A new segment begins when one is full, and when
+record, ``[number, event]``. One ``write(2)`` writes a record, so the file has every event published before a
+``kill -9``. The reader skips a torn last line and counts it. A new segment begins when one is full, and when
 the tracker's run that events belong to changes. The header names that run.
 """
 

@@ -9,8 +9,9 @@ import hashlib
 import re
 import shutil
 from pathlib import Path
+from typing import BinaryIO
 
-from memlog._internal.safe_files import replacing
+from memlog._internal.safe_files import open_plain, replacing
 from memlog.events import Artifact, now_us
 from memlog.journal.runs import RunDirectory
 
@@ -55,6 +56,28 @@ def keep(
         shutil.copyfileobj(original, copy, _CHUNK)
         size = copy.tell()
     return Artifact(now_us(), safe, safe_kind, path, size)
+
+
+def open_artifact(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
+    """Open an artifact's file; ``None`` unless it is a plain file in the run's own folder.
+
+    The journal is untrusted, so its path may lead elsewhere.
+    """
+    if not artifact.path.startswith(f"{run.artifacts.name}/"):
+        return None
+    try:
+        return open_plain(run.path, artifact.path)
+    except (OSError, ValueError):
+        return None
+
+
+def artifact_path(run: RunDirectory, artifact: Artifact) -> Path | None:
+    """Return the path of an artifact's file; ``None`` unless it is a plain file in the run's own folder."""
+    file = open_artifact(run, artifact)
+    if file is None:
+        return None
+    file.close()
+    return run.path / artifact.path
 
 
 def _require_a_file(source: Path) -> None:
@@ -103,7 +126,7 @@ class Names:
         return digest, safe_kind
 
     def _is_free(self, given: str, original: tuple[str, str]) -> bool:
-        # Some file systems do not tell capital letters from small ones.
+        # Some file systems ignore the case of letters.
         key = given.casefold()
         if len(self._names) < _MAX_REMEMBERED:
             return self._names.setdefault(key, original) == original

@@ -1,4 +1,4 @@
-"""Write fewer steps while a journal is far above its limit, until its helper process has made it smaller."""
+"""Drop most steps while a journal is far above its limit, until its helper process has made it smaller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memlog.events import Batch, Event
 LOOK_EVERY_S = 1.0
 """Seconds between measurements of a journal that is too large."""
 EVERY = 1_000
-"""While the journal is too large, one of so many steps without a new peak is written."""
+"""Number of steps without a new peak of which one is written, while the journal is too large."""
 
 
 class Backpressure:

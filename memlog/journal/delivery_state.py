@@ -20,7 +20,7 @@ MAX_ALERTS = 1000
 """Maximum number of alerts of one run that a tracker shows."""
 
 MAX_STATE = 64 * 1024**2
-"""Maximum bytes of the saved state of an uploader or an in-process writer. memlog writes no larger one."""
+"""Maximum bytes of the saved state of an uploader or an in-process writer. memlog writes smaller ones."""
 
 _POLL = 0.1
 """Seconds between attempts to take a lock that another process holds."""
@@ -29,10 +29,10 @@ Stage: TypeAlias = Literal["waiting", "delivering", "unreachable", "done"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Position up to which one process's segments have been delivered."""
+    """Progress of the delivery of one process's segments."""
 
     sent: Position = START
-    """Every point that an event before this position made final has been delivered."""
+    """Position before which every event's final points are delivered."""
     resume: Position = START
     """Position to read from, so that a new plan knows its open buckets; never after ``sent``."""
     open: dict[Axis, Position] | None = None
@@ -54,13 +54,13 @@ class DeferredRange(msgspec.Struct, frozen=True):
     progress: Progress = Progress()
 
 
-class AlertsTold(msgspec.Struct):
-    """The alerts of one of a tracker's runs."""
+class RunAlerts(msgspec.Struct):
+    """Alerts for one of a tracker's runs."""
 
     alerts: list[Alert] = []
     """The newest `MAX_ALERTS`."""
-    told: int = 0
-    """Number of them that the tracker has."""
+    sent: int = msgspec.field(default=0, name="told")
+    """Number of them that the tracker has; ``told`` in the file, as in earlier versions."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 class Outbox(msgspec.Struct):
     """Alerts and files that are to be uploaded; saved together with the position in the journal."""
 
-    alerts: dict[str, AlertsTold] = {}
+    alerts: dict[str, RunAlerts] = {}
     """Alerts by the user's run id; ``""``: the sink's own run."""
     artifacts: list[Outgoing] = []
 
@@ -97,7 +97,7 @@ class UploadState(msgspec.Struct, kw_only=True):
     delivered: int = 0
     """Number of points delivered."""
     provisional: int = 0
-    """Number of points given to a sink that has not stored them yet; sent again after an unclean end."""
+    """Number of points that the sink has not stored yet; sent again if this uploader dies."""
     dropped: dict[str, int] = {}
     """Number of points lost, by reason."""
     files: dict[str, Progress] = {}
@@ -107,7 +107,7 @@ class UploadState(msgspec.Struct, kw_only=True):
     refused: dict[str, str] = {}
     """Reason why the tracker refuses a run, by the user's run id; ``""``: the sink's own run."""
     beside: list[str] = []
-    """Ids of the user's runs that a run of the sink's own replaces: the remaining points go there."""
+    """Ids of the user's runs whose remaining points go to a run of the sink's own."""
     outbox: Outbox = msgspec.field(default_factory=Outbox)
 
     def progress(self, place: str) -> Progress:
@@ -158,9 +158,9 @@ def _state_name(run: RunDirectory, backend: str) -> str:
 
 
 class _Lock:
-    """A lock on a file that one process holds, until it frees the lock or dies.
+    """Lock on a file, which one process holds until it frees the lock or dies.
 
-    On a file system without locks every process gets it.
+    On a file system without locks every process gets the lock.
 
     Args:
         run: The run.
@@ -240,7 +240,7 @@ class TakenOver(UploadLock):
             while not self.take():
                 if not self._is_over:
                     raise DeliveryError(
-                        f"run {self._run.id} goes on, and its own helper process delivers to "
+                        f"run {self._run.id} is not over, and its own helper process delivers to "
                         f"{self._backend}: `memlog show {self._run.id}` prints its progress"
                     )
                 if time.monotonic() >= deadline:

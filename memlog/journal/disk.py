@@ -1,4 +1,4 @@
-"""Write to the disk and detect a slow one, without counting time that a thread waits for the GIL."""
+"""Write to a disk and detect that it is slow. Time that a thread waits for the GIL does not count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 SLOW_WRITE_NS = 1_000_000
 """Nanoseconds above which a write is slow."""
 SLOW_WRITES = 20
-"""Slow writes out of `WINDOW` from which on the disk is slow: a single slow write does not count."""
+"""Minimum number of slow writes, out of `WINDOW`, of a slow disk."""
 WINDOW = 200
 
 _write = ctypes.PyDLL(None).write
@@ -21,8 +21,8 @@ class Disk:
     """Writer that measures whether the disk is slow.
 
     ``os.write`` releases the GIL. If another thread computes meanwhile, getting the GIL back takes 5 ms
-    or more, which is not the disk's time. So a slow write only raises a suspicion. The writes after it, up to
-    the end of the window, keep the GIL, and only their time counts.
+    or more, which is not the disk's time. So after a first slow write, the later writes of the window keep
+    the GIL, and only their time counts.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Disk:
         return self._slow >= SLOW_WRITES
 
     def try_again(self) -> None:
-        """Count a disk that was slow as fast again; in the next window, one slow write makes it slow."""
+        """Count a slow disk as fast again. In the next window, one slow write makes it slow again."""
         self._writes, self._slow, self._suspected = 0, SLOW_WRITES - 1, True
 
     def _took(self, ns: int) -> None:
@@ -59,7 +59,7 @@ class Disk:
 
 
 def write_keeping_the_gil(fd: int, data: bytes) -> int:
-    """Do the same as `os.write` without releasing the GIL, so that no other thread's work adds to its time.
+    """Write like `os.write`, but keep the GIL, so that no other thread's work adds to the time.
 
     Raises:
         OSError: Nothing was written.

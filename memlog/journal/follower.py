@@ -56,7 +56,7 @@ class _Reading:
 
 
 def _has_grown(file: JournalFile, at: Position) -> bool:
-    """Return True if there may be events after ``at``: two system calls, while reading takes thirty."""
+    """Return True if there may be events after ``at``. It takes two system calls; reading takes thirty."""
     try:
         size = file.path(at.segment).stat().st_size
     except OSError:

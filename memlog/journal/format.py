@@ -12,7 +12,7 @@ from memlog.events import SCHEMA_VERSION, Event, Int, field_names
 from memlog.journal.process_identity import own_birth
 
 MAX_LINE_BYTES = 1024**2
-"""Maximum bytes of a line. memlog writes no longer one."""
+"""Maximum bytes of a line. memlog writes shorter ones."""
 
 MAX_OFFSET = 2**62
 """Largest offset in a segment. A damaged compacted segment may claim a larger one."""
@@ -25,7 +25,7 @@ Role: TypeAlias = Literal["trainer", "helper"]
 _SEGMENT_NAME = re.compile(
     r"(?P<process>(?:trainer|helper)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
 )
-"""Exactly the names that `segment_name` makes: the process and the number must lead back to the file."""
+"""Exactly the names that `segment_name` makes, so that process and number identify one file."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -41,14 +41,14 @@ START = Position(1, 0)
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """The process that wrote a segment; its start time tells it from a later one with the same pid."""
+    """Identity of the process that wrote a segment: the start time excludes a later one with the same pid."""
 
     pid: Int
     started: float
-    """Start of the process by the system, Unix time in seconds; a step of the clock changes it."""
+    """Start of the process, Unix time in seconds; a change of the system's clock changes it."""
     host: str
     boot: str | None = None
-    """Linux only: together with ``ticks`` the start of the process, which no clock changes. See `Birth`."""
+    """Linux only: with ``ticks`` the start of the process, independent of the clock. See `Birth`."""
     ticks: Int | None = None
     program: str | None = None
     """Linux only: digest that identifies the program; ``exec`` changes it."""
@@ -85,7 +85,7 @@ class Compaction(msgspec.Struct, frozen=True):
 class Gap(msgspec.Struct, frozen=True):
     """A line of a compacted segment that replaces removed lines.
 
-    Offsets count the removed lines, too. So a reader can continue from a position that it saved before.
+    Offsets count the removed lines, too, so saved positions stay valid.
     """
 
     events: Int

@@ -19,7 +19,7 @@ _MAX_VECTOR = 4096
 class Birth(NamedTuple):
     """Start and program of a process: distinguishes it from a later one with the same pid.
 
-    A step of the wall clock changes none of it. Linux only; elsewhere every field is ``None``.
+    A change of the wall clock changes none of it. Linux only; elsewhere every field is ``None``.
     """
 
     boot: str | None = None

@@ -22,7 +22,7 @@ _ID_LENGTH = 8
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Seconds by which the system's value of a process's start may vary."""
+"""Tolerance, in seconds, of the system's value of a process's start."""
 
 
 class RunDirectory:
@@ -80,8 +80,8 @@ class RunDirectory:
     def is_alive(self) -> bool:
         """Return True if the trainer's process lives and still runs the program that began the run.
 
-        This is unknown for a process on another machine, and for another user's process if the system hides
-        it. Such a run counts as alive if it wrote within the last two minutes.
+        If the process is on another machine, or the system hides it because it is another user's, the run
+        counts as alive if it wrote within the last two minutes.
         """
         header = self.trainer()
         if header is None:
@@ -175,12 +175,12 @@ def list_runs(root: Path) -> list[RunDirectory]:
             if path.is_dir() and any(_segments(path)):
                 runs.append((run.begun(), run.id, run))
         except Exception as error:  # noqa: BLE001 - one bad folder must not hide the other runs
-            logger.warning("memlog: %s is left out, since it can't be read: %s", path, error)
+            logger.warning("memlog: %s is left out, because it can't be read: %s", path, error)
     return [run for _, _, run in sorted(runs, key=lambda known: known[:2])]
 
 
 def find_run(root: Path, name: str) -> RunDirectory:
-    """Return the run that ``name`` means: its id, the unique beginning of its id, or ``latest``.
+    """Return a run by its id, the unique beginning of its id, or ``latest``.
 
     Raises:
         RunNotFoundError: No run matches, or more than one.

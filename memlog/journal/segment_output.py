@@ -28,9 +28,9 @@ MAX_TRY_AGAIN_S = 320.0
 
 
 class SegmentOutput:
-    """The current segment of a process, and how lines get there.
+    """Output to the current segment of a process.
 
-    A write that fails loses that line only: the loss is counted, and the first one is logged.
+    A failed write loses only its line. It is counted, and the first one is logged.
 
     Args:
         directory: The run's folder.
@@ -69,7 +69,7 @@ class SegmentOutput:
 
     @property
     def position(self) -> tuple[SegmentFile, int]:
-        """The current segment, and the bytes that it is known to have."""
+        """The current segment, and the bytes that were written to it."""
         return self._file, self._file.size
 
     def is_at(self, position: tuple[SegmentFile, int]) -> bool:
@@ -103,7 +103,7 @@ class SegmentOutput:
         else:
             self._diagnostics.drop(
                 "journal_queue_full",
-                "the disk was too slow for the journal's last events",
+                "the disk was too slow for the journal's last events, which are lost",
                 # The queue's end mark is counted in place of the write that is in progress.
                 count=self._queue.waiting(),
             )
@@ -132,7 +132,7 @@ class SegmentOutput:
             # Also when a signal handler raised right after the file was begun: readers then take the old
             # segment as complete.
             if file.has_begun:
-                # In this order: once the old file is closed, its number may belong to a file of the user's.
+                # In this order: after the close, the old file's number may belong to a file of the user's.
                 old, self._file = self._file, file
                 old.close()
         self._on_switch()
@@ -184,12 +184,12 @@ class SegmentOutput:
         self._diagnostics.say_once(
             "slow_disk",
             f"writing to {self._directory} is slow (over 1 ms a write), so it moved to a background "
-            "queue until it is fast again: a crash meanwhile may lose the newest events (set MEMLOG_DIR "
-            "to a local disk)",
+            "queue until it is fast again: a crash may lose the queued events (set MEMLOG_DIR to a local "
+            "disk)",
         )
 
     def _leaves_queue(self) -> bool:
-        """Leave an empty queue if it is time to test the disk again; one slow write brings it back."""
+        """Leave an empty queue if it is time to test the disk again; one slow write starts a new queue."""
         queue = self._queue
         if queue is None or time.monotonic() < self._try_at or not queue.is_idle:
             return False
@@ -242,7 +242,7 @@ class SegmentFile:
             raise OSError(None, "the disk is full")
 
     def ends_at(self, size: int) -> bool:
-        """Return True if the file has this size on disk, whatever this process counted."""
+        """Return True if the file has this size on disk."""
         status = self._status()
         return status is not None and status.st_size == size
 

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class Accumulator:
-    """Totals of all events of a run, in bounded memory.
+    """Aggregates of all events of a run, in bounded memory.
 
     Attributes:
         published: Number of events.
@@ -47,7 +47,7 @@ class Accumulator:
         devices: The accelerators by name.
         parameters: The run's parameters.
         alerts: The first `MAX_LISTED`.
-        health: By process: the newest event about memlog's own state, and the number of steps that it covers.
+        health: The newest event about memlog's own state and the number of steps that it covers, by process.
         bindings: The user's runs by backend and id.
         dropped: Number of lines of the journal that could not be read, by reason.
         omitted: Number of entries that exceeded a bound of this object, by table.
@@ -80,7 +80,7 @@ class Accumulator:
         return max(self._missing[process] - unreadable, 0)
 
     def take(self, process: str, entry: Entry) -> None:
-        """Add one event of a process; one whose numbers overflow counts as unreadable."""
+        """Add one event of a process. An event whose numbers overflow counts as unreadable."""
         if entry.header is not self._header:
             self._take_header(entry.header)
         self._missing[process] += max(entry.seq - self._next.get(process, 0), 0)

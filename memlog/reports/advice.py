@@ -9,7 +9,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
 from memlog.reports.final_state import LastMoments
-from memlog.reports.growth_causes import keeps, last_straw, of_the_last_straw, why_it_grew
+from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
 from memlog.reports.step_ranking import Standing, not_the_largest
 from memlog.reports.traced_steps import among
@@ -40,11 +40,14 @@ class Prediction(NamedTuple):
     """Comparison of that step with the run's other steps."""
 
 
-def advice(moments: LastMoments, predicted: Prediction | None, health: Diagnostics) -> list[str]:
+def advice(
+    moments: LastMoments, growth: GrowthCauses, predicted: Prediction | None, health: Diagnostics
+) -> list[str]:
     """Return lines of advice, the most promising first; never empty.
 
     Args:
         moments: The run's last steps and its end.
+        growth: Causes of the growth in these steps.
         predicted: Predicted savings in its worst traced step; ``None``: unknown.
         health: Counts parts that fail; the other parts are still returned.
     """
@@ -53,24 +56,23 @@ def advice(moments: LastMoments, predicted: Prediction | None, health: Diagnosti
         return list(_worker(failure))
     if failure is not None and failure.is_implausible:
         return [_of_the_request(failure)]
+
+    def is_elsewhere() -> bool:  # earlier growth is the cause, so no change to the model helps
+        return growth.failed_by_chance or (failure is not None and growth.keeps)
+
     parts: list[Callable[[], Iterable[str]]] = [
-        lambda: why_it_grew(moments),
-        lambda: of_the_last_straw(moments),
+        growth.why_it_grew,
+        growth.why_the_place_is_chance,
         lambda: _fragmentation(failure),
-        lambda: () if _is_elsewhere(moments) else _of_the_model(moments, predicted),
+        lambda: () if is_elsewhere() else _of_the_model(moments, predicted),
         lambda: _workers(moments),
-        lambda: _limit(failure, only_later=keeps(moments)),
+        lambda: _limit(failure, only_later=growth.keeps),
     ]
     found: list[str] = []
     for part in parts:
         with health.contained("working out what would help"):
             found += part()
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
-
-
-def _is_elsewhere(moments: LastMoments) -> bool:
-    """Return True if earlier growth is the cause, so that no change to the model helps."""
-    return last_straw(moments) or (moments.failure is not None and keeps(moments))
 
 
 def needed(failure: OutOfMemory) -> int:
@@ -127,8 +129,8 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
         return
     if failure is not None and not in_a_step(failure, trace):
         yield (
-            "It was asked for outside the model's layers: the error's traceback says where. "
-            "Asking for less there, or for one piece after another, helps; a smaller batch may not."
+            "The request was made outside the model's layers: the error's traceback shows where. Request "
+            "less there, or process the data in pieces; a smaller batch may not help."
         )
         return
     held = _held(moments)
@@ -142,15 +144,15 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
         and not _little_state(failure, trace, held)
     ):
         yield (
-            "It failed in the optimizer's step, which a smaller batch makes no smaller. Its first step makes "
-            "its state: Adam keeps two numbers for each parameter, SGD with momentum one, plain SGD none; "
+            "It failed in the optimizer's step, which needs as much with a smaller batch. Its first step "
+            "creates its state: Adam keeps two numbers a parameter, SGD with momentum one, plain SGD none; "
             "8-bit optimizers take a quarter of the bytes; sharding (FSDP, ZeRO) divides it."
         )
         return
     if failure is None and trace is not None and _is_small(trace, moments):
         yield (
-            f"The traced step's tensors took no more than {format_bytes(trace.peak)}: what else "
-            "the process holds, such as data sets, caches and lists, matters more."
+            f"The traced step's tensors took only {format_bytes(trace.peak)}: other memory of the process, "
+            "such as data sets, caches and lists, matters more."
         )
         return
     if far_more and failure is not None and trace is not None:
@@ -160,7 +162,7 @@ def _of_the_model(moments: LastMoments, predicted: Prediction | None) -> Iterato
             _by_prediction(predicted) or list(_by_category(trace, held)) or _by_others(trace, held)
         )
     if trace is None:
-        yield "Tracing says who holds the memory: `memlog.init(model=model, layers=True)`."
+        yield "Tracing shows what holds the memory: `memlog.init(model=model, layers=True)`."
 
 
 def _before_any_step(failure: OutOfMemory) -> str:
@@ -168,12 +170,12 @@ def _before_any_step(failure: OutOfMemory) -> str:
     if failure.phase is not None:
         return (
             "It failed in the first step, and no step was traced. A smaller batch, or shorter or smaller "
-            "inputs, makes activations smaller; a smaller model, or bfloat16 weights, makes the rest smaller."
+            "inputs, makes activations smaller; a smaller model, or bfloat16 weights, makes all smaller."
         )
     held = "" if failure.resident is None else f" It held {format_bytes(failure.resident)}."
     return (
-        f"No step was over: the program was loading data, building its model or in its first step.{held} The "
-        "error's traceback says where. Load less at once (`numpy.memmap` maps a file in place of reading "
+        f"No step was complete: the program loaded data, built its model or made its first step.{held} The "
+        "error's traceback shows where. Load less at once (`numpy.memmap` maps a file in place of reading "
         "it), or build a smaller model or batch."
     )
 
@@ -208,8 +210,8 @@ def _by_others(trace: Trace | None, held: int) -> Iterator[str]:
     if trace is not None and trace.peak is not None and trace.peak < held:
         yield (
             "No change to the model that memlog knows would save a hundredth of the "
-            f"{format_bytes(held)} in use: the traced step's tensors took {format_bytes(trace.peak)}. What "
-            "else is held, such as data sets, caches and lists, matters more."
+            f"{format_bytes(held)} in use: the traced step's tensors took {format_bytes(trace.peak)}. Other "
+            "memory of the process, such as data sets, caches and lists, matters more."
         )
 
 
@@ -224,18 +226,18 @@ def _of_a_larger_step(
     where = {"forward": "forward pass", "backward": "backward pass"}.get(
         failure.phase or "", "forward or backward pass"
     )
-    asked = "asked for" if failure.device == "host" else "in use and asked for"
+    asked = "requested" if failure.device == "host" else "in use or requested"
     yield (
         f"The step that failed needed far more than the traced one ({format_bytes(needed(failure))} "
         f"{asked}, {format_bytes(trace.peak)} at the traced peak): its {where} grew with its input. A "
-        "smaller batch, or shorter or smaller inputs, makes that smaller; a lighter optimizer does not, for "
-        "its state does not grow with the input."
+        "smaller batch, or shorter or smaller inputs, makes that smaller; a lighter optimizer does not, "
+        "because its state does not grow with the input."
     )
     modules = _to_checkpoint(predicted)
     yield (
         f"`torch.utils.checkpoint`{f' (on {modules})' if modules else ''} computes activations again in "
-        "backward in place of keeping them; bfloat16 autocast makes them smaller. How much either saves "
-        "can't be told from a step that was so much smaller."
+        "backward in place of keeping them; bfloat16 autocast makes them smaller. The savings of both are "
+        "unknown, because the traced step was so much smaller."
     )
 
 
@@ -253,7 +255,7 @@ def _another_step(predicted: Prediction | None) -> str | None:
     return (
         None
         if said is None
-        else f"No saving is predicted, for the traced step was not like the largest. {said}"
+        else f"No saving is predicted, because the traced step was not like the largest. {said}"
     )
 
 
@@ -261,7 +263,7 @@ def _by_prediction(predicted: Prediction | None) -> list[str]:
     if predicted is None or not predicted.advice.hints:
         return []
     found = predicted.advice
-    step = "a step that was never over" if predicted.step is None else f"step {predicted.step}"
+    step = "a step that did not end" if predicted.step is None else f"step {predicted.step}"
     return [
         *(hint.sentence() for hint in found.hints),
         f"These peaks are predicted from {step}, {among(predicted.standing.traced_steps)}, which needs "
@@ -277,7 +279,7 @@ def _by_category(trace: Trace | None, in_use: int) -> Iterator[str]:
     if held[encoding.ACTIVATION] >= large:
         size = format_bytes(held[encoding.ACTIVATION])
         top = ", ".join(f"`{layer.path}`" for layer in trace.layers[:3] if layer.path)
-        where = f" (most of all by {top})" if top else ""
+        where = f" (most of it in {top})" if top else ""
         yield (
             f"Activations hold {size}{where}: half the batch needs about half of that; "
             "`torch.utils.checkpoint` computes them again in backward; bfloat16 autocast makes them smaller."
@@ -300,17 +302,18 @@ def _worker(failure: OutOfMemory) -> Iterator[str]:
         )
     yield (
         "`DataLoader(num_workers=0)` loads in the training process: a debugger, and this report, then show "
-        "what asks for so much."
+        "which code requests so much."
     )
     yield (
         "Each worker makes whole batches of its own: smaller samples, a smaller batch, fewer workers or a "
         "smaller `prefetch_factor` leave more for each."
     )
     yield (
-        "A worker copies what it touches: a data set of many Python objects, such as a list of paths, "
-        "ends up in every worker; one array or tensor stays shared."
+        "A worker copies each memory page that it changes, and Python changes objects by reading them: a "
+        "data set of many Python objects, such as a list of paths, is copied to every worker; one array or "
+        "tensor stays shared."
     )
-    yield "A limit such as `ulimit -v` holds for each worker by itself; the machine's memory they share."
+    yield "A limit such as `ulimit -v` is for each worker alone; all workers share the machine's memory."
 
 
 def _workers(moments: LastMoments) -> Iterator[str]:
@@ -332,9 +335,9 @@ def _of_the_request(failure: OutOfMemory) -> str:
         "the whole machine has" if failure.device == "host" else f"the whole {failure.device} has"
     )
     return (
-        f"{size} were asked for in one piece, and {whole} {there}: no limit and no smaller model makes room "
-        "for that. Most likely a size or a shape is computed wrongly, such as an outer product or a "
-        "broadcast that was not meant: the error's traceback says where. If it is meant, make it in pieces."
+        f"{size} were requested in one piece, and {whole} {there}: no limit and no smaller model makes room "
+        "for that. Most likely a size or a shape is wrong, such as that of an unintended outer product or "
+        "broadcast: the error's traceback shows where. If it is intended, compute it in pieces."
     )
 
 
@@ -342,9 +345,9 @@ def _limit(failure: OutOfMemory | None, *, only_later: bool) -> Iterator[str]:
     if failure is None or failure.limited_by is None or failure.device != "host":
         return
     if had_room(failure):
-        return  # it was something else
+        return  # another limit stopped it
     limit = f"{failure.limited_by}, now {format_bytes(failure.limit)}."
     if only_later:
         yield f"A higher limit only lets it fail later: {limit}"
     else:
-        yield f"A higher limit, where there can be one: {limit}"
+        yield f"A higher limit, if that is possible: {limit}"

@@ -29,7 +29,7 @@ RESERVED: Final = ".reserved"
 """Endings after a device's name."""
 
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
-"""Rank of a reading's source: of several readings with one value, the one of the highest rank is kept."""
+"""Rank of a reading's source. Of equal readings the one with the highest rank is kept."""
 
 
 class MetricFold:
@@ -44,7 +44,7 @@ class MetricFold:
         self._series: dict[str, _Series] = {}
 
     def take(self, event: Event) -> None:
-        """Add the metrics of one event. An event without an axis has none, as in a tracker."""
+        """Add the metrics of one event. An event without an axis has no metrics, as in a tracker."""
         placed = place(event)
         if placed is None:
             return
@@ -77,7 +77,7 @@ class _Series:
         self._last = self._min = self._max = value
 
     def take(self, value: float, index: int, time_us: int) -> None:
-        # Several processes may publish one metric, and their journals are read one after the other.
+        # Several processes may publish a metric, and their journals are read one after the other.
         if (index, time_us) >= self._latest:
             self._latest = (index, time_us)
             self._last = value
@@ -120,7 +120,7 @@ class PeakFold:
                 self._peaks.setdefault(kind, _UNKNOWN)
 
     def take(self, event: Event) -> None:
-        """Add one event's readings of memory. A scope has none: its sizes are changes."""
+        """Add one event's readings of memory. A scope's sizes are changes, not readings."""
         if isinstance(event, (Batch, Epoch)):
             self._host(event)
             self._devices(event.devices, event.step, None)
@@ -162,7 +162,7 @@ class PeakFold:
         step: int | None,
         evaluation: int | None = None,
     ) -> None:
-        """Keep the larger value; of equal ones the one with the best source, and of those the first."""
+        """Keep the larger value; of equal values the one with the best source, and of those the first."""
         if size is None:
             return
         peak = self._peaks.get(kind)

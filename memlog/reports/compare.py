@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
     first: float | None
     value: float | None
     failed: bool | None
-    """``None`` if the gate could not be judged: that is an error, not a pass."""
+    """True: the condition holds. ``None``: the gate could not be judged, which is an error."""
     why: str | None
     """Reason why the gate could not be judged."""
 
@@ -62,7 +62,7 @@ class Comparison(msgspec.Struct, frozen=True):
     layers: dict[str, Compared]
     gates: tuple[Verdict, ...]
     notes: tuple[str, ...]
-    """Remarks on these figures, in whole sentences."""
+    """Remarks on the figures, in whole sentences."""
 
 
 def compare(
@@ -113,8 +113,8 @@ def _notes(run: RunFigures) -> Iterator[str]:
         )
     else:
         yield (
-            f"{TRACE_PEAK} of run {run.id} is unknown: {traced}, in which an optimizer's state may not "
-            "have existed yet, and the need of later steps can't be derived from it."
+            f"{TRACE_PEAK} of run {run.id} is unknown: {traced}, in which the optimizer's state may "
+            "not have existed yet, and the peak of later steps can't be derived from it."
         )
 
 

@@ -36,8 +36,8 @@ ANY_DEVICE = "device"
 _MOST_TIMES = 100_000
 
 PeakOrigin: TypeAlias = Literal["traced", "derived"]
-"""``derived``: only the first step was traced, and the peak of a later step was derived as in
-``memlog advise``."""
+"""``traced``: the worst traced step's peak. ``derived``: that step was the first, and the peak of a later
+step was derived, as in ``memlog advise``."""
 
 
 class RunFigures(msgspec.Struct):
@@ -91,8 +91,8 @@ def _by_layer(layers: tuple[TracedLayer, ...]) -> dict[str, int]:
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:
     """Return the worst traced step's peak and its source.
 
-    In the first step the optimizer's state is allocated only at the end, so two runs whose optimizers differ
-    would seem to need the same. So the first step's peak is replaced by the peak of a later step.
+    The first step allocates the optimizer's state only at its end, so its peak would be the same with any
+    optimizer. So the peak of a later step replaces it.
     """
     worst = fold.worst
     if worst is None or worst.peak is None:
@@ -106,7 +106,7 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
 
 
 def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
-    """Return the worst traced step's peak if it were a later step; ``None`` if its events do not tell."""
+    """Return the peak of a later step like the worst traced one; ``None`` if it can't be derived."""
     try:
         event, trace = read_worst_step(run)
     except (TraceNotFoundError, OSError):
@@ -162,7 +162,7 @@ class _Fold:
         self._first_step = step if self._first_step is None else min(step, self._first_step)
 
     def is_first(self, trace: Trace) -> bool:
-        """Return True if the trace may be of the run's first step. One that did not end may be."""
+        """Return True if the trace may be of the run's first step. A step that did not end may be it."""
         return trace.step is None or self._first_step is None or trace.step <= self._first_step
 
     def _read_devices(self, devices: tuple[DeviceReading, ...]) -> None:
@@ -201,7 +201,7 @@ def _device_kind(kind: str) -> str:
 
 
 class _Times:
-    """Times from one step to the next; of more than `_MOST_TIMES` only every second, fourth, … is kept."""
+    """Times from one step to the next. Of more than `_MOST_TIMES`, only every second, fourth, … is kept."""
 
     def __init__(self) -> None:
         self._kept: list[float] = []
@@ -210,7 +210,7 @@ class _Times:
         self._before: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Begin with the events of another process: no time leads to it from earlier ones."""
+        """Begin with the events of another process; no time is measured from an earlier event."""
         self._before = None
 
     def take(self, time_us: int, number: int) -> None:

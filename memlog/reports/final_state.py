@@ -1,4 +1,4 @@
-"""Read from the journal the events that explain a run's end: one pass, in bounded memory."""
+"""Read the events that explain a run's end, in one pass over the journal and in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,24 +7,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from memlog.events import (
-    Artifact,
-    Batch,
-    Device,
-    End,
-    OutOfMemory,
-    Parameters,
-    Run,
-    Sample,
-    Trace,
-)
+from memlog.events import Artifact, Batch, End, OutOfMemory, Sample, Trace
 from memlog.journal import Entry, RunDirectory
 
 REPORT = "postmortem"
 """Kind of the artifact that explains a run's end."""
 
 _MEMORY_KINDS = ("flamegraph", "snapshot")
-"""Kinds of artifacts that show who held the memory."""
+"""Kinds of artifacts that show what held the memory."""
 
 _STEPS = 200
 _SAMPLES = 60
@@ -34,7 +24,6 @@ class LastMoments(msgspec.Struct):
     """A run's last steps, and other events that explain its end."""
 
     run_id: str
-    begin: Run | None = None
     end: End | None = None
     failure: OutOfMemory | None = None
     """The newest allocation that failed, if no step followed."""
@@ -46,8 +35,6 @@ class LastMoments(msgspec.Struct):
     samples: list[Sample] = []
     """The last `_SAMPLES`."""
     trace: Trace | None = None
-    devices: dict[str, Device] = {}
-    parameters: dict[str, str] = {}
     files: list[str] = []
     """Names of the flame graph and the allocator's snapshot, if there are any."""
     reported: bool = False
@@ -60,7 +47,7 @@ class LastMoments(msgspec.Struct):
 
     @property
     def last_sample(self) -> Sample | None:
-        """The last sample that the helper process took while the process existed."""
+        """The last sample of the helper process in which the trainer's process existed."""
         return next((each for each in reversed(self.samples) if each.tree_pss), None)
 
 
@@ -98,12 +85,6 @@ def _note(moments: LastMoments, event: object) -> None:
         moments.trace = event
     elif isinstance(event, End):
         moments.end = event
-    elif isinstance(event, Device):
-        moments.devices[event.name] = event
-    elif isinstance(event, Parameters):
-        moments.parameters.update(event.values)
-    elif isinstance(event, Run):
-        moments.begin = moments.begin or event
     elif isinstance(event, Artifact):
         moments.reported |= event.kind == REPORT
         if event.kind in _MEMORY_KINDS and event.name not in moments.files:

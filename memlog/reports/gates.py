@@ -52,7 +52,7 @@ class Gate(msgspec.Struct, frozen=True):
     figure: str
     comparison: Comparison
     amount: float
-    """The change to compare with, in the figure's unit; if ``share``, a fraction of the first figure."""
+    """The change to compare with: in the figure's unit, or if ``share`` as a fraction of the first figure."""
     share: bool
 
     def fails(self, first: float, value: float) -> bool:
@@ -81,7 +81,7 @@ def parse_gate(text: str) -> Gate:
     """Parse a gate.
 
     Raises:
-        ConfigurationError: The text is no gate. The message has three lines: what to write, the gate, and a
+        ConfigurationError: The text is no gate. The message has three lines: the remedy, the gate, and a
             caret under the error.
     """
     return _Parser(text, "a gate").gate()

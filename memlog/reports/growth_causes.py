@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from memlog.events import OutOfMemory
 from memlog.growth import keeps_growing
 from memlog.reports.final_state import LastMoments
 from memlog.reports.larger_steps import rise, sudden, why_steps_grew
-from memlog.reports.levels import Level, are_all, failing_peak, grower, levels
+from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
 
 _LEAST_STEPS = 20
 """Minimum number of steps: over fewer, growth is too common to mean anything."""
@@ -23,7 +24,7 @@ _SOME = 0.25
 """Share of the growth above which unused memory makes the cause uncertain."""
 _FULL = 0.02
 """Share of a limit; if less is free, the limit counts as reached."""
-_LAST_STRAW = 0.1
+_SMALL_REQUEST = 0.1
 """Share of the growth below which the failed request is not the cause."""
 
 
@@ -55,12 +56,12 @@ class Growth(NamedTuple):
 
     @property
     def is_of_larger_steps(self) -> bool:
-        """True if larger steps explain the growth."""
+        """True if larger steps explain most of the growth."""
         return (self.own or 0) >= _MOST * self.size
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing uses most of the growth since the first step."""
+        """True if most of the growth since the first step is unused."""
         return self.idle >= _MOST * self.whole
 
     @property
@@ -70,7 +71,111 @@ class Growth(NamedTuple):
         return self.lasting and not explained
 
 
-def growth(moments: LastMoments) -> Growth | None:
+class GrowthCauses:
+    """Causes of the growth before a bad end; each is worked out once.
+
+    Args:
+        moments: The run's last steps and its end.
+    """
+
+    def __init__(self, moments: LastMoments) -> None:
+        self._moments = moments
+
+    @cached_property
+    def growth(self) -> Growth | None:
+        """Growth over the last steps; ``None`` if it is too small, or over too few steps."""
+        return _growth(self._moments)
+
+    @cached_property
+    def _short(self) -> _Short | None:
+        return _too_short(self._moments)
+
+    @property
+    def keeps(self) -> bool:
+        """True if memory that steps did not free is the probable cause."""
+        return self.growth is not None and self.growth.is_kept
+
+    @cached_property
+    def _unexplained(self) -> int:
+        """Bytes of growth that neither larger steps nor files explain."""
+        if self.growth is not None and self.growth.is_kept:
+            return self.growth.size
+        if self._short is not None:
+            return self._short.size
+        jump = sudden(self._moments)
+        return 0 if jump is None or rise(self._moments) is not None else jump.took
+
+    @property
+    def failed_by_chance(self) -> bool:
+        """True if the failed request was small compared with the growth before.
+
+        Then the place of the request is chance, not the cause. Python's `MemoryError` has no size: the
+        request counts as small if nearly nothing was free.
+        """
+        failure = self._moments.failure
+        if failure is None or not self._unexplained:
+            return False
+        if failure.requested is None:
+            return _is_full(failure)
+        return failure.requested < _SMALL_REQUEST * self._unexplained
+
+    def why_the_place_is_chance(self) -> Iterator[str]:
+        """Yield a line on the place of the failure, if that is chance."""
+        failure = self._moments.failure
+        if failure is None or not self.failed_by_chance:
+            return
+        small = (
+            "nearly nothing was free"
+            if failure.requested is None
+            else f"the request was for {format_bytes(failure.requested)}, after growth by "
+            f"{format_bytes(self._unexplained)}"
+        )
+        if self._short is not None:
+            yield f"The place of the failure may be chance: {small}."
+        else:
+            yield (
+                f"The place of the failure is chance: {small}. Any next request would have failed; the "
+                "growth before it is the cause."
+            )
+
+    def why_it_grew(self) -> Iterator[str]:
+        """Yield one line on the cause of the growth; nothing if there is no growth or no known cause."""
+        found = self.growth
+        if found is None:
+            short = self._short
+            yield from why_steps_grew(self._moments) if short is None else (short.line,)
+            return
+        grew = f"by {format_bytes(found.size)} over the last {found.steps} steps"
+        if found.is_of_files:
+            yield (
+                f"{found.of} grew {grew}, and at least {format_bytes(found.files)} of that are pages of "
+                "mapped files: the kernel frees them when it needs memory, so they are no leak. A limit on "
+                "the address space (ulimit -v) counts a mapping in full, read or not."
+            )
+        elif found.is_kept:
+            yield _kept(found, grew)
+        elif lines := list(why_steps_grew(self._moments)):
+            yield from lines
+        elif found.is_of_larger_steps:
+            freed = (
+                f", and {format_bytes(found.freed)} were freed with the last" if found.freed else ""
+            )
+            yield (
+                f"{found.of} grew {grew}; the memory that a step allocates and frees grew by "
+                f"{format_bytes(found.own)}{freed}. So the steps became larger, as with longer inputs "
+                "or batches: limit the largest."
+            )
+        elif found.is_idle:
+            yield (
+                f"{found.of} grew {grew}, but at the end nothing used {format_bytes(found.idle)} of it: the "
+                "program had freed these blocks, and the C library's allocator keeps them. "
+                "So the program does not keep most of it: likely the steps became larger, as with longer "
+                "inputs or batches: limit the largest. With `MALLOC_MMAP_THRESHOLD_=65536` "
+                "in the environment, the allocator returns freed blocks at once."
+            )
+
+
+def _growth(moments: LastMoments) -> Growth | None:
     """Return the growth over the last steps; ``None`` if it is too small, or over too few steps."""
     failure = moments.failure
     series = levels(moments)
@@ -85,7 +190,7 @@ def growth(moments: LastMoments) -> Growth | None:
     on_host = failure is None or failure.device == "host"
     size, freed = after[-1] - after[0], _freed(failure)
     return Growth(
-        grower(failure),
+        memory_name(failure),
         moments.steps[-1].step - moments.steps[0].step,
         size,
         min(_of_files(moments), size) if on_host else 0,
@@ -95,44 +200,6 @@ def growth(moments: LastMoments) -> Growth | None:
         max(size, after[-1] - _at_first(moments, after[0])) if on_host else size,
         lasting,
     )
-
-
-def why_it_grew(moments: LastMoments) -> Iterator[str]:
-    """Yield one line on the cause of the growth; nothing if there is no growth or no known cause."""
-    found = growth(moments)
-    if found is None:
-        short = _too_short(moments)
-        yield from why_steps_grew(moments) if short is None else (short.line,)
-        return
-    grew = f"by {format_bytes(found.size)} over the last {found.steps} steps"
-    if found.is_of_files:
-        yield (
-            f"{found.of} grew {grew}, and at least {format_bytes(found.files)} of that are pages of mapped "
-            "files: the kernel takes them back where it needs room, so they are no leak. Under a limit on "
-            "addresses (ulimit -v) a mapping counts in full, read or not."
-        )
-    elif found.is_kept:
-        yield _kept(found, grew)
-    elif lines := list(why_steps_grew(moments)):
-        yield from lines
-    elif found.is_of_larger_steps:
-        freed = (
-            f", and {format_bytes(found.freed)} came free again with the last"
-            if found.freed
-            else ""
-        )
-        yield (
-            f"{found.of} grew {grew}; what a step needs for itself alone grew by {format_bytes(found.own)}"
-            f"{freed}. So its steps became larger, as with longer inputs or batches: bound the largest."
-        )
-    elif found.is_idle:
-        yield (
-            f"{found.of} grew {grew}, but at the end nothing used {format_bytes(found.idle)} of what it "
-            "held: blocks that were freed, and that the C library's allocator keeps for requests that fit. "
-            "So most is not kept by the program: likely its steps became larger, as with longer inputs or "
-            "batches, and the largest is to be bounded. With `MALLOC_MMAP_THRESHOLD_=65536` in the "
-            "environment, freed blocks go back at once."
-        )
 
 
 class _Short(NamedTuple):
@@ -155,89 +222,37 @@ def _too_short(moments: LastMoments) -> _Short | None:
     if grown <= _MATTERS * before or grown < _MOST * whole:
         return None
     over, more = (
-        f"the {len(series)} steps that there were",
-        f"A run of {_LEAST_STEPS} steps or more, as with a smaller batch, would tell.",
+        f"the run's {len(series)} steps",
+        f"A run of {_LEAST_STEPS} steps or more, as with a smaller batch, would show the cause.",
     )
     if not are_all(series):
-        over = f"the {len(series)} steps that were recorded"
-        more = f"{_LEAST_STEPS} recorded steps or more, as with a smaller `every`, would tell."
+        over = f"the {len(series)} recorded steps"
+        more = f"{_LEAST_STEPS} recorded steps or more, as with a smaller `every`, would show the cause."
     return _Short(
         grown,
-        f"{grower(moments.failure)} rose by {format_bytes(grown)} over {over}, too few to tell why: "
-        "something may keep what each step makes, the steps may have become larger, or a cache may fill. "
+        f"{memory_name(moments.failure)} rose by {format_bytes(grown)} over {over}, too few to find the "
+        "cause: something may keep memory of each step, steps may have become larger, or a cache may fill. "
         f"{more}",
     )
-
-
-def keeps(moments: LastMoments) -> bool:
-    """Return True if memory that steps did not free is the probable cause."""
-    found = growth(moments)
-    return found is not None and found.is_kept
-
-
-def last_straw(moments: LastMoments) -> bool:
-    """Return True if the failed request was small compared with the growth before.
-
-    The place of the request is then chance, and no cause. Python's `MemoryError` has no size; if nearly
-    nothing was free, the request counts as small.
-    """
-    failure, grown = moments.failure, _grown(moments)
-    if failure is None or not grown:
-        return False
-    if failure.requested is None:
-        return _is_full(failure)
-    return failure.requested < _LAST_STRAW * grown
-
-
-def of_the_last_straw(moments: LastMoments) -> Iterator[str]:
-    """Yield a line on the place of the failure, if the failed request was the last straw."""
-    failure = moments.failure
-    if failure is None or not last_straw(moments):
-        return
-    small = (
-        "nearly nothing was free there"
-        if failure.requested is None
-        else f"{format_bytes(failure.requested)} were asked for there, of "
-        f"{format_bytes(_grown(moments))} by which it had grown before"
-    )
-    if _too_short(moments) is not None:
-        yield f"Where it failed may say little: {small}."
-    else:
-        yield (
-            f"Where it failed says little: {small}. Whoever asked next had failed; what grew before is the "
-            "cause."
-        )
-
-
-def _grown(moments: LastMoments) -> int:
-    """Return the bytes of growth that neither larger steps nor files explain."""
-    found = growth(moments)
-    if found is not None and found.is_kept:
-        return found.size
-    short, jump = _too_short(moments), sudden(moments)
-    if short is not None:
-        return short.size
-    return 0 if jump is None or rise(moments) is not None else jump.took
 
 
 def _kept(found: Growth, grew: str) -> str:
     often = (
         "Often it is a list of losses with their graphs (append `loss.item()` or `loss.detach()`), or a "
-        "cache without a bound; where tensors are few, a C library."
+        "cache without a limit; if there are few tensors, a C library."
     )
     unused = found.idle >= _SOME * found.size
     if found.own is None or unused:
-        held = f"nothing used {format_bytes(found.idle)} of what it held"
-        of_it = f" (at the end {held})" if unused else ""
+        of_it = f" (at the end nothing used {format_bytes(found.idle)} of it)" if unused else ""
         return (
-            f"{found.of} grew throughout, {grew}{of_it}: either something keeps what each step makes, or the "
-            f"steps themselves became larger. {often}"
+            f"{found.of} grew throughout, {grew}{of_it}: either something keeps memory of each step, or the "
+            f"steps became larger. {often}"
         )
-    return f"{found.of} grew throughout, {grew}: something keeps what each step makes. {often}"
+    return f"{found.of} grew throughout, {grew}: something keeps memory of each step. {often}"
 
 
 def _at_first(moments: LastMoments, level: int) -> int:
-    """The process's memory after the first step of all; ``level`` if unknown."""
+    """Return the process's memory after the run's first step; ``level`` if unknown."""
     first = moments.first
     return level if first is None or first.rss is None else first.rss
 

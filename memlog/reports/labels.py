@@ -53,7 +53,7 @@ class LabelFold:
 
 
 class _Levels:
-    """The last and the largest of several values; unknown ones are skipped."""
+    """The last and the largest of several values. Unknown values are skipped."""
 
     def __init__(self) -> None:
         self.last: int | None = None

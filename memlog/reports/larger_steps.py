@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.reports.final_state import LastMoments
-from memlog.reports.levels import Level, are_all, failing_peak, grower, levels
+from memlog.reports.levels import Level, are_all, failing_peak, levels, memory_name
 
 _FEWEST = 6
-"""Minimum number of steps: of fewer, a rise throughout may be chance."""
+"""Minimum number of steps. A rise in all of fewer steps may be chance."""
 _SIGMAS = 3
-"""Standard deviations above the mean from which the number of records is no chance."""
+"""Standard deviations above the mean above which the number of records is not chance."""
 _MATTERS = 0.1
 """Minimum growth, as a share of the memory in use, that is reported."""
 _MOST = 0.5
@@ -40,7 +40,7 @@ class Rise(NamedTuple):
 
 
 class Sudden(NamedTuple):
-    """Memory that was allocated after the last step: far more than any step before needed."""
+    """Memory that was allocated after the last step, far more than any earlier step needed."""
 
     step: int
     """Number of the last complete step."""
@@ -84,25 +84,24 @@ def sudden(moments: LastMoments) -> Sudden | None:
 
 def why_steps_grew(moments: LastMoments) -> Iterator[str]:
     """Yield one line on steps that became larger, or else on a sudden jump; nothing if there was neither."""
-    of, found = grower(moments.failure), rise(moments)
+    of, found = memory_name(moments.failure), rise(moments)
     if found is not None:
         steps = "steps" if found.are_all else "recorded steps"
         yield (
-            f"{found.records} of the last {found.steps} {steps} peaked higher than every one before. What "
-            f"came free again after a step's peak grew from {format_bytes(found.before.own)} (step "
-            f"{found.before.step}) to {format_bytes(found.after.own)} (step {found.after.step}). So its "
-            "steps became larger, as with longer inputs or batches: bound the largest."
+            f"{found.records} of the last {found.steps} {steps} peaked higher than every one before. The "
+            f"memory that was freed after a step's peak grew from {format_bytes(found.before.own)} (step "
+            f"{found.before.step}) to {format_bytes(found.after.own)} (step {found.after.step}). So the "
+            "steps became larger, as with longer inputs or batches: limit the largest."
         )
         return
     jump = sudden(moments)
     if jump is not None:
         above = f"more than {format_bytes(jump.needed)} " if jump.needed else ""
         yield (
-            f"{of} grew by {format_bytes(jump.took)} after step {jump.step}; no step before had peaked "
-            f"{above}above what it left in use. So what came after step {jump.step} is the cause: a far "
-            "larger input, many more batches in one step, parameters that it trains for the first time, or "
-            "what the program does between steps, such as an evaluation without `torch.no_grad()` or data "
-            "that it loads."
+            f"{of} grew by {format_bytes(jump.took)} after step {jump.step}; no earlier step's peak was "
+            f"{above}above the memory in use at its end. So the cause came after step {jump.step}: a far "
+            "larger input, many more batches in one step, parameters that are trained for the first time, or "
+            "work between steps, such as an evaluation without `torch.no_grad()` or loading of data."
         )
 
 

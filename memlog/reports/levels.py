@@ -1,4 +1,4 @@
-"""The memory that ran out, step by step: bytes in use after each step, and each step's peak."""
+"""Bytes in use after each step, and each step's peak, of the memory that ran out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 from memlog.events import Batch, OutOfMemory, PeakSource
 from memlog.reports.final_state import LastMoments
+
+
+class Reading(NamedTuple):
+    """Memory in use after a step, and the peak with its source, in bytes."""
+
+    level: int
+    peak: int | None
+    source: PeakSource | None
 
 
 class Level(NamedTuple):
@@ -27,23 +35,23 @@ class Level(NamedTuple):
 
 def levels(moments: LastMoments) -> list[Level]:
     """Return the levels after the last steps, of the process or of the device that failed."""
-    failure = moments.failure
-    if failure is None or failure.device == "host":
-        return [
-            _level(step.step, step.rss, step.rss_peak, step.rss_peak_source)
-            for step in moments.steps
-            if step.rss is not None
-        ]
-    return [
-        _level(step.step, device.allocated, device.peak, device.peak_source)
-        for step in moments.steps
-        for device in step.devices
-        if device.name == failure.device and device.allocated is not None
-    ]
+    device = "host" if moments.failure is None else moments.failure.device
+    readings = ((step.step, reading(step, device)) for step in moments.steps)
+    return [_level(step, found) for step, found in readings if found is not None]
+
+
+def reading(step: Batch, device: str) -> Reading | None:
+    """Return a step's reading of a device, or of the process for ``host``; ``None`` if unknown."""
+    if device == "host":
+        return None if step.rss is None else Reading(step.rss, step.rss_peak, step.rss_peak_source)
+    for each in step.devices:
+        if each.name == device and each.allocated is not None:
+            return Reading(each.allocated, each.peak, each.peak_source)
+    return None
 
 
 def are_all(series: Sequence[Level]) -> bool:
-    """Return True if no step between the first and the last is missing: `every` may record only some."""
+    """Return True if no step between the first and the last is missing. `every` may record only some."""
     return series[-1].step - series[0].step < len(series)
 
 
@@ -55,8 +63,8 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
         last: The last complete step.
 
     Returns:
-        Bytes; ``None`` if unknown. The kernel records one peak for the whole process, which is of the failing
-        step only if it is higher than after the last step.
+        Bytes; ``None`` if unknown. The kernel records one peak for the whole process. It is the failing
+        step's only if it is higher than after the last step.
     """
     if failure is None or failure.worker is not None:
         return None
@@ -69,7 +77,7 @@ def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
     return failure.resident
 
 
-def grower(failure: OutOfMemory | None) -> str:
+def memory_name(failure: OutOfMemory | None) -> str:
     """Return the name of the memory that ran out, to begin a sentence."""
     on_host = failure is None or failure.device == "host"
     return (
@@ -77,6 +85,7 @@ def grower(failure: OutOfMemory | None) -> str:
     )
 
 
-def _level(step: int, level: int, peak: int | None, source: PeakSource | None) -> Level:
+def _level(step: int, found: Reading) -> Level:
+    level, peak, source = found
     own = max(peak - level, 0) if peak is not None and source == "exact" else None
     return Level(step, level, own, None if source == "sampled" else peak)

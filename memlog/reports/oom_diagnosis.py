@@ -33,7 +33,7 @@ class Witness(msgspec.Struct, frozen=True):
 
 
 class Suspicion(NamedTuple):
-    """How likely memory is the cause, and the evidence for and against it."""
+    """Probability that memory is the cause, in one of four levels, and the evidence."""
 
     level: Level
     why: str = ""
@@ -52,15 +52,15 @@ def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
     if failure is not None and failure.signal == FULL_SHARED_MEMORY:
         return Suspicion(
             "likely",
-            "Workers hand batches over through shared memory (`/dev/shm`), and the kernel ends with this "
-            "signal who writes there when it is full: that is the likely cause.",
+            "Workers pass batches through shared memory (`/dev/shm`). If it is full, the kernel ends a "
+            "process that writes there with this signal. That is the likely cause.",
         )
     if witness.oom_kills:
         processes = "a process" if witness.oom_kills == 1 else f"{witness.oom_kills} processes"
         return Suspicion(
             "likely",
-            f"Meanwhile the kernel killed {processes} of its control group for want of memory: that is the "
-            "likely cause.",
+            f"During the run the kernel killed {processes} of its control group because memory ran out. That "
+            "is the likely cause.",
         )
     short = None if moments.last_sample is None else _short(moments.last_sample)
     if short is not None:
@@ -68,7 +68,7 @@ def suspect(moments: LastMoments, witness: Witness) -> Suspicion:
     if failure is not None:
         return Suspicion(
             "possible",
-            "The kernel ends a process with this signal where memory runs out; so may anybody else. "
+            "The kernel ends a process with this signal if memory runs out, but others can send it, too. "
             f"{_kernel(witness)}",
         )
     return Suspicion("none", " ".join(_nothing(moments, witness)))
@@ -79,34 +79,34 @@ def _short(sample: Sample) -> str | None:
     held, limit, left = sample.tree_pss or 0, sample.cgroup_limit, sample.available
     if limit is not None and held >= _NEAR * limit:
         return (
-            f"When last looked at, it held {format_bytes(held)} of the {format_bytes(limit)} that its "
+            f"In the last sample, it held {format_bytes(held)} of the {format_bytes(limit)} that its "
             "container may use."
         )
     if left is not None and left <= _SPARE * (left + held):
-        return f"When last looked at, the machine had no more than {format_bytes(left)} left."
+        return f"In the last sample, the machine had only {format_bytes(left)} available."
     return None
 
 
 def _nothing(moments: LastMoments, witness: Witness) -> Iterator[str]:
     sample = moments.last_sample
     if sample is None and witness.oom_kills is None:
-        yield "Nothing that memlog knows points to memory, but it knows little of this run's end."
+        yield "Nothing points to memory as the cause, but memlog knows little about this run's end."
     elif sample is None or sample.available is None:
         yield "Nothing points to memory as the cause."
     else:
         yield (
-            "Nothing points to memory as the cause: when last looked at, the machine had "
-            f"{format_bytes(sample.available)} left."
+            "Nothing points to memory as the cause: in the last sample, the machine had "
+            f"{format_bytes(sample.available)} available."
         )
         if witness.oom_kills is None:
-            yield "The looks are about a second apart: a sudden jump after the last would not show."
+            yield "Samples are about a second apart: they do not show a sudden jump after the last one."
     yield _kernel(witness)
 
 
 def _kernel(witness: Witness) -> str:
     if witness.oom_kills == 0:
-        return "The kernel killed no process of its control group for want of memory meanwhile."
+        return "During the run the kernel killed no process of its control group because of memory."
     return (
-        "Whether the kernel killed it for want of memory is not known here: on that machine, "
-        '`dmesg | grep -i "killed process"` says so.'
+        "It is unknown whether the kernel killed it because memory ran out: on that machine, "
+        '`dmesg | grep -i "killed process"` shows that.'
     )

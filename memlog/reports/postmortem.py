@@ -1,6 +1,6 @@
-"""Write the post-mortem report: the failed request, the free memory, who held it, what would help.
+"""Write the post-mortem report: failed request, free memory, memory by category and layer, advice.
 
-A pure function of the journal, of the worst traced step, and of what its writer observed from outside.
+A pure function of the journal, the worst traced step, and the observations of the process that writes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from memlog._internal.units import format_bytes
 from memlog.events import Batch, OutOfMemory, Trace
 from memlog.reports.advice import Prediction, advice, had_room, in_a_step, needed, needed_far_more
 from memlog.reports.final_state import LastMoments
-from memlog.reports.growth_causes import last_straw
+from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.oom_diagnosis import Suspicion, Witness, suspect
 from memlog.reports.step_ranking import held_more
 
@@ -53,20 +53,22 @@ def report(
         health: Counts parts that fail; the other parts are still written.
     """
     health = health or Diagnostics()
-    suspicion = suspect(moments, witness)
+    suspicion, growth = suspect(moments, witness), GrowthCauses(moments)
     parts: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        ("", lambda: _cause(moments, witness, suspicion))
+        ("", lambda: _cause(moments, witness, suspicion, growth))
     ]
     telling = suspicion.of_memory and not (moments.failure and moments.failure.worker)
     if telling:
-        parts.append(("Who held what", lambda: _holders(moments)))
-    parts.append(("The last steps", lambda: _course(moments)))
+        parts.append(("What held the memory", lambda: _holders(moments)))
+    parts.append(("The last steps", lambda: _last_steps(moments)))
     if moments.trace is not None and not telling:
         parts.append(("The newest traced step", lambda: _newest_trace(moments)))
     if suspicion.of_memory:
-        parts.append(("What would help", lambda: [_list(advice(moments, predicted, health))]))
+        parts.append(
+            ("What would help", lambda: [_list(advice(moments, growth, predicted, health))])
+        )
     else:
-        parts.append(("What else may tell", lambda: [_list(_elsewhere())]))
+        parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
     title = _title(moments, suspicion)
     blocks = [f"# {title}"]
     for heading, write in parts:
@@ -75,8 +77,8 @@ def report(
 
 
 def _part(heading: str, write: Callable[[], Iterable[str]], health: Diagnostics) -> list[str]:
-    """Return a part of the report; if it fails, a sentence that says so."""
-    written = ["This part could not be written: memlog's own fault, which its log names."]
+    """Return a part of the report; if it fails, a sentence instead."""
+    written = ["memlog failed to write this part; its log has the error."]
     with health.contained(f"writing the report's part {heading or 'on the cause'!r}"):
         written = list(write())
     return [f"## {heading}", *written] if heading else written
@@ -84,19 +86,19 @@ def _part(heading: str, write: Callable[[], Iterable[str]], health: Diagnostics)
 
 def _title(moments: LastMoments, suspicion: Suspicion) -> str:
     failure, step = moments.failure, moments.last_step
-    after = "before the first step was over" if step is None else f"after step {step}"
+    after = "before the end of the first step" if step is None else f"after step {step}"
     if failure is not None and failure.signal is not None:
-        likely = " for want of memory" if suspicion.level == "likely" else ""
+        likely = " because memory ran out" if suspicion.level == "likely" else ""
         return f"{failure.worker} was killed{likely} {after}"
     if failure is not None:
         wanted = (
-            "" if failure.requested is None else f", {format_bytes(failure.requested)} asked for"
+            "" if failure.requested is None else f", {format_bytes(failure.requested)} requested"
         )
         return f"Out of memory {_place(failure)} {after}{wanted}"
     if suspicion.level == "likely":
-        return f"Killed by the kernel for want of memory {after}"
+        return f"Killed by the kernel because memory ran out {after}"
     scarce = ", with little memory left" if suspicion.level == "possible" else ""
-    return f"Ended without a word {after}{scarce}"
+    return f"Ended unexpectedly {after}{scarce}"
 
 
 def _place(failure: OutOfMemory) -> str:
@@ -105,35 +107,36 @@ def _place(failure: OutOfMemory) -> str:
     return "on the host" if failure.device == "host" else f"on {failure.device}"
 
 
-def _cause(moments: LastMoments, witness: Witness, suspicion: Suspicion) -> Iterator[str]:
+def _cause(
+    moments: LastMoments, witness: Witness, suspicion: Suspicion, growth: GrowthCauses
+) -> Iterator[str]:
     if moments.failure is None:
-        yield _wordless(witness)
+        yield _unexpected_end(witness)
         yield suspicion.why
     else:
-        yield from _failure(moments.failure, last_straw(moments))
+        yield from _failure(moments.failure, failed_by_chance=growth.failed_by_chance)
         if suspicion.why:
             yield suspicion.why
     if moments.survived:
         times = "Once" if moments.survived == 1 else f"{moments.survived} times"
-        yield f"{times} before, memory had run out and training went on."
+        yield f"{times} before, memory had run out and training had continued."
 
 
-def _failure(failure: OutOfMemory, last_straw: bool) -> Iterator[str]:
-    yield f"The error said: `{failure.message.replace('`', chr(39))}`"
+def _failure(failure: OutOfMemory, *, failed_by_chance: bool) -> Iterator[str]:
+    yield f"Error message: `{failure.message.replace('`', chr(39))}`"
     if failure.raised_as:
-        yield f"What left the program came of it: `{failure.raised_as.replace('`', chr(39))}`"
+        yield f"It led to the error that ended the program: `{failure.raised_as.replace('`', chr(39))}`"
     if failure.worker:
         yield (
-            f"It happened in {failure.worker}, a process of its own: what was free there, and what limited "
-            "it, is not known here."
+            f"It happened in {failure.worker}, a separate process: its free memory and its limit are unknown."
         )
         return
     if failure.layer or failure.phase:
-        phase = _PHASES.get(failure.phase or "", "no known phase")
-        if last_straw:
+        phase = _PHASES.get(failure.phase or "", "an unknown phase")
+        if failed_by_chance:
             yield (
-                f"The request that failed was made in {phase}, layer: {failure.layer or 'unknown'}; in which "
-                "phase the memory before it was taken is not known."
+                f"The request that failed was made in {phase}, layer: {failure.layer or 'unknown'}. The "
+                "phase in which the earlier memory was allocated is unknown."
             )
         else:
             yield f"It happened in {phase}, layer: {failure.layer or 'unknown'}."
@@ -142,7 +145,7 @@ def _failure(failure: OutOfMemory, last_straw: bool) -> Iterator[str]:
 
 def _room(failure: OutOfMemory) -> Iterator[str]:
     sizes = {
-        "asked for": failure.requested,
+        "requested": failure.requested,
         "free": failure.free,
         "in use": failure.allocated,
         "limit": failure.limit,
@@ -153,43 +156,39 @@ def _room(failure: OutOfMemory) -> Iterator[str]:
     if failure.limited_by:
         yield f"{_verdict(failure)}: {failure.limited_by}."
     if failure.free_after is not None:
-        space = ", of its address space, touched or not" if _is_of_addresses(failure) else ""
+        # A limit on the address space counts it all, used or not.
+        of = "address space" if "address space" in (failure.limited_by or "") else "memory"
         yield (
-            f"Free and in use are those of the process's highest moment{space}. "
-            f"{format_bytes(failure.free_after)} were free again once the failed step's own memory had been "
-            "given back."
+            f"`free` and `in use` are those at the peak of the process's {of}. After the failed step's own "
+            f"memory was freed, {format_bytes(failure.free_after)} were free."
         )
-
-
-def _is_of_addresses(failure: OutOfMemory) -> bool:
-    return "address space" in (failure.limited_by or "")
 
 
 def _verdict(failure: OutOfMemory) -> str:
     if failure.requested is None:
-        return "How much was asked for was not said. The tightest limit"
+        return "The requested size is unknown. The tightest limit"
     if had_room(failure):
         return (
-            "So much was free under the tightest limit that memlog knows, so that another one must have "
-            "stopped it. The tightest known"
+            "The tightest limit that memlog knows had room for the request, so another limit must have "
+            "stopped it. The tightest known limit"
         )
-    return "What limits it"
+    return "Limit"
 
 
-def _wordless(witness: Witness) -> str:
+def _unexpected_end(witness: Witness) -> str:
     by = "memlog's helper process" if witness.writer == "helper" else "`memlog sync`"
     return (
-        "The process ended without a word: no error reached memlog, and Python's exit handlers did not run. "
-        "SIGKILL, SIGTERM that nobody handles, a crash (such as a segmentation fault) and `os._exit()` end a "
-        f"process like this. From outside, they look the same; this report was written from outside, by {by}."
+        "The process ended unexpectedly: memlog saw no error, and Python's exit handlers did not run. "
+        "SIGKILL, SIGTERM without a handler, a crash (such as a segmentation fault) and `os._exit()` end a "
+        f"process in this way. This report is by {by}, for which they look the same."
     )
 
 
-def _elsewhere() -> Iterator[str]:
+def _other_evidence() -> Iterator[str]:
     yield (
-        "The exit status, as the shell or the scheduler has it: 137 is SIGKILL, 143 SIGTERM, 139 a "
-        "segmentation fault, 134 an abort (C++ code that finds no memory ends so, and prints "
-        "`std::bad_alloc`); any other is the program's own, as by `os._exit()`."
+        "The exit status in the shell or the scheduler: 137 is SIGKILL, 143 SIGTERM, 139 a "
+        "segmentation fault, 134 an abort (C++ code that gets no memory ends with it, and prints "
+        "`std::bad_alloc`); any other is the program's own, such as the argument of `os._exit()`."
     )
     yield "The scheduler's log: a time limit, preemption or an eviction ends a job in this way."
     yield "`python -X faulthandler` prints where Python was when a crash ends it."
@@ -198,11 +197,11 @@ def _elsewhere() -> Iterator[str]:
 def _holders(moments: LastMoments) -> Iterator[str]:
     trace = moments.trace
     if trace is None and not moments.steps:
-        yield "No step was over, so the layers' shares are unknown."
+        yield "No step was complete, so the layers' shares are unknown."
     elif trace is None:
         yield (
             "No step was traced, so the layers' shares are unknown: "
-            "`memlog.init(model=model, layers=True)` traces one now and then."
+            "`memlog.init(model=model, layers=True)` traces some of them."
         )
     else:
         yield f"From the newest traced step, {_traced(trace)}. {_likeness(trace, moments)}"
@@ -214,14 +213,12 @@ def _newest_trace(moments: LastMoments) -> Iterator[str]:
     """Yield the newest traced step, in a report where nothing points to memory as the cause."""
     trace = moments.trace
     if trace is not None:
-        yield (
-            f"It was {_traced(trace)}. That is what training needs, and no evidence of what ended this run."
-        )
+        yield (f"It was {_traced(trace)}. It shows what training needs, not what ended this run.")
         yield from _files(moments)
 
 
 def _traced(trace: Trace) -> str:
-    which = "one that was never over" if trace.step is None else f"step {trace.step}"
+    which = "a step that did not end" if trace.step is None else f"step {trace.step}"
     return f"{which} ({trace.engine}), at its peak of {format_bytes(trace.peak)} in tensors"
 
 
@@ -229,25 +226,22 @@ def _likeness(trace: Trace, moments: LastMoments) -> str:
     """Return a sentence on how similar the traced step is to the one that failed."""
     failure, last = moments.failure, moments.last_step
     if trace.step is None:
-        return "It was at work when the run ended."
-    later = "" if last is None else f" came {_count(last + 1 - trace.step, 'step')} later and"
+        return "It was running when the run ended."
+    later = "" if last is None else f" came {_count(last + 1 - trace.step, 'step')} later. It"
     if failure is None:
-        return f"The step at the end{later} was not traced: it may have been another."
+        return f"The last step{later} was not traced, and may have been different."
     if not in_a_step(failure, trace):
-        return "What found no room was asked for outside the model's layers; what follows is about those."
+        return "The failed request was made outside the model's layers, but the tables are about the layers."
     if needed_far_more(failure, trace):
-        what = "asked for" if failure.device == "host" else "in use and asked for"
+        what = "requested" if failure.device == "host" else "in use or requested"
         return (
-            f"The step that failed{later} was not traced, and it was not like it: "
-            f"{format_bytes(needed(failure))} were {what} there. Other things may have held the memory then."
+            f"The step that failed{later} was not traced, and needed far more: "
+            f"{format_bytes(needed(failure))} were {what} there. Other things may have held that memory."
         )
     more = held_more(moments, trace)
     if more is not None:
-        return (
-            f"The step that failed{later} was not traced, and it was not like it: {format_bytes(more)} more "
-            "were in use there."
-        )
-    return f"The step that failed{later} was not traced: it may have been another."
+        return f"The step that failed{later} was not traced, and {format_bytes(more)} more were in use there."
+    return f"The step that failed{later} was not traced, and may have been different."
 
 
 def _shares(trace: Trace) -> Iterator[str]:
@@ -281,19 +275,19 @@ def _files(moments: LastMoments) -> Iterator[str]:
         names = " and ".join(f"`{name}`" for name in moments.files)
         yield (
             f"More is in {names}, beside this report in the run's folder: `memlog open {run}` shows a "
-            f"flame graph. Elsewhere `memlog pull {run} -o out` brings the run's files first, and `memlog "
-            f"open out/{shown}` shows it."
+            f"flame graph. On another machine, `memlog pull {run} -o out` downloads the run's files, and "
+            f"`memlog open out/{shown}` shows it."
         )
 
 
-def _course(moments: LastMoments) -> Iterator[str]:
+def _last_steps(moments: LastMoments) -> Iterator[str]:
     yield _trend(moments)
     sample = moments.last_sample
     if sample is not None:
         at = "" if sample.step is None else f" (at step {sample.step})"
         yield (
-            f"When last looked at from outside{at}, the process and those that it had started held "
-            f"{format_bytes(sample.tree_pss)}; the machine had {format_bytes(sample.available)} left."
+            f"In the helper process's last sample{at}, the process and its descendants held "
+            f"{format_bytes(sample.tree_pss)}; the machine had {format_bytes(sample.available)} available."
         )
     steps = moments.steps[-_SHOWN_STEPS:]
     if steps:
@@ -304,7 +298,7 @@ def _course(moments: LastMoments) -> Iterator[str]:
 
 def _trend(moments: LastMoments) -> str:
     if len(moments.steps) < 2 or moments.first is None:  # noqa: PLR2004 - a trend needs two ends
-        return "Too few steps were made to tell a trend."
+        return "There were too few steps to see a trend."
     count = moments.steps[-1].step - moments.steps[0].step
     begun, before, after = (
         _levels(step) for step in (moments.first, moments.steps[0], moments.steps[-1])
@@ -325,7 +319,7 @@ def _levels(step: Batch) -> dict[str, int | None]:
 
 def _growth(name: str, count: int, before: int | None, after: int | None, begun: int | None) -> str:
     if before is None or after is None:
-        return f"How {name} changed is unknown."
+        return f"The change of {name} is unknown."
     grown = after - before
     if abs(grown) < max(_GROWTH_MATTERS, before // 100):
         how = f"stayed at {format_bytes(after)}"
@@ -351,7 +345,7 @@ def _row(step: Batch, peaks: bool) -> tuple[str, ...]:
 
 
 def _peak(step: Batch) -> str:
-    """Format a process's peak within a step. A watermark that did not rise in it is an upper bound."""
+    """Format a process's peak in a step. A watermark that did not rise in the step is an upper bound."""
     bound = {"exact": "", "watermark": "at most "}.get(step.rss_peak_source or "")
     return "unknown" if bound is None else f"{bound}{format_bytes(step.rss_peak)}"
 

@@ -1,7 +1,7 @@
 """The stable document of ``memlog show --json``; docs/show-json.md describes every field.
 
 Within one `SCHEMA`, fields are only added. An unknown value is ``None``, never 0. Sizes are in bytes, except
-in metrics, whose names tell their unit. Times are ISO 8601 in UTC.
+in metrics, whose names contain their unit. Times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memlog.sink import Axis
 SCHEMA = 1
 
 RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
-"""The way a run ended, or ``running``."""
+"""Status of a run: how it ended, or ``running``."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert: a rule's threshold was crossed."""
+    """An alert: the crossing of a rule's threshold."""
 
     time: str | None
     step: int | None
@@ -101,14 +101,14 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     worst_step: int | None
-    """The step with the highest peak; ``None``: that step did not end, or no peak is known."""
+    """Number of the step with the highest peak; ``None``: that step did not end, or no peak is known."""
     worst_peak_bytes: int | None
     worst_exact: bool | None
     """True if that peak is exact, of a whole training iteration."""
     cost_ms: float | None
     """Milliseconds that all traced steps took longer than others; ``None``: unknown."""
     set_up_ms: float | None
-    """The part of it for the first two traced steps, which set tracing up."""
+    """The part of it that the first two traced steps took to set up tracing."""
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):

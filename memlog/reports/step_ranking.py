@@ -1,14 +1,14 @@
-"""Compare a traced step with a run's other steps: was much more memory in use at another?"""
+"""Compare a traced step with a run's other steps, to find one with far more memory in use."""
 
 from __future__ import annotations
 
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.events import Batch, OutOfMemory, PeakSource, Trace
+from memlog.events import Batch, OutOfMemory, Trace
 from memlog.journal import RunDirectory
 from memlog.reports.final_state import LastMoments
-from memlog.reports.levels import failing_peak
+from memlog.reports.levels import failing_peak, reading
 from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
 
@@ -25,7 +25,7 @@ class LargerStep(msgspec.Struct, frozen=True):
     held: int
     """Bytes in use."""
     traced: bool
-    """True if it was traced, too: then something other than tensors takes the difference."""
+    """True if it was traced, too. Then something other than tensors takes the difference."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Standing(msgspec.Struct, frozen=True):
     traced_steps: int
     """Number of traced steps."""
     held: int | None
-    """Bytes that the process (or the device's allocator) held at it; ``None``: unknown."""
+    """Bytes that the process (or the device's allocator) held at that step; ``None``: unknown."""
     larger: LargerStep | None
 
 
@@ -67,7 +67,7 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
         event: The event that was published about the traced step.
         trace: The traced step.
     """
-    levels = _levels(run, event, trace.result.device)
+    levels = _levels(run, event, _journal_name(trace.result.device))
     held = None if levels.at is None else levels.at.held
     advice = advise(trace, held)
     larger = _larger(levels, advice) if event.step is not None else None
@@ -92,8 +92,7 @@ def _levels(run: RunDirectory, event: Trace, device: str) -> _Levels:
 def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:
     """Return the level of the step that ran out of memory on this device; ``None`` if unknown."""
     highest = failing_peak(failure, last)
-    there = "host" if device == "cpu" else device.replace(":", "")
-    if highest is None or last is None or failure.device != there:
+    if highest is None or last is None or failure.device != device:
         return None
     return _Level(last.step + 1, highest, highest)
 
@@ -101,8 +100,8 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
 def _take(found: _Levels, level: _Level | None, traced: int | None) -> None:
     if level is None:
         return
-    # If the traced step is not in the journal, the next one that is stands for it. A traced step without a
-    # number did not end, so it is the last.
+    # If the journal lacks the traced step, the next recorded one replaces it. A traced step without a number
+    # did not end, so it is the last.
     if traced is None or (found.at is None and level.step >= traced):
         found.at = level
     if found.largest is None or level.held > found.largest.held:
@@ -127,7 +126,7 @@ def held_more(moments: LastMoments, trace: Trace) -> int | None:
     failure = moments.failure
     last = moments.steps[-1] if moments.steps else None
     highest = failing_peak(failure, last)
-    device = "cpu" if failure is None or failure.device == "host" else failure.device
+    device = "host" if failure is None else failure.device
     later = (
         _level(step, device)
         for step in moments.steps
@@ -145,7 +144,7 @@ def _is_far(held: int, at: _Level, tensors: int) -> bool:
 
 
 def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | None:
-    """Return a remark that another step was larger than the one that the advice is about, and what to do.
+    """Return a remark if another step was larger than the one that the advice is about.
 
     Args:
         found: The traced step, compared with the others.
@@ -162,35 +161,26 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
     now, then = format_bytes(found.held), format_bytes(larger.held)
     said = (
         f"The trace is of step {step}, which needs {format_bytes(advice.traced_peak)} in tensors. The run's "
-        f"largest was step {larger.step}: {who} held {then} then, and {now} at step {step}."
+        f"largest step was {larger.step}: {who} held {then} there, and {now} at step {step}."
     )
     if larger.traced:
-        return (
-            f"{said} Its tensors were traced, too, and took no more: something else holds the rest."
-        )
+        return f"{said} It was traced, too, and its tensors took no more: something else held the difference."
     return (
-        f"{said} It was not traced, so what made it larger is not in these figures. "
-        "`memlog.init(layers=True, budget=0.05)` traces more steps; `memlog.MemoryTracer` traces one that "
-        "you choose, such as that of the longest input."
+        f"{said} It was not traced, so these figures do not show why it was larger. "
+        "`memlog.init(layers=True, budget=0.05)` traces more steps; `memlog.MemoryTracer` traces a step "
+        "that you choose, such as one with the longest input."
     )
+
+
+def _journal_name(device: str) -> str:
+    """Return the journal's name of a traced device."""
+    return "host" if device == "cpu" else device.replace(":", "")
 
 
 def _level(batch: Batch, device: str) -> _Level | None:
-    if device == "cpu":
-        return _bounds(batch.step, batch.rss, batch.rss_peak, batch.rss_peak_source)
-    name = device.replace(":", "")
-    for reading in batch.devices:
-        if reading.name == name:
-            return _bounds(batch.step, reading.allocated, reading.peak, reading.peak_source)
-    return None
-
-
-def _bounds(
-    step: int, now: int | None, peak: int | None, source: PeakSource | None
-) -> _Level | None:
     """Return a step's bounds. A watermark that did not rise in the step is only an upper bound."""
-    if now is None:
+    found = reading(batch, device)
+    if found is None:
         return None
-    if peak is None:
-        return _Level(step, now, now)
-    return _Level(step, now if source == "watermark" else max(now, peak), max(now, peak))
+    now, most = found.level, max(found.level, found.peak or 0)
+    return _Level(batch.step, now if found.source == "watermark" else most, most)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
 
 import msgspec
@@ -125,7 +126,8 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
         steps=totals.last_step + 1,
         metrics=totals.metrics.summary(),
         peaks=totals.peaks.summary(),
-        alerts=[_alert(event) for event in sorted(totals.alerts, key=_moment)],
+        # The helper process's alerts are read after all of the trainer's.
+        alerts=[_alert(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
         artifacts=[_artifact(event) for event in totals.artifacts],
         traced=_traced(totals),
         scopes=totals.labels.scopes(),
@@ -136,7 +138,7 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
 
 
 def _with_states(summary: Summary, states: Iterable[DeliveryState]) -> Summary:
-    """Add the saved states. A backend may have two: an uploader's and an in-process writer's."""
+    """Add the saved states. A backend may have two states: an uploader's and an in-process writer's."""
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
     seen: set[str] = set()
     for state in states:
@@ -150,7 +152,13 @@ def _with_states(summary: Summary, states: Iterable[DeliveryState]) -> Summary:
 
 
 def _delivery(before: Delivery, state: DeliveryState, *, alone: bool) -> Delivery:
-    """Combine the delivery that the journal, or another state, tells with the one of this state."""
+    """Return a delivery with a state added to it.
+
+    Args:
+        before: Delivery by the journal, or by another state.
+        state: The state to add.
+        alone: Whether no other state of this backend was added.
+    """
     known = {run.id for run in before.runs}
     joined = [
         TrackedRun(id=run_id, uri=None, own=False) for run_id in state.joined if run_id not in known
@@ -213,11 +221,6 @@ def _alert(event: Alert) -> AlertFacts:
     )
 
 
-def _moment(event: Alert) -> int:
-    """Return the key to sort alerts by: the helper process's are read after all of the trainer's."""
-    return event.time_us
-
-
 def _artifact(event: Artifact) -> ArtifactFacts:
     return ArtifactFacts(
         time=_iso(event.time_us),
@@ -276,7 +279,7 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
 
 
 def _expected(totals: Accumulator) -> dict[str, Delivery]:
-    """Return the trackers that get points: those passed to ``init``, and those with a run of the user's."""
+    """Return the trackers passed to ``init``, and those with a run of the user's."""
     named = set(totals.begin.backends if totals.begin else ()) - {LOCAL}
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):

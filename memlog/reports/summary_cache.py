@@ -1,4 +1,4 @@
-"""Cache a run's summary beside its journal, so that listing a thousand runs reads no journal twice."""
+"""Cache a run's summary beside its journal, so that listing runs reads each journal once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SummaryCache:
             return None
         if kept.summary.run.directory != str(self._run.path):
             return None  # the folder was copied or moved
-        # A run on another machine looks killed if it writes nothing for a while; it is alive now.
+        # A run on another machine counts as killed if it writes nothing for a while, and may be alive again.
         return None if alive and kept.summary.status == "killed" else kept.summary
 
     def save(self, summary: Summary) -> None:

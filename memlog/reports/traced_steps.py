@@ -40,5 +40,5 @@ class TraceFold:
 
 
 def among(steps: int) -> str:
-    """Return, in words, of how many traced steps one is the worst."""
+    """Return a phrase with the number of traced steps that one is the worst of."""
     return "the only step that was traced" if steps == 1 else f"the worst of {steps:,} traced steps"

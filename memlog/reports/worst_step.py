@@ -16,7 +16,7 @@ from memlog.trace.records import RecordedTrace
 
 MAX_BYTES = 256 * 1024**2
 _LARGEST = 2**62
-"""Maximum bytes of a storage: none is as large, and sums of such sizes do not overflow."""
+"""Maximum bytes of a storage. No real one is as large, and sums of such sizes do not overflow."""
 
 
 class WorstStep(NamedTuple):
@@ -38,8 +38,8 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
         event, trace = msgspec.msgpack.decode(kept, type=tuple[Trace, RecordedTrace])
     except FileNotFoundError:
         raise TraceNotFoundError(
-            f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True), or by "
-            "memlog run --layers"
+            f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True), or with "
+            "`memlog run --layers`"
         ) from None
     except (OSError, *UNDECODABLE) as error:
         raise _unreadable(run, str(error)) from error

@@ -141,11 +141,11 @@ class Recording:
         listener = None if self._alert_judge is None else self._alert_judge.listener
         self._delivery.start_helper(begun_us, listener)
         for writer in self._delivery.writers.values():
-            self._bus.subscribe(writer.hear)
+            self._bus.subscribe(writer.receive)
         self._run_detector = RunDetector(
             backends,
             self._journal,
-            self._helper.tell,
+            self._helper.send,
             diagnostics,
             self._delivery.writers,
             on_in_process,

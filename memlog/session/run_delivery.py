@@ -94,7 +94,7 @@ class RunDelivery:
         threads: list[UploadWorker | InProcessWriter] = [*self.threads, *self.writers.values()]
         try:
             waiting = Waiting(self._run, timeout, self._diagnostics)
-            outcome = self.helper.the_last().finish(message, timeout, waiting)
+            outcome = self.helper.last_helper().finish(message, timeout, waiting)
         finally:
             for thread in threads:
                 thread.complete()

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# `python -m` puts the working directory first on the path, where a folder of the user's named `mlflow`
-# or `wandb` would be taken for the package. If that folder was deleted, the interpreter puts none there.
+# `python -m` puts the working directory first on the path, so Python would import a
+# folder of the user's named `mlflow` or `wandb`. If the working directory was deleted, it is not on the path.
 with suppress(FileNotFoundError):
     if sys.path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - compared with what the interpreter wrote
         del sys.path[0]
@@ -58,7 +58,7 @@ def _earlier_alerts(begin: Begin) -> Iterator[Alert]:
 
 
 def _not_judged(engine: AlertEngine, begin: Begin) -> dict[str, str]:
-    """Return the rules never judged; a helper that was started again knows only about its own time."""
+    """Return the rules never judged, and why. A restarted helper knows only the time since its start."""
     since = "not since the helper process was started again: " if begin.again else ""
     return {rule: since + why for rule, why in engine.never_judged().items()}
 

@@ -1,7 +1,7 @@
-"""Pipe for the helper process's alerts to the trainer's process, while training goes on.
+"""Pipe that sends the helper process's alerts to the trainer's process during training.
 
 A thread in the trainer's process reads the pipe; it sleeps until data arrives. The journal has these alerts
-already: the pipe brings them only to the console and the callback.
+already: the pipe is for the console and the callback only.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class AlertListener:
         """
         return AlertListener(self._on_alert, self._diagnostics)
 
-    def start(self, on_hang_up: Callable[[], object] = lambda: None) -> None:
+    def start(self, on_closed: Callable[[], object] = lambda: None) -> None:
         """Start the listener's thread. The thread ends when the helper ends.
 
         Args:
-            on_hang_up: Called by the thread when the helper has closed its end.
+            on_closed: Called on the listener's thread when the helper has closed its end.
 
         Raises:
             RuntimeError: the thread can't be started; both ends are closed then.
@@ -64,7 +64,7 @@ class AlertListener:
         self._theirs.close()
         try:
             threading.Thread(
-                target=self._listen, args=(on_hang_up,), name="memlog-alerts", daemon=True
+                target=self._listen, args=(on_closed,), name="memlog-alerts", daemon=True
             ).start()
         except BaseException:
             self.close()
@@ -75,11 +75,11 @@ class AlertListener:
         self._theirs.close()
         self._ours.close()
 
-    def _listen(self, on_hang_up: Callable[[], object]) -> None:
+    def _listen(self, on_closed: Callable[[], object]) -> None:
         unfinished = b""
         with self._diagnostics.contained("listening for the helper process's alerts"):
-            # The program may close every descriptor, also this one; its number may then be another file's,
-            # which must not be read.
+            # The program may close every descriptor. Then this number may belong to another file, which must
+            # not be read.
             while self._ours.status() is not None and (
                 data := os.read(self._ours.number, _MAX_LINE)
             ):
@@ -89,11 +89,11 @@ class AlertListener:
                         self._on_alert(_decode(line))
         self._ours.close()
         with self._diagnostics.contained("looking for the helper process"):
-            on_hang_up()
+            on_closed()
 
 
 def alert_sender(fd: int) -> Callable[[Event], None]:
-    """Return a subscriber for the helper's end, which sends alerts and never waits for the trainer."""
+    """Return a subscriber that sends alerts to the helper's end, and never waits for the trainer."""
     os.set_blocking(fd, False)
     encode = msgspec.json.Encoder().encode
 

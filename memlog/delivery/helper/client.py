@@ -28,9 +28,9 @@ _POLL = 0.02
 Outcome: TypeAlias = Literal["delivered", "at work", "stopped", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``at work``: it still delivers. ``stopped``: a signal has stopped it, and a warning was printed.
-``unreachable``: no tracker that still lacks data can be reached; the helper keeps trying. ``dead``: it ended
-too early.
+``delivered``: it has delivered everything and ended. ``at work``: it still delivers. ``stopped``: a signal
+has stopped it, and memlog has printed a warning. ``unreachable``: no tracker that still lacks data can be
+reached; the helper keeps trying. ``dead``: it ended too early.
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []
@@ -38,14 +38,14 @@ _outliving: list[subprocess.Popen[bytes]] = []
 
 
 def let_go() -> None:
-    """Keep Python from warning, as this process ends, of helpers that go on without it."""
+    """Suppress Python's warning, at this process's end, about helpers that still run."""
     for process in _outliving:
         if process.poll() is None:
             process.returncode = 0
 
 
 class HelperProcess:
-    """The helper process: starts it and sends it messages without waiting for it.
+    """The helper process of one run. Its methods start it and send it messages without waiting for it.
 
     The helper is a new interpreter (never a fork, which would copy the trainer's threads and devices). It
     has its own process session, so that the terminal's Ctrl-C reaches only the trainer.
@@ -66,14 +66,14 @@ class HelperProcess:
         self,
         begin: protocol.Begin,
         listener: AlertListener | None = None,
-        on_hang_up: Callable[[], object] = lambda: None,
+        on_closed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
+        """Start the helper. Only a signal handler of the user's can make it raise.
 
         Args:
             begin: The first message to the helper.
             listener: Receives the alerts that the helper raises.
-            on_hang_up: Called, on the listener's thread, when the helper has closed its end of the pipe.
+            on_closed: Called, on the listener's thread, when the helper has closed its end of the pipe.
         """
         diagnostics = self._diagnostics
         _outliving[:] = [process for process in _outliving if process.poll() is None]
@@ -86,10 +86,10 @@ class HelperProcess:
             log = Path(begin.run_directory) / "helper.log"
             self.process = _start(log, Descriptor(theirs), shared)
             fd = None if listener is None else listener.fd
-            self.tell(msgspec.structs.replace(begin, alerts_fd=fd))
+            self.send(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
             with diagnostics.contained("listening for the helper process's alerts"):
-                listener.start(on_hang_up)
+                listener.start(on_closed)
 
     @property
     def pid(self) -> int | None:
@@ -97,13 +97,13 @@ class HelperProcess:
         return None if self.process is None else self.process.pid
 
     def abandon(self) -> None:
-        """Kill a helper whose run could not begin: it has nothing to deliver."""
-        self._hang_up()
+        """Kill the helper of a run that could not begin: it has nothing to deliver."""
+        self._close_pipe()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
-    def _hang_up(self) -> None:
+    def _close_pipe(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
 
@@ -114,11 +114,11 @@ class HelperProcess:
 
     def close(self) -> int:
         """Close the pipe to a helper that has ended, and return its return code."""
-        self._hang_up()
+        self._close_pipe()
         return 0 if self.process is None else self.process.returncode
 
-    def tell(self, message: protocol.Message) -> None:
-        """Send a message, or count that the pipe is full or broken; never block."""
+    def send(self, message: protocol.Message) -> None:
+        """Send a message without blocking; if the pipe is full, drop the message and count that."""
         if self.process is None or self._pipe is None:
             return
         if self._pipe.status() is None:  # the user's program has closed it: no message can be sent
@@ -129,15 +129,15 @@ class HelperProcess:
         except BrokenPipeError:  # the helper has ended, which `has_ended` shows
             return
         except OSError as error:
-            self._diagnostics.fault("telling the helper process", error)
+            self._diagnostics.fault("sending to the helper process", error)
             return
         if sent < len(line):
             self._diagnostics.fault(
-                "telling the helper process", BlockingIOError("its pipe is full")
+                "sending to the helper process", BlockingIOError("its pipe is full")
             )
 
-    def tell_all(self, messages: Sequence[protocol.Message]) -> int:
-        """Send several messages, and wait if the pipe is full. Not for the trainer's thread.
+    def send_all(self, messages: Sequence[protocol.Message]) -> int:
+        """Send several messages, and wait if the pipe is full. Do not call it on the trainer's thread.
 
         Returns:
             Number of the messages.
@@ -162,10 +162,10 @@ class HelperProcess:
         """Tell the helper that the journal is complete, and wait until it has delivered everything.
 
         Args:
-            finish: The last message: how the run ended, in case a full disk kept it out of the journal.
-            timeout: Seconds to wait at most; the helper goes on by itself after that.
-            on_wait: Called repeatedly with the seconds waited so far. Returns true if waiting is useless
-                because no tracker can be reached.
+            finish: The last message; has the run's end, which the journal lacks if the disk was full.
+            timeout: Maximum seconds to wait. After that the helper continues by itself.
+            on_wait: Called repeatedly with the seconds waited so far. Returns true to stop waiting because no
+                tracker can be reached.
 
         Returns:
             State of the helper when the waiting ends.
@@ -173,15 +173,15 @@ class HelperProcess:
         if self.process is None:
             return "dead"
         try:
-            outcome = self._tell_and_wait(self.process, finish, timeout, on_wait)
-        except BaseException:  # Ctrl-C: the helper goes on without this process
+            outcome = self._send_and_wait(self.process, finish, timeout, on_wait)
+        except BaseException:  # Ctrl-C: the helper continues without this process
             _outliving.append(self.process)
             raise
         if outcome in ("at work", "stopped", "unreachable"):
             _outliving.append(self.process)
         return outcome
 
-    def _tell_and_wait(
+    def _send_and_wait(
         self,
         process: subprocess.Popen[bytes],
         finish: protocol.Finish,
@@ -190,9 +190,9 @@ class HelperProcess:
     ) -> Outcome:
         ended_early = process.poll() is not None
         if not ended_early:
-            self.tell(finish)
-        self._hang_up()
-        if ended_early:  # whatever its exit code: it did not know yet that the journal is complete
+            self.send(finish)
+        self._close_pipe()
+        if ended_early:  # with any exit code: it did not know that the journal is complete
             return "dead"
         begun = time.monotonic()
         while process.poll() is None:
@@ -216,7 +216,7 @@ class HelperProcess:
             self._diagnostics.say_once(
                 "helper_stopped",
                 "the helper process was stopped by a signal such as SIGSTOP, so nothing is delivered now: "
-                f"`kill -CONT {pid}` lets it go on and deliver what is left",
+                f"`kill -CONT {pid}` continues it, and it delivers the rest",
             )
         return stopped is not None
 
@@ -237,9 +237,8 @@ def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Po
 def _environment() -> dict[str, str]:
     """Return the trainer's environment, so that a tracker's client finds its settings and its packages.
 
-    The folder that memlog was imported from is added as the last one on the path: a checkout that was never
-    installed works, and its modules hide no others. The options that ``memlog run`` passed to the trainer are
-    left out.
+    The folder of the memlog package is added at the end of the path, so that a checkout works without
+    installation and hides no other modules. The options of ``memlog run`` are removed.
     """
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]

@@ -22,17 +22,17 @@ from memlog.reports.worst_step import read_worst_step
 
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
-WITHOUT_A_WORD = "ended without a word"
+UNEXPECTED_END = "ended without a word"
 WORKER_KILLED = "worker killed"
 """Rules that the alerts name."""
 
 
 def explain(run: RunDirectory, bus: EventBus, witness: Witness, diagnostics: Diagnostics) -> None:
-    """Publish an alert and a file that explain a run that is over, if it ended badly.
+    """If a run that is over ended badly, publish a report on it and an alert.
 
     Args:
-        run: The run; the trainer writes to it no more.
-        bus: Takes the two events.
+        run: The run. The trainer has ended.
+        bus: Publishes the two events.
         witness: Facts seen from outside the trainer's process.
         diagnostics: Counts the parts of the report that fail; the other parts are written.
     """
@@ -44,13 +44,12 @@ def explain(run: RunDirectory, bus: EventBus, witness: Witness, diagnostics: Dia
 def _predicted(
     run: RunDirectory, moments: LastMoments, diagnostics: Diagnostics
 ) -> Prediction | None:
-    """Predict what would make the worst traced step smaller; ``None`` if no step was traced."""
+    """Predict savings in the worst traced step; ``None`` if no step was traced."""
     found: Prediction | None = None
     with diagnostics.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
         if moments.trace is None:
-            # The trainer was killed in its second step: only then it would have known that the first one was
-            # a whole iteration.
+            # The trainer was killed in its second step, before it could publish the first one's trace.
             moments.trace = event
         predicted, standing = advise_on(run, event, trace)
         found = Prediction(predicted, event.step, standing)
@@ -85,14 +84,13 @@ def _publish(
 def _rule(moments: LastMoments, witness: Witness) -> str:
     if suspect(moments, witness).level in {"certain", "likely"}:
         return OUT_OF_MEMORY
-    return WITHOUT_A_WORD if moments.failure is None else WORKER_KILLED
+    return UNEXPECTED_END if moments.failure is None else WORKER_KILLED
 
 
 def explain_afterwards(run: RunDirectory) -> None:
-    """Explain a bad end if memlog's helper process died with the trainer, as in a container that is killed.
+    """Publish the report on a bad end if the helper process died with the trainer, as in a killed container.
 
-    A helper that lives writes the report itself. If the report can't be written, that is logged, and the
-    delivery goes on.
+    A helper that lives writes the report itself. An error is logged; delivery continues.
     """
     if run.is_alive() or not _may_have_ended_badly(run):
         return
@@ -124,7 +122,7 @@ def explain_afterwards(run: RunDirectory) -> None:
 
 
 def _may_have_ended_badly(run: RunDirectory) -> bool:
-    """Return whether the trainer's last segment shows no good end; a cheap check before the whole is read."""
+    """Return whether the trainer's last segment has no good end: a cheap check before reading the journal."""
     for file in run.files():
         if file.process.startswith("trainer"):
             last = max(file.segments, default=1)

@@ -1,7 +1,7 @@
 """The helper process: runs the uploaders, samples the process tree, outlives the trainer.
 
-It ends when the trainer has finished the run, or has died, and everything is delivered. If a tracker can't be
-reached, it ends ``linger`` seconds later; the rest stays in the journal for ``memlog sync``.
+It ends when the run is over, or the trainer has died, and everything is delivered. If a tracker can't be
+reached, it ends ``linger`` seconds later. The rest stays in the journal for ``memlog sync``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ UNDELIVERED = 3
 """Exit code of a helper that ended before everything was delivered."""
 TERM_GRACE = 20.0
 """Seconds that the helper works on after SIGTERM: schedulers kill about 30 s after it."""
-ANOTHER_PROGRAM = "its process runs another program since (exec), without memlog.finish() before"
-"""Reason why a run counts as killed although its process lives."""
+ANOTHER_PROGRAM = (
+    "its process runs another program now (exec), and memlog.finish() was not called before"
+)
+"""Reason for the status ``killed`` of a run whose process lives."""
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 """Seconds within which the children of a dead process get another parent."""
@@ -109,7 +111,7 @@ class Helper:
         """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
-            os.nice(_NICENESS)  # before the threads are started: it would not change theirs
+            os.nice(_NICENESS)  # before the threads start, which inherit it
         for name in self._settings.backends:
             if name != LOCAL:
                 self._start_uploader(name, load_backend(name), named=True)
@@ -120,7 +122,7 @@ class Helper:
         # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._trainer_is_over():
             for line in lines.read(min(TICK, self._sampler.pause)):
-                self.hear(line)
+                self.handle(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
             with self._diagnostics.contained("keeping the journal's size limit"):
@@ -151,7 +153,7 @@ class Helper:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
 
     def _write_what_is_missing(self) -> None:
-        """Write what a full disk kept out of the trainer's journal: its last health event, and its end."""
+        """Write the trainer's last health event and end, if a full disk kept them out of its journal."""
         finish, written = self._finish, self._follower.health
         if finish is None:
             return
@@ -184,11 +186,11 @@ class Helper:
         return self._finish is not None or told_to_stop or os.getppid() != self._begin.trainer_pid
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
-        """Set the time to end after SIGTERM: until then a trainer may save its work, and data is sent."""
+        """Set, at SIGTERM, the time to end: until then the trainer may save its work, and data is sent."""
         if self._stop_at is None:
             self._stop_at = time.monotonic() + TERM_GRACE
 
-    def hear(self, line: bytes) -> None:
+    def handle(self, line: bytes) -> None:
         """Handle one message from the trainer."""
         try:
             message = protocol.decode(line)
@@ -202,7 +204,7 @@ class Helper:
                 # For `memlog sync`, if the tracker can't be reached while the helper runs.
                 uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
-            self._uploader(message.backend).know(message.run)
+            self._uploader(message.backend).note_run(message.run)
             uri = None if message.run.uri is None else bare_address(message.run.uri)
             self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
         elif isinstance(message, protocol.WrittenInProcess):
@@ -247,7 +249,7 @@ class Helper:
                     self._uploaders[name].uploader.may_open_own = True
 
     def _publish_health(self) -> None:
-        """Write the helper's drops, faults and rules never judged, and what is missing of the trainer's."""
+        """Write the helper's drops, faults and rules never judged, and the missing part of the trainer's."""
         unjudged, unwritten_ms = self._never_judged(), self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
@@ -274,14 +276,14 @@ class Helper:
         for uploader in self._uploaders.values():
             while not uploader.join(TICK):
                 for other in self._uploaders.values():
-                    other.make_way_if_wanted()
+                    other.stop_if_wanted()
                 if time.monotonic() >= min(deadline, self._stop_at or deadline):
                     return False
         return all(uploader.delivered for uploader in self._uploaders.values())
 
 
 def _add(counts: Counter[str], last: Mapping[str, int], written: Mapping[str, int]) -> None:
-    """Add what the trainer's last counts have more than those written to its journal."""
+    """Add the difference between the trainer's last counts and those written to its journal."""
     for cause, count in last.items():
         if count > written.get(cause, 0):
             counts[cause] += count - written.get(cause, 0)
@@ -326,14 +328,14 @@ def main(judge: Judge) -> None:
     log.setFormatter(_WithoutCredentials("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer gets it too, and then sends `Finish`
-    # SIGTERM while the helper starts: the trainer gets it too, and its end is the helper's sign to end.
+    # SIGTERM while the helper starts: the trainer gets it too, and the helper ends when the trainer has.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())
     begin, further = _first_message(lines)
     helper = Helper(begin, judge)
     helper.begin()
     for line in further:
-        helper.hear(line)
+        helper.handle(line)
     delivered = helper.run(lines)
     logging.shutdown()
     # A client's threads may hang on a dead server. The journal and the uploaders' states are on disk.

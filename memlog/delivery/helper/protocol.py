@@ -15,34 +15,34 @@ from memlog.sink import Connection, TrackerRun
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first message: which run this is."""
+    """The first message: the run and its settings."""
 
     run_directory: str
     begun_us: int
     trainer_pid: int
     settings: Settings
     alerts_fd: int | None = None
-    """Descriptor of the pipe that takes the helper's alerts; ``None``: the trainer does not read them."""
+    """Descriptor of the pipe for the helper's alerts; ``None``: the trainer does not read them."""
     again: bool = False
     """True if this helper replaces one that ended too early."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """Connection that a tracker's client would use in the trainer's process now."""
+    """Connection that a tracker's client in the trainer's process uses."""
 
     backend: str
     connection: Connection
 
 
 class Bind(msgspec.Struct, frozen=True, tag="bind"):
-    """The user's run that events belong to from here on."""
+    """The user's run that later events belong to."""
 
     backend: str
     run: TrackerRun
 
 
 class WrittenInProcess(msgspec.Struct, frozen=True, tag="written_in_process"):
-    """The user's run that events belong to from here on, and that the trainer's own process writes to."""
+    """The user's run that later events belong to, and that the trainer's process writes to."""
 
     backend: str
     run_id: str
@@ -52,12 +52,12 @@ class WrittenInProcess(msgspec.Struct, frozen=True, tag="written_in_process"):
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """Order to deliver the rest and end: the run is over, and its journal is complete."""
+    """Order to deliver the rest and end. The run is over, and its journal is complete."""
 
     end: End
-    """How the run ended; a full disk may have kept it out of the journal."""
+    """The run's end. The journal lacks it if the disk was full."""
     health: Health
-    """Last health event of the trainer; a full disk may have kept it out of the journal."""
+    """The trainer's last health event. The journal lacks it if the disk was full."""
 
 
 Message: TypeAlias = Begin | Connect | Bind | WrittenInProcess | Finish

@@ -2,9 +2,9 @@
 
 The helper enforces it segment by segment, and only on segments that their process has closed. It begins with
 segments that every sink has received: of each it keeps only rare events (the run's begin, alerts, epochs,
-artifacts, …) and the peaks. If that is not enough, because a tracker can't be reached or there is none, it
-thins the others, the oldest first, in rounds: of every hundred events in a row, in the next round of every
-thousand, then of every ten thousand, it keeps the peaks and the last one.
+artifacts, …) and the peaks. If the journal is still too large, because no tracker can be reached or there is
+none, the helper thins the other segments, the oldest first. The first round keeps the peaks and the last
+event of every hundred events in a row, the next of every thousand, the next of every ten thousand.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ logger = logging.getLogger("memlog.delivery")
 INTERVAL = 1.0
 """Seconds between checks of the journal's size."""
 _AT_A_TIME = 0.5
-"""Seconds of thinning after which the helper does its other work first."""
+"""Seconds of thinning after which the helper does its other work."""
 WINDOWS = (100, 1_000, 10_000, WHOLE_SEGMENT)
-"""Events of which only the peaks and the last are kept, round by round."""
+"""Number of events, by round, of which only the peaks and the last event are kept."""
 _SHRINK_TO = 0.9
 """Part of the limit to which the journal shrinks, so that the next event does not exceed the limit again."""
 
@@ -49,7 +49,7 @@ class Retention:
     Args:
         run: The run.
         limit: Bytes that all its segments together may take.
-        backends: Backends that the run's settings name; others are known by their uploaders' states on disk.
+        backends: Backends in the run's settings. Others are found by their uploaders' states on disk.
     """
 
     def __init__(self, run: RunDirectory, limit: int, backends: Collection[str] = ()) -> None:
@@ -61,11 +61,11 @@ class Retention:
         self._due = 0.0
 
     def enforce_if_due(self) -> None:
-        """Make segments smaller until the journal is small enough, or the helper's other work is due."""
+        """Make segments smaller until the journal is small enough, or `_AT_A_TIME` has passed."""
         begun = time.monotonic()
         if begun < self._due:
             return
-        # Set before the work, so also if it fails: a full disk is still full at the next tick.
+        # Set before the work, so that a failure, as on a full disk, is not repeated at once.
         self._due = begun + INTERVAL
         while self.enforce():
             if time.monotonic() - begun >= _AT_A_TIME:
@@ -73,7 +73,7 @@ class Retention:
                 return
 
     def enforce(self) -> bool:
-        """Make one segment smaller if the journal is too large; return whether that was done."""
+        """Make one segment smaller if the journal is too large; return False if there was nothing to do."""
         files = self._run.files()
         total = sum(file.size for file in files)
         self._shrinking = total > (self._limit * _SHRINK_TO if self._shrinking else self._limit)
@@ -122,8 +122,8 @@ class Retention:
         if not segment.delivered and not self._warned:
             self._warned = True
             logger.warning(
-                "the journal has reached its limit of %s before every tracker had it: older steps are "
-                "thinned, every peak and alert is kept; a larger journal_limit keeps more",
+                "the journal has reached its limit of %s before every tracker had it: memlog thins older "
+                "steps, and keeps every peak and alert; a larger journal_limit keeps more",
                 format_bytes(self._limit),
             )
 
@@ -134,9 +134,9 @@ def _is_delivered(states: Collection[UploadState], process: str, segment: int) -
 
 
 def _has_received(state: UploadState, process: str, segment: int) -> bool:
-    held = [stretch for stretch in state.held.values() if stretch.process == process]
+    held = [deferred for deferred in state.held.values() if deferred.process == process]
     return segment < _needed(state.files.get(process, Progress())) and not any(
-        _needed(stretch.progress) <= segment < stretch.until.segment for stretch in held
+        _needed(deferred.progress) <= segment < deferred.until.segment for deferred in held
     )
 
 

@@ -1,4 +1,4 @@
-"""Samples of the trainer's process tree, read in the helper: too expensive for the trainer's loop."""
+"""Samples of the trainer's process tree. The helper reads them: the trainer's loop has no time for it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from memlog.probes.cgroup import read_cgroup
 from memlog.probes.tree import ProcessTree, available_memory
 
 _STEPS = 5
-"""Steps after which a sample is due even if its interval is not over, in a run's first 500 steps."""
+"""Steps, in a run's first 500 steps, after which a sample is due before its interval has passed."""
 _PART = 100
 """Divisor: later, a sample is due after the steps so far / 100, so that the journal stays small."""
 _LOOK = 0.05
-"""Seconds between samples at least, and between checks of a fast trainer's step."""
+"""Minimum seconds between samples, and seconds between checks of a fast trainer's step."""
 _SHARE = 0.02
-"""Share of a processor's time that samples by steps may take."""
+"""Maximum share of a processor's time for samples by steps."""
 _FIRST = 0.2
-"""Processor seconds that samples may take in addition: a share alone allows few in a short run."""
+"""Processor seconds in addition to that share, which would allow few samples in a short run."""
 
 
 class StepFollower:
@@ -48,7 +48,7 @@ class StepFollower:
         return self.end is None or (self._failed and self.end.status != "finished")
 
     def look(self) -> int | None:
-        """Read what is new, and return the newest step in the journal; ``None`` before the first."""
+        """Read new events, and return the newest step in the journal; ``None`` before the first step."""
         for entry in self._file.read(self._at):
             self._at = entry.end
             if isinstance(entry.event, Batch):
@@ -70,9 +70,9 @@ class Sampler:
 
     Args:
         trainer: Process number of the trainer.
-        interval: Seconds between samples, at most.
+        interval: Maximum seconds between samples.
         publish: Called with each sample.
-        follower: Knows the trainer's newest step.
+        follower: Reads the trainer's newest step.
         diagnostics: Counts readings that failed.
     """
 
@@ -96,7 +96,7 @@ class Sampler:
 
     @property
     def pause(self) -> float:
-        """Seconds until `sample_if_due` is to be called again: fewer than the interval if steps are fast."""
+        """Seconds until the next call of `sample_if_due`; less than the interval if steps are fast."""
         return _LOOK if self._step_rate.is_fast(self._interval) else self._interval
 
     def sample_if_due(self) -> None:
@@ -161,7 +161,7 @@ class _StepRate:
         self._sampled = self._newest
 
     def is_fast(self, interval: float) -> bool:
-        """Return whether enough steps for a sample are made within ``interval`` seconds."""
+        """Return whether a sample is due, by steps, within ``interval`` seconds."""
         return self._a_second * interval >= self._wanted
 
     @property

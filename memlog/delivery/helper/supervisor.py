@@ -1,4 +1,4 @@
-"""Restart of a helper process that ended too early, with a warning that says why it ended."""
+"""Restart a helper process that ended too early, and print a warning with the cause."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SupervisedHelper:
         self._begin: protocol.Begin
         self._listener: AlertListener | None = None
         self._sent: list[protocol.Message] = []
-        # Reentrant: a signal handler may publish, and so call `tell`, while its own thread holds the lock.
+        # Reentrant: a signal handler may publish, and so call `send`, while its own thread holds the lock.
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._starts = 0
@@ -49,14 +49,14 @@ class SupervisedHelper:
         self.changed = self.is_away = False
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
-        """Start the helper. Raises nothing but what a signal handler of the user's raises meanwhile.
+        """Start the helper. Only a signal handler of the user's can make it raise.
 
         Args:
             begin: The first message to the helper.
             listener: Receives the alerts that the helper raises.
         """
         self._begin, self._listener = begin, listener
-        self._helper.start(begin, listener, self._hung_up)
+        self._helper.start(begin, listener, self._on_pipe_closed)
         self.process = self._helper.process
 
     @property
@@ -65,17 +65,17 @@ class SupervisedHelper:
         return self._helper.pid
 
     def abandon(self) -> None:
-        """Kill a helper whose run could not begin: it has nothing to deliver."""
+        """Kill the helper of a run that could not begin: it has nothing to deliver."""
         self._over.set()
         with self._lock:
             self._helper.abandon()
 
-    def tell(self, message: protocol.Message) -> None:
+    def send(self, message: protocol.Message) -> None:
         """Send a message to this helper, and later to each that replaces it; never block."""
         with self._lock:
             self._sent.append(message)
             if not self.is_away:
-                self._helper.tell(message)
+                self._helper.send(message)
 
     def look(self) -> bool:
         """Check whether the helper has ended too early, and if so begin to start the next one.
@@ -98,17 +98,17 @@ class SupervisedHelper:
                 self.is_away = True
                 self._report_end("the process tree was not sampled to the end of the run")
 
-    def the_last(self) -> HelperProcess:
-        """Return the helper that is to be told of the run's end; from now on no other one takes its place."""
+    def last_helper(self) -> HelperProcess:
+        """Return the current helper, to send it the run's end, and start no other one from now on."""
         with self._lock:
             self._over.set()
             return self._helper
 
-    def _hung_up(self) -> None:
+    def _on_pipe_closed(self) -> None:
         """Wait for the end of a helper that has closed its pipe, and handle it."""
         deadline = time.monotonic() + _REAPED_WITHIN
         while not self._over.is_set():
-            # Under the lock: if two threads call `Popen.poll` at once, one of them is told that it lives.
+            # Under the lock: if two threads call `Popen.poll` at once, one of them may see it alive.
             with self._lock:
                 if self._helper.has_ended:
                     break
@@ -120,11 +120,11 @@ class SupervisedHelper:
 
     def _handle_early_end(self) -> None:
         if self._starts >= len(PAUSES):
-            self._report_end("it is not started again")
+            self._report_end("memlog does not start it again")
             self._give_up()
             return
         self._report_end(
-            "it is started again; no event is lost, but nothing is delivered or sampled until then"
+            "memlog starts it again; no event is lost, but nothing is delivered or sampled until then"
         )
         with self._diagnostics.contained("starting the helper process again"):
             threading.Thread(target=self._start_again, name="memlog-helper", daemon=True).start()
@@ -153,17 +153,19 @@ class SupervisedHelper:
         helper = HelperProcess(self._diagnostics)
         try:
             listener = None if self._listener is None else self._listener.another()
-            helper.start(msgspec.structs.replace(self._begin, again=True), listener, self._hung_up)
+            helper.start(
+                msgspec.structs.replace(self._begin, again=True), listener, self._on_pipe_closed
+            )
             return helper.pid is not None and self._install(helper)
         except OSError:  # no pipe could be created, or the new helper has ended at once
             helper.abandon()
             return False
 
     def _install(self, helper: HelperProcess) -> bool:
-        """Send a new helper all earlier messages and put it to use, unless the run is over."""
+        """Send a new helper all earlier messages and use it from now on, unless the run is over."""
         count = 0
         while not self._over.is_set():
-            count += helper.tell_all(self._sent[count:])
+            count += helper.send_all(self._sent[count:])
             with self._lock:
                 if count == len(self._sent) and not self._over.is_set():
                     self._helper, self.process = helper, helper.process
@@ -176,8 +178,8 @@ class SupervisedHelper:
     def _give_up(self) -> None:
         self._diagnostics.say_once(
             "helper_gone",
-            "the helper process has ended again and is started no more: the journal is written on, but "
-            "nothing is delivered or sampled while this program runs",
+            "the helper process has ended again, and memlog does not start it again: events still go to the "
+            "journal, but nothing is delivered or sampled while this program runs",
         )
 
 

@@ -1,4 +1,4 @@
-"""Flame graph of the worst traced step so far, made outside the trainer's process."""
+"""Flame graph of the worst traced step so far. The helper process makes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WorstStep:
         self._seen = 0
 
     def look(self) -> None:
-        """Make a new graph if there is a worse step than at the last call. Never raises."""
+        """Make a new graph if the worst step has changed since the last call. Never raises."""
         path = self._run.worst_step
         try:
             found = path.stat()

@@ -11,20 +11,18 @@ _NAMED = 5
 
 
 def shared_rows(folded: int, run_id: str, name: str) -> str:
-    """Say that the user's rows don't have every step, and where every step is."""
+    """Return the message that the user's rows lack steps, with the name of the file that has every step."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
-        f"{steps} a row of run {run_id} with a later one, since you log less often than you step: peaks "
-        f"are kept, and the artifact {name} ({SERIES_KIND}) has every step"
+        f"{steps} a row of run {run_id} with a later one, because you log less often than you step: the "
+        f"row has the highest peaks, and the artifact {name} ({SERIES_KIND}) has every step"
     )
 
 
 def kept_nowhere(run_ids: Sequence[str]) -> str:
-    """Say that runs have nothing of the recording, because the user disabled them."""
-    is_disabled = "is disabled: nothing is" if len(run_ids) == 1 else "are disabled: nothing is"
-    return (
-        f"{_named(run_ids)} {is_disabled} kept there; memlog's own folder of the run has every step"
-    )
+    """Return the message that the tracker has nothing of runs that the user disabled."""
+    are = "is" if len(run_ids) == 1 else "are"
+    return f"{_named(run_ids)} {are} disabled, so only memlog's folder of the run has its steps"
 
 
 def _named(run_ids: Sequence[str]) -> str:
@@ -35,9 +33,9 @@ def _named(run_ids: Sequence[str]) -> str:
 
 
 def ended_early(run_ids: Sequence[str], memlog_run: str) -> str:
-    """Say that runs lack data, and which command delivers it."""
+    """Return the message that runs lack data, with the command that delivers it."""
     each = "it" if len(run_ids) == 1 else "each"
     return (
-        f"{_named(run_ids)} ended before everything was there: `memlog sync {memlog_run}` brings the whole "
-        f"series, as a run beside {each}"
+        f"{_named(run_ids)} ended before memlog had written everything: `memlog sync {memlog_run}` delivers "
+        f"the whole series to a run beside {each}"
     )

@@ -1,8 +1,8 @@
-"""Buffer of memlog's values for the rows of a user's run, taken on the user's thread when they log.
+"""Buffer of memlog's values for the rows of a user's run. The user's thread takes them when the user logs.
 
-Most users log the row of step k after the optimizer's step. That row gets everything published since the row
-before it: of peaks the maximum, of levels the newest. Other users log first and step then. Their row of
-step k is open when the event of step k comes, and gets that event before the row is closed.
+Most users log the row of step k after the optimizer's step. That row gets all values published since the row
+before it: the maximum of peaks, the newest of levels. Other users log before the step. Their row of step k is
+open when the event of step k is published, and gets its values before it is closed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from memlog.events import Batch, Event
 from memlog.metrics import place, replaces, values
 from memlog.sink import Axis, Point
 
-_MAX_HEARD = 1000
-"""Events that wait for the writer's thread, at most: beyond that the publishing thread folds them."""
+_MAX_RECEIVED = 1000
+"""Maximum number of events that wait for the writer's thread. The publishing thread folds them then."""
 
 
 class UsersRows:
-    """A `memlog.sink.Rows`: the values that wait for the user's next row, and those of the open row.
+    """A `memlog.sink.Rows`: the values that wait for the user's next row, and the values of the open row.
 
     Args:
         diagnostics: Counts errors.
@@ -41,7 +41,7 @@ class UsersRows:
         self._diagnostics = diagnostics
         self._generation = fork.generation
         self._lock = threading.RLock()  # a signal handler of the user's may log
-        self._heard: deque[Event] = deque()
+        self._received: deque[Event] = deque()
         self._waiting = _Fold()
         # Values that came after the user had logged to the row that they belong to, which is still open.
         self._late = _Fold()
@@ -55,10 +55,10 @@ class UsersRows:
     @property
     def has_waiting(self) -> bool:
         """True if there are values that no row has yet."""
-        return bool(self._waiting.points or self._late.points or self._heard)
+        return bool(self._waiting.points or self._late.points or self._received)
 
     def open(self, number: int | None) -> None:
-        """Begin with a run that was opened.
+        """Begin with a run that the user has opened.
 
         Args:
             number: Number that the user gave the open row; ``None`` if they gave none.
@@ -66,17 +66,17 @@ class UsersRows:
         with self._lock:
             self._held, self._number, self._logs_first = _Fold(), number, None
 
-    def hear(self, event: Event) -> None:
-        """Take an event as it is published. This is on the trainer's thread, so the event is folded later."""
-        self._heard.append(event)
-        if len(self._heard) >= _MAX_HEARD:
-            self.fold_heard()
+    def receive(self, event: Event) -> None:
+        """Take an event that is being published, on the trainer's thread; it is folded later."""
+        self._received.append(event)
+        if len(self._received) >= _MAX_RECEIVED:
+            self.fold_received()
 
-    def fold_heard(self) -> None:
-        """Fold the events that `hear` took."""
+    def fold_received(self) -> None:
+        """Fold the events that `receive` took."""
         with self._lock:
-            while self._heard:
-                event = self._heard.popleft()
+            while self._received:
+                event = self._received.popleft()
                 if isinstance(event, Batch) and self._logs_first is None:
                     self._logs_first = self._number is not None and event.step == self._number
                 self.add(event)
@@ -100,9 +100,7 @@ class UsersRows:
                     continue
                 self._points += 1
                 if fold == "last" and index < closed:
-                    is_shared = (
-                        True  # in a row of a later step, a level would be taken for that step's
-                    )
+                    is_shared = True  # a level in a row of a later step would look like that step's
                 else:
                     into.put(Point(name, value, axis, max(index, closed), event.time_us, fold))
             self.folded += is_shared
@@ -112,7 +110,7 @@ class UsersRows:
         if fork.generation != self._generation:
             return (), ()
         with self._lock:
-            self.fold_heard()
+            self.fold_received()
             before: Sequence[Point] = ()
             self._number_before = self._number
             if number is not None and number != self._number:
@@ -144,9 +142,9 @@ class UsersRows:
         self._diagnostics.fault("adding to a row of the user's", error)
 
     def take_for_open_row(self) -> Sequence[Point]:
-        """Take what still goes into the open row; if the user numbers rows, nothing of later steps."""
+        """Take the values for the open row; if the user numbers rows, without values of later steps."""
         with self._lock:
-            self.fold_heard()
+            self.fold_received()
             if self._number is None:
                 self._late.put_all(self._waiting)
                 self._waiting = _Fold()
@@ -154,13 +152,13 @@ class UsersRows:
             return self._take(late)
 
     def take_for_new_row(self) -> Sequence[Point]:
-        """Take what waits for a row that the user will not log any more."""
+        """Take the values that wait for the next row, which the user will not log."""
         with self._lock:
             waiting, self._waiting, self._held = self._waiting, _Fold(), _Fold()
             return self._take(waiting)
 
     def _take(self, taken: _Fold) -> Sequence[Point]:
-        """Return the points for the open row, folded with those it has: within a row the last write wins."""
+        """Return the points for the open row, folded with its earlier ones: the last write to a row wins."""
         held = self._held
         stale = [
             point.name
@@ -180,7 +178,7 @@ class UsersRows:
 
 
 class _Fold:
-    """One point for each metric: of peaks the largest, of levels the newest."""
+    """One point for each metric: the largest of peaks, the newest of levels."""
 
     def __init__(self) -> None:
         self.points: dict[str, Point] = {}
@@ -202,6 +200,6 @@ class _Fold:
 
 
 def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
-    """Move a point to its row's index: a row has one index on each axis."""
+    """Return a point with its row's index: a row has one index on each axis."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)

@@ -1,29 +1,29 @@
-"""State of one run that is written in process: which data it has, and which still waits for it."""
+"""State of one run that is written in process: the data that it has, and the data that waits."""
 
 from __future__ import annotations
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.in_process.row_buffer import UsersRows
-from memlog.delivery.uploader.artifact_files import file_of
 from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import artifact_path
 from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
-"""Alerts and files that wait for a run, at most. A run that lacks these is incomplete in any case."""
+"""Maximum number of alerts and files that wait for a run. A run with so many waiting is incomplete."""
 
 
 class RunState:
-    """State of the run with one id. The user may end that run and open it again: what it lacked stays noted.
+    """State of the run with one id. It stays the same if the user ends that run and opens it again.
 
     Args:
         user_run: The user's run, as the tracker's integration gives it.
         diagnostics: Counts errors.
 
     Attributes:
-        user_run: The user's run; if the user opened it more than once, as it was opened last.
-        ended: True if the user has ended the run, and the tracker's client has completed that.
+        user_run: The user's run, as the user opened it last.
+        ended: True if the tracker's client has ended the run at the user's request.
         rows: Values for the run's rows.
     """
 
@@ -48,9 +48,9 @@ class RunState:
 
     @property
     def is_waiting(self) -> bool:
-        """True if data was not written yet, or never can be because the user has ended the run.
+        """True if data is not written yet, or can't be written any more because the user has ended the run.
 
-        Values for rows do not count while the run is open: they get a row when it ends, at the latest.
+        Values for rows do not count while the run is open: they get a row at its end, at the latest.
         """
         rows_come = self.is_watched and self.user_run.is_open
         return bool(self._others) or (self.rows.has_waiting and not rows_come)
@@ -66,7 +66,7 @@ class RunState:
         return not self.is_waiting and not self.needs_series
 
     def resume(self, user_run: InProcessRun) -> None:
-        """Go on with the run, which the user has opened again."""
+        """Continue with the run, which the user has opened again."""
         self.user_run, self.ended = user_run, False
         self._begin()
 
@@ -76,30 +76,30 @@ class RunState:
             self.rows.open(self.user_run.watch_rows(self.rows))
             self.is_watched = True
 
-    def hear(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         """Take an event that this process publishes while the run is the newest one."""
         if self._is_wanted(event):
-            self.rows.hear(event)
+            self.rows.receive(event)
 
-    def take(self, event: Event, *, heard: bool) -> None:
+    def take(self, event: Event, *, received: bool) -> None:
         """Take an event from the journal.
 
         Args:
             event: The event.
-            heard: Whether `hear` took it when it was published: then the rows have its values already.
+            received: Whether `receive` took it when it was published: then the rows have its values already.
         """
-        if not heard and self._is_wanted(event):
+        if not received and self._is_wanted(event):
             self.rows.add(event)
         if isinstance(event, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
             self._others.append(event)
 
     def _is_wanted(self, event: Event) -> bool:
-        """Return whether the run needs an event; one that has ended needs no health events and no samples."""
+        """Return whether the run needs an event; an ended one needs no health events and no samples."""
         return self.user_run.is_open or not isinstance(event, (HealthEvent, Sample))
 
-    def bring_others(self, run: RunDirectory) -> None:
-        """Write what goes into no row: parameters, alerts, files."""
-        self.rows.fold_heard()
+    def write_others(self, run: RunDirectory) -> None:
+        """Write the data that is in no row: parameters, alerts, files."""
+        self.rows.fold_received()
         if not self._others or not self.user_run.is_open:
             return
         # Files last: if the server can't be reached, only they wait for it, and then fail.
@@ -107,12 +107,12 @@ class RunState:
             self._write(other, run)
             self._others.remove(other)
 
-    def put_rest(self, *, final: bool = True) -> None:
+    def put_remaining(self, *, final: bool = True) -> None:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
         Args:
             final: Whether the user logs nothing more. If not, values of later steps wait for the user's next
-                row: a row of memlog's own would keep the user from logging to their last one again.
+                row, because the user can't log to their last row after a row of memlog's own.
         """
         if not self.is_watched or not self.user_run.is_open:
             return
@@ -124,7 +124,7 @@ class RunState:
             if not self.rows.has_waiting:
                 self.user_run.leave_rows()
 
-    def bring_series(self, artifact: Artifact, run: RunDirectory) -> None:
+    def log_series(self, artifact: Artifact, run: RunDirectory) -> None:
         """Write the CSV file of the series, which has every event so far."""
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.folded
@@ -134,5 +134,5 @@ class RunState:
             self.user_run.log_parameters(event.values)
         elif isinstance(event, Alert):
             self.user_run.log_alert(event)
-        elif (file := file_of(event, run)) is not None:
+        elif (file := artifact_path(run, event)) is not None:
             self.user_run.log_artifact(event, file, run.id)

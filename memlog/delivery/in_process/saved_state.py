@@ -1,8 +1,8 @@
 """Saved state of an in-process writer, and its meaning for uploaders.
 
-Some trackers (W&B) let only the trainer's process write to the user's run. The uploader, in another process,
-then skips what belongs to that run. If the writing did not end cleanly, ``memlog sync`` delivers everything
-to a run of memlog's own, since memlog never writes to a run that the user has finished.
+Some trackers (W&B) let only the trainer's process write to the user's run. Then the uploader, in another
+process, skips the events of that run. memlog never writes to a run that the user has finished: if the run
+lacks data, ``memlog sync`` delivers everything to a run of memlog's own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from memlog.journal.delivery_state import MAX_STATE, Stage, UploadState, read_st
 from memlog.journal.format import UNDECODABLE
 
 Claim: TypeAlias = Literal["in process", "whole", "missing"]
-"""State of a user's run: ``in process``: it is, or may still be, written in the trainer's process.
-``whole``: it has everything. ``missing``: it lacks data."""
+"""State of a user's run. ``in process``: the trainer's process writes to it, or still may. ``whole``: it has
+all data. ``missing``: it lacks data."""
 ClaimOf: TypeAlias = Callable[[str], Claim]
 
 _SUFFIX = ".ride"
@@ -34,8 +34,8 @@ class InProcessState(msgspec.Struct, kw_only=True):
     joined: list[str] = []
     """Ids of the user's runs that were written."""
     whole: list[str] = []
-    """Ids of runs that have everything, or whose series was delivered to a run beside them since, or of
-    which the tracker keeps nothing."""
+    """Ids of runs that lack no data: complete ones, those whose series was delivered to a run beside them,
+    those that the user has disabled."""
     delivered: int = 0
     """Points put into rows, before folding."""
     folded: int = 0
@@ -46,7 +46,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
     provisional: int = 0
 
     def save(self, run: RunDirectory) -> None:
-        """Write the state to the run's folder; replaces the earlier one."""
+        """Write the state to the run's folder, in place of the earlier one."""
         with replacing(run.path, f"{run.delivery.name}/{self.backend}{_SUFFIX}") as file:
             file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
@@ -54,7 +54,7 @@ class InProcessState(msgspec.Struct, kw_only=True):
     def load(run: RunDirectory, backend: str) -> InProcessState | None:
         """Read the saved state; ``None`` if nothing was written in process.
 
-        If the trainer died before it was done, the state says that it is unknown what the tracker has.
+        If the trainer died before the writing had ended, `problem` says that the run may lack data.
         """
         try:
             kept = read_plain(run.path, f"{run.delivery.name}/{backend}{_SUFFIX}", MAX_STATE)
@@ -64,13 +64,13 @@ class InProcessState(msgspec.Struct, kw_only=True):
         if state.stage == "delivering" and not run.is_alive():
             state.stage = "waiting"
             state.problem = (
-                "the trainer's process ended before everything was written, so the run may lack data: "
-                f"`memlog sync {run.id}` brings the whole series, as a run beside it"
+                "the trainer's process ended before memlog had written everything, so the run may lack data: "
+                f"`memlog sync {run.id}` delivers the whole series to a run beside it"
             )
         return state
 
-    def made_good(self, run: RunDirectory) -> None:
-        """Note, and save, that each run's series was delivered to a run beside it."""
+    def mark_delivered(self, run: RunDirectory) -> None:
+        """Save that each run's series was delivered to a run beside it."""
         self.whole = list(self.joined)
         self.stage, self.problem = "done", None
         self.save(run)
@@ -93,7 +93,7 @@ def claims_while_in_process(_run_id: str) -> Claim:
 
 
 def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
-    """Return, for ``memlog sync``, a function that tells the state of a user's run.
+    """Return, for ``memlog sync``, a function that returns the state of a user's run.
 
     Args:
         run: memlog's run.

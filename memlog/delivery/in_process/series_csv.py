@@ -1,4 +1,4 @@
-"""CSV file of a run's every point, for a run whose rows are fewer than its steps."""
+"""CSV file with every point of a run that has fewer rows than steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]
     Args:
         run: The run's folder.
         name: Name of the file.
-        belongs: Returns, by a segment's header, whether its points are written.
+        belongs: Returns, for a segment's header, whether to write its points.
 
     Raises:
         OSError: the file can't be written.

@@ -1,9 +1,9 @@
-"""The in-process writer: writes what the journal gets to a run of the user's, in the trainer's own process.
+"""The in-process writer: writes events to a run of the user's, in the trainer's own process.
 
-The values of this process's own events are added to the user's rows, on the user's thread, as they log
-(`memlog.delivery.in_process.row_buffer`): at any other moment another thread can't know which of the user's
-rows is open. Everything else (samples by the helper process, alerts, files) is read from the journal, as an
-uploader does, by one thread for all runs that the user opens one after another.
+When the user logs a row, the values of this process's own events are added to it, on the user's thread
+(`memlog.delivery.in_process.row_buffer`): another thread can't know which of the user's rows is open. A
+thread of memlog's reads everything else (samples by the helper process, alerts, files) from the journal, as
+an uploader does. It serves all runs that the user opens one after another.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from memlog.journal.follower import Follower
 from memlog.sink import InProcessRun
 
 INTERVAL = 0.1
-"""Seconds between passes over the journal. At 1,000 steps a second they take 0.6 % of a processor; ten times
-as many took 4 %."""
+"""Seconds between passes over the journal. At 1,000 steps a second the passes take 0.6 % of a processor."""
 END_TIMEOUT = 10.0
-"""Seconds that a user who ends a run waits, at most, until memlog has written what is left for it."""
+"""Maximum seconds that the end of a user's run waits until memlog has written the remaining data."""
 _POLL = 0.1
-"""Seconds between checks of whether a thread that is waited for still lives."""
+"""Seconds between checks that the writer's thread still lives, while the user's thread waits for it."""
 _SAVE_INTERVAL = 1.0
 """Seconds between two saves of the record."""
 
@@ -63,29 +62,29 @@ class InProcessWriter:
         return self._runs.state
 
     def is_over(self, run_id: str) -> bool:
-        """Return whether the user has ended a run that was written; if opened again it has the same id."""
+        """Return whether the user has ended a run that this writer wrote to, and has not opened it again."""
         run_state = self._runs.get(run_id)
         return run_state is not None and not run_state.user_run.is_open
 
-    def hear(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         """Take each event as this process publishes it, on the publisher's thread."""
         if self._newest is not None:
-            self._newest.hear(event)
+            self._newest.receive(event)
 
     def begin(self, user_run: InProcessRun, *, kept: bool = True) -> None:
         """Begin to write to a run that the user has opened. Call it before events are bound to the run.
 
         Args:
             user_run: The user's run.
-            kept: Whether the tracker keeps anything of it: the user may have disabled it.
+            kept: Whether the tracker keeps data of it. False if the user has disabled the run.
         """
         if kept:
             self._newest = run_state = self._runs.add(user_run)
             # wandb ends open runs at exit without calling the run's hooks. Handlers at exit run in the
             # opposite order of their registration. This one is registered anew, so it runs after the
             # session's and before wandb's.
-            atexit.unregister(run_state.put_rest)
-            atexit.register(run_state.put_rest)
+            atexit.unregister(run_state.put_remaining)
+            atexit.register(run_state.put_remaining)
         else:
             self._newest = None
             self._runs.add_disabled(user_run.run_id)
@@ -101,12 +100,12 @@ class InProcessWriter:
             )
 
     def complete(self) -> None:
-        """Make the thread write the rest and end: the journal is complete."""
+        """Tell the thread that the journal is complete: it writes the rest and ends."""
         self._complete.set()
         self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end; return whether it came. Call it on the user's thread.
+        """Wait for the thread to end; return whether it has ended. Call it on the user's thread.
 
         Args:
             timeout: Seconds to wait, at most.
@@ -117,19 +116,19 @@ class InProcessWriter:
         if self._thread.is_alive():
             return False
         for run_state in self._runs:
-            run_state.put_rest(final=False)
+            run_state.put_remaining(final=False)
             if not run_state.rows.has_waiting:
-                atexit.unregister(run_state.put_rest)
+                atexit.unregister(run_state.put_remaining)
         with self._diagnostics.contained("saving what was written in process"):
             self._runs.save(over=True)
         return True
 
     def _before_end(self, user_run: InProcessRun) -> None:
-        """Write all that is left for a run, on the user's thread, which is about to end it."""
+        """Write all remaining data of a run. Called on the user's thread, before the run ends."""
         self._wait_for_thread(user_run)
         run_state = self._runs.current(user_run)
         if run_state is not None:
-            run_state.put_rest()
+            run_state.put_remaining()
 
     def _wait_for_thread(self, user_run: InProcessRun) -> None:
         """Wait until the writer's thread has made one more pass, and has written the run's series."""
@@ -143,11 +142,11 @@ class InProcessWriter:
             pass
 
     def _after_end(self, user_run: InProcessRun) -> None:
-        """Note, on the user's thread, that the tracker's client has ended a run without an error."""
+        """Note that the tracker's client has ended a run without an error. Called on the user's thread."""
         run_state = self._runs.current(user_run)
         if run_state is not None:
             run_state.ended = True
-            atexit.unregister(run_state.put_rest)
+            atexit.unregister(run_state.put_remaining)
 
     def _work(self) -> None:
         while not self._complete.is_set():
@@ -160,23 +159,23 @@ class InProcessWriter:
             self._save_if_due()
         with self._diagnostics.contained("ending the writing in process"):
             self._follower.look_again()
-            self._write_once()  # what came between the last pass and the end
+            self._write_once()  # events between the last pass and the end
             self._runs.end()
 
     def _write_once(self) -> None:
         with self._diagnostics.contained("writing in process"):
             for run_id, header, event in self._follower.news():
                 if (run_state := self._runs.get(run_id)) is not None:
-                    run_state.take(event, heard=self._was_heard(header))
+                    run_state.take(event, received=self._was_received(header))
             for run_state in self._runs:
                 try:
-                    run_state.bring_others(self._run)
-                except Exception as error:  # noqa: BLE001, PERF203 - whatever the tracker's client raises
+                    run_state.write_others(self._run)
+                except Exception as error:  # noqa: BLE001, PERF203 - the tracker's client may raise anything
                     if run_state.user_run.is_open:
                         self._diagnostics.fault(f"writing to a run in {self._backend}", error)
 
-    def _was_heard(self, header: Header) -> bool:
-        """Return whether `hear` took a segment's events: this process's, since a run is written."""
+    def _was_received(self, header: Header) -> bool:
+        """Return whether `receive` took a segment's events: those of this process after a run was opened."""
         return header.process.pid == os.getpid() and self._backend in header.bindings
 
     def _write_to_ending(self, ending: Iterable[tuple[InProcessRun, threading.Event]]) -> None:

@@ -43,7 +43,7 @@ class WrittenRuns:
         return self._by_id.get(run_id)
 
     def current(self, user_run: InProcessRun) -> RunState | None:
-        """Return the state of a run; ``None`` if it is not written, or was opened again since."""
+        """Return the state of a run; ``None`` if it is not written, or the user has opened it again."""
         run_state = self._by_id.get(user_run.run_id)
         return run_state if run_state is not None and run_state.user_run is user_run else None
 
@@ -79,21 +79,21 @@ class WrittenRuns:
         return next(iter(self.state.joined), None) if own is None else None
 
     def write_series(self, run_state: RunState) -> None:
-        """Write the CSV file of every step to a run whose steps share rows, if it can still take it."""
+        """Write the CSV file of every step to a run whose steps share rows, if the run is still open."""
         if run_state.is_waiting or not run_state.needs_series or not run_state.user_run.is_open:
             return
         run_id = run_state.user_run.run_id
         name = f"series-{run_id}.csv"
         try:
             artifact = write_series(self._run, name, lambda header: self.target(header) == run_id)
-            run_state.bring_series(artifact, self._run)
+            run_state.log_series(artifact, self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
-            self._diagnostics.fault(f"bringing the whole series to {self.state.backend}", error)
+            self._diagnostics.fault(f"writing the whole series to {self.state.backend}", error)
         else:
             say(shared_rows(run_state.folded, run_id, name))
 
     def end(self) -> None:
-        """Write what is left, now that the journal is complete; print which runs lack data."""
+        """Write the remaining series, and print which runs lack data. The journal is complete."""
         for run_state in self:
             self.write_series(run_state)
         self.state.stage = "done"
@@ -115,7 +115,7 @@ class WrittenRuns:
         """Save the record.
 
         Args:
-            over: Whether the session is over. If not, a run counts as whole only after the user ended it.
+            over: Whether the session is over. If not, only runs that the user has ended can be whole.
         """
         every = list(self)
         self.state.delivered = sum(run_state.delivered for run_state in every)

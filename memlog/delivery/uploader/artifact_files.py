@@ -13,39 +13,17 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
-from memlog._internal.safe_files import open_plain
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import artifact_path, open_artifact
 
 _CHUNK = 1024**2
 _SHARE = 2
-"""Divisor: a copy takes at most the free bytes of its file system / 2."""
-
-
-def open_kept(run: RunDirectory, artifact: Artifact) -> BinaryIO | None:
-    """Open an artifact's file; ``None`` unless it is a plain file in the run's own folder.
-
-    The journal may come from anywhere, and so may the path in it.
-    """
-    if not artifact.path.startswith(f"{run.artifacts.name}/"):
-        return None
-    try:
-        return open_plain(run.path, artifact.path)
-    except (OSError, ValueError):
-        return None
-
-
-def file_of(artifact: Artifact, run: RunDirectory) -> Path | None:
-    """Return the path of an artifact's file; ``None`` unless it is a plain file in the run's own folder."""
-    file = open_kept(run, artifact)
-    if file is None:
-        return None
-    file.close()
-    return run.path / artifact.path
+"""Divisor: a copy may take half of the free bytes of its file system."""
 
 
 class Copies:
-    """Private copy of an artifact's file, one at a time.
+    """Private copies of artifacts' files; one exists at a time.
 
     Args:
         run: The run whose files are copied.
@@ -58,19 +36,19 @@ class Copies:
 
     def have(self, artifact: Artifact) -> bool:
         """Return whether the artifact's file can be read."""
-        return file_of(artifact, self._run) is not None
+        return artifact_path(self._run, artifact) is not None
 
     def of(self, artifact: Artifact, *, in_place: bool) -> Path | None:
-        """Return a path for the client; ``None`` unless the file is a plain one in the run's own folder.
+        """Return a path for the client; ``None`` unless the file is a plain file in the run's own folder.
 
-        The copy stays until `drop`, so that a client that is called again can go on with an upload. If the
-        disk has no room for a copy, the path is that of the file itself.
+        The path is that of a copy, or of the file itself if the disk has no room for a copy. The copy stays
+        until `drop`, so that the client can continue an upload at the next call.
 
         Args:
             artifact: The artifact to upload.
-            in_place: Whether to return the file itself, because the client reads it long after.
+            in_place: Whether to return the path of the file itself, because the client reads it much later.
         """
-        file = open_kept(self._run, artifact)
+        file = open_artifact(self._run, artifact)
         if file is None:
             return None
         with file:
@@ -78,7 +56,7 @@ class Copies:
         return copy or self._run.path / artifact.path
 
     def drop(self) -> None:
-        """Remove the copy: the tracker has the file."""
+        """Remove the copy. Call it when the tracker has the file."""
         self._made = None
         if self._removed is not None:
             self._removed()

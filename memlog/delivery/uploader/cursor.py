@@ -1,4 +1,4 @@
-"""Position of an uploader in one process's segments, and the data read but not sent yet."""
+"""Position of an uploader in one process's segments, and the data that it has read but not sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memlog.sink import Point
 
 
 class Reading:
-    """Reader of one process's segments for an uploader, with the data that is to be sent.
+    """Position in one process's segments, and the data to send.
 
     Args:
         progress: Progress that was saved last.
@@ -39,7 +39,7 @@ class Reading:
         self.plan, self.skipping = None, False
 
     def take(self, entry: Entry) -> None:
-        """Feed one event to the plan; what was delivered before is not delivered again."""
+        """Feed one event to the plan, and keep the data that was not sent before."""
         if self.plan is None:
             return
         if self.skipping:
@@ -75,9 +75,9 @@ class Reading:
             self.pending += self.plan.flush()
 
     def progress(self) -> Progress:
-        """Return the progress for when all that is pending was sent."""
+        """Return the progress to save when all pending data is sent."""
         if self.plan is None:
-            return self._saved  # nothing was read: a bucket that was open is still open
+            return self._saved  # nothing was read, so open buckets are still open
         sent = max(self.at, self.sent)
         opened = self.plan.open_since
         return Progress(sent=sent, resume=min([sent, *opened.values()]), open=opened)

@@ -20,7 +20,7 @@ OpenSink = Callable[[Target], Sink]
 
 
 class Targets:
-    """Open sinks by target; opens the sink of a target when it is first used.
+    """Open sinks by target. A target's sink is opened at its first use.
 
     A target is the id of a run of the user's, or ``None``: the sink's own.
 
@@ -28,7 +28,7 @@ class Targets:
         open_sink: Builds a sink for a target; may import the tracker's client.
         state: State of the uploader: the runs that exist, and those that the tracker refuses.
         begins: Template of the target that a sink gets; its runs are filled in here.
-        claim: Tells the state of a user's run, if such runs are written in the trainer's process.
+        claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
         may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
 
     Attributes:
@@ -58,11 +58,11 @@ class Targets:
         """Set how the tracker's client connects."""
         self._begins = msgspec.structs.replace(self._begins, connection=connection)
 
-    def know(self, run: TrackerRun) -> None:
+    def note_run(self, run: TrackerRun) -> None:
         """Note, in memory only, the full address of a run of the user's."""
         self._uris[run.run_id] = run.uri
 
-    def know_binding(self, binding: Binding) -> None:
+    def note_binding(self, binding: Binding) -> None:
         """Note the address that the journal has of a run, unless a fuller one is known."""
         self._uris.setdefault(binding.run_id, binding.uri)
 
@@ -83,7 +83,7 @@ class Targets:
         """Return the sink of a target; open it if it is not open.
 
         Raises:
-            RunRefusedError: the tracker refuses the run; that is noted.
+            RunRefusedError: the tracker refuses the run; `refusals` has it.
         """
         if target in self._sinks:
             return self._sinks[target]
@@ -140,7 +140,7 @@ class Targets:
                 self.refusals.note(target, error)
 
     def forget(self) -> None:
-        """Drop the open sinks: new ones are opened from now on."""
+        """Drop the open sinks. The next use of a target opens a new one."""
         self._sinks.clear()
 
     def _is_replaceable(self, target: str | None) -> bool:

@@ -1,7 +1,7 @@
-"""Outbox of alerts and files that a tracker is to get.
+"""Outbox of alerts and files for a tracker.
 
-The uploader copies them from the journal to the outbox, and saves that together with its position. So they
-are not lost, and they don't wait for points. Each is removed once the tracker has it.
+The uploader copies them from the journal to the outbox, and saves the outbox together with its position. So
+they are not lost, and don't wait for points. The uploader removes each when the tracker has it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from memlog.delivery.uploader.artifact_files import Copies
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact
-from memlog.journal.delivery_state import MAX_ALERTS, AlertsTold, Outbox, Outgoing
+from memlog.journal.delivery_state import MAX_ALERTS, Outbox, Outgoing, RunAlerts
 from memlog.sink import Sink
 
 OpenedSink = Callable[[str | None], Sink]
@@ -24,11 +24,11 @@ def take_over(
 ) -> None:
     """Put alerts and files for one of the tracker's runs into the outbox."""
     if alerts:
-        told = outbox.alerts.setdefault(target or _OWN, AlertsTold())
-        told.alerts += alerts
-        too_many = max(len(told.alerts) - MAX_ALERTS, 0)
-        del told.alerts[:too_many]
-        told.told = max(told.told - too_many, 0)
+        waiting = outbox.alerts.setdefault(target or _OWN, RunAlerts())
+        waiting.alerts += alerts
+        too_many = max(len(waiting.alerts) - MAX_ALERTS, 0)
+        del waiting.alerts[:too_many]
+        waiting.sent = max(waiting.sent - too_many, 0)
     for artifact in artifacts:
         # A later file of the same name has replaced the earlier one, in the run's folder too.
         outbox.artifacts = [
@@ -46,22 +46,22 @@ def send(
     sent: Callable[[Counter[str]], None],
     refused: Callable[[str | None, RunRefusedError], None],
 ) -> None:
-    """Send what the outbox holds.
+    """Send the alerts and files in the outbox.
 
     Args:
-        outbox: Alerts and files to send; those that were sent are removed.
+        outbox: Alerts and files to send. Sent ones are removed.
         copies: Provides the files.
         sink: Returns the open sink of a target.
-        sent: Called after each item, with the counts of what was lost of it, by reason.
+        sent: Called after each item, with the number of lost alerts or files, by reason.
         refused: Called if the tracker refuses a target: its items stay in the outbox.
 
     Raises:
         TrackerUnavailableError: the tracker can't be reached; the other items stay in the outbox.
     """
-    for target, told in outbox.alerts.items():
-        if told.told < len(told.alerts):
+    for target, waiting in outbox.alerts.items():
+        if waiting.sent < len(waiting.alerts):
             try:
-                sent(_show_alerts(sink(target or None), told))
+                sent(_show_alerts(sink(target or None), waiting))
             except RunRefusedError as error:
                 refused(target or None, error)
     for outgoing in list(outbox.artifacts):
@@ -74,15 +74,15 @@ def send(
             sent(lost)
 
 
-def _show_alerts(sink: Sink, told: AlertsTold) -> Counter[str]:
+def _show_alerts(sink: Sink, waiting: RunAlerts) -> Counter[str]:
     lost: Counter[str] = Counter()
     try:
-        sink.log_alerts(told.alerts, told.told)
+        sink.log_alerts(waiting.alerts, waiting.sent)
     except RunRefusedError:
         raise
     except TrackerRejectedError:
-        lost["alerts_rejected"] = len(told.alerts) - told.told
-    told.told = len(told.alerts)
+        lost["alerts_rejected"] = len(waiting.alerts) - waiting.sent
+    waiting.sent = len(waiting.alerts)
     return lost
 
 

@@ -1,4 +1,4 @@
-"""Runs that the tracker refuses, because they are deleted or do not exist: only their own data waits."""
+"""Runs that the tracker refuses because they are deleted or do not exist. Only their own data waits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OWN = ""
 
 
 class Refusals:
-    """The runs that a tracker refuses, as an uploader knows them.
+    """The runs of one uploader that its tracker refuses.
 
     Args:
-        state: State of the uploader: the runs that are refused, and why.
+        state: State of the uploader; holds the refused runs and the reasons.
         memlog_run: memlog's id of the run, for the command in the message.
         is_replaceable: Returns whether a run of the sink's own can replace a target.
     """
@@ -58,7 +58,7 @@ class Refusals:
             self._forget(key)
 
     def check(self, target: str | None) -> None:
-        """Do nothing if a target may be tried now.
+        """Raise if a target was refused and is not to be tried again yet.
 
         Raises:
             RunRefusedError: the run was refused, and is not to be tried again yet.
@@ -82,19 +82,19 @@ class Refusals:
 
     @property
     def problem(self) -> str | None:
-        """Message: which runs are refused, why, and what to do; ``None`` if none is."""
+        """Message with the refused runs, the reasons and the command; ``None`` if no run is refused."""
         reasons = list(self._state.refused.values())
         if not reasons:
             return None
-        told = "; ".join(reasons[:_NAMED])
+        message = "; ".join(reasons[:_NAMED])
         if len(reasons) > _NAMED:
-            told += f"; and {len(reasons) - _NAMED:,} more runs like these"
+            message += f"; and {len(reasons) - _NAMED:,} more runs like these"
         sync = f"memlog sync {self._memlog_run}"
-        back, own = ("it is", "a run") if len(reasons) == 1 else ("they are", "runs")
-        told += f": nothing is lost, `{sync}` brings what is left once {back} back"
+        exist, own = ("it exists", "a run") if len(reasons) == 1 else ("they exist", "runs")
+        message += f": nothing is lost, `{sync}` delivers the rest once {exist} again"
         if any(self._is_replaceable(key or None) for key in self._state.refused):
-            told += f", `{sync} --own-run` brings it to {own} of memlog's own"
-        return told
+            message += f", `{sync} --own-run` delivers it to {own} of memlog's own"
+        return message
 
     def _forget(self, key: str) -> None:
         self._state.refused.pop(key, None)

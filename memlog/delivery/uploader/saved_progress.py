@@ -1,4 +1,4 @@
-"""Saving of an uploader's state; of data that its sinks may still lose, as not delivered."""
+"""Save an uploader's state. Data that its sinks may still lose is saved as not delivered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memlog.journal.delivery_state import UploadState
 
 
 class SavedProgress:
-    """An uploader's state, and a copy of it from when everything delivered was safe.
+    """An uploader's state, and a copy of the last state in which all delivered data was stored safely.
 
     Args:
         run: The run's folder.
@@ -21,7 +21,7 @@ class SavedProgress:
         targets: The open sinks, which may still lose data, and the runs that the tracker refuses.
 
     Attributes:
-        failures: Attempts that failed since the last one that did not.
+        failures: Attempts that failed since the last successful one.
     """
 
     def __init__(self, run: RunDirectory, state: UploadState, targets: Targets) -> None:
@@ -39,7 +39,7 @@ class SavedProgress:
         self._safe = msgspec.convert(msgspec.to_builtins(self._state), UploadState)
 
     def go_back(self) -> None:
-        """Return to the last safe state, and drop the open sinks: new ones get what was sent since then."""
+        """Return to the last safe state, and drop the open sinks. Data sent since then is sent again."""
         safe = self._safe
         self._state.files, self._state.outbox = dict(safe.files), safe.outbox
         self._state.delivered, self._state.dropped = safe.delivered, dict(safe.dropped)
@@ -63,17 +63,17 @@ class SavedProgress:
         state.save(self._run)
 
     def count(self, lost: Mapping[str, int]) -> None:
-        """Add counts of what was lost, by reason."""
+        """Add counts of lost data, by reason."""
         for reason, count in lost.items():
             self._state.dropped[reason] = self._state.dropped.get(reason, 0) + count
 
     def count_and_save(self, lost: Mapping[str, int]) -> None:
-        """Save that an item of the outbox was sent, with what was lost of it."""
+        """Save that an item of the outbox was sent; add its counts of lost data, by reason."""
         self.count(lost)
         self.save()
 
     def note_failure(self, error: Exception) -> None:
-        """Save that an attempt failed, and why."""
+        """Save that an attempt failed, and the reason."""
         self.failures += 1
         self._state.failed_attempts += 1
         self._state.stage = "unreachable"
@@ -81,7 +81,7 @@ class SavedProgress:
         self.save()
 
     def note_refusals(self, *, complete: bool) -> None:
-        """Save which runs the tracker refuses. Everything else is delivered.
+        """Save the message about runs that the tracker refuses. All other data is delivered.
 
         Args:
             complete: Whether the journal is complete.

@@ -1,4 +1,4 @@
-"""Sending of points, and the search for those that the tracker refuses."""
+"""Send points and parameters, and find the points that the tracker refuses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DELIVERED = ""
 """Key of the delivered points in a tally, beside the reasons for drops."""
 
 
-def send_pending(sink: Sink, reading: Reading, *, stubborn: bool) -> Counter[str]:
-    """Send the points and parameters that wait.
+def send_pending(sink: Sink, reading: Reading, *, is_content: bool) -> Counter[str]:
+    """Send the pending points and parameters.
 
     Args:
-        sink: Takes them.
-        reading: Holds them; holds none afterwards.
-        stubborn: Whether to treat unknown errors of the tracker as a refusal of the points.
+        sink: Sink of their run.
+        reading: Its pending points and parameters are sent and removed.
+        is_content: Whether to treat unknown errors of the tracker as a refusal of the points.
 
     Returns:
         Number of points delivered, and of points lost, by reason.
@@ -37,19 +37,19 @@ def send_pending(sink: Sink, reading: Reading, *, stubborn: bool) -> Counter[str
     for parameters in reading.parameters:
         try:
             sink.log_parameters(parameters.values)
-        except RunRefusedError:  # noqa: PERF203 - each costs itself alone
+        except RunRefusedError:  # noqa: PERF203 - a rejected one does not stop the others
             raise
         except TrackerRejectedError:
             pass  # the metrics are stored without them
     for begin in range(0, len(reading.pending), sink.max_points):
         batch = reading.pending[begin : begin + sink.max_points]
-        _send(sink, batch, tally, stubborn=stubborn)
+        _send(sink, batch, tally, is_content=is_content)
     reading.pending, reading.parameters = [], []
     tally.update(sink.dropped)
     return +tally
 
 
-def _send(sink: Sink, points: Sequence[Point], tally: Counter[str], *, stubborn: bool) -> None:
+def _send(sink: Sink, points: Sequence[Point], tally: Counter[str], *, is_content: bool) -> None:
     """Send points; if the tracker refuses them, send each half alone to find those that it refuses."""
     try:
         sink.log_points(points)
@@ -57,11 +57,11 @@ def _send(sink: Sink, points: Sequence[Point], tally: Counter[str], *, stubborn:
     except (TrackerUnavailableError, RunRefusedError):
         raise
     except Exception as error:
-        if not isinstance(error, TrackerRejectedError) and not stubborn:
+        if not isinstance(error, TrackerRejectedError) and not is_content:
             raise
         if len(points) == 1:
             tally[f"rejected: {points[0].name}"] += 1
             return
         middle = len(points) // 2
-        _send(sink, points[:middle], tally, stubborn=stubborn)
-        _send(sink, points[middle:], tally, stubborn=stubborn)
+        _send(sink, points[:middle], tally, is_content=is_content)
+        _send(sink, points[middle:], tally, is_content=is_content)

@@ -17,12 +17,12 @@ from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, 
 from memlog.metrics import Plan
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
-_STUBBORN_FAILURES = 5
-"""Failures in a row, of a tracker that answers its probe, after which their cause is the content."""
+_CONTENT_FAILURES = 5
+"""Failures in a row, while the tracker answers its probe, after which the data counts as their cause."""
 
 
 class Uploader:
-    """Uploader of one run to one backend; it begins at the position that the last one saved.
+    """Uploader of one run to one backend. It begins at the position that the last uploader saved.
 
     The journal alone decides what is sent. The uploader saves its position in the journal after each batch.
     If it dies, the next one repeats at most one batch, with the same points.
@@ -38,9 +38,9 @@ class Uploader:
         name: Name for such a run; ``None``: the tracker chooses one.
         begun_us: When the run began, Unix time in microseconds, for such a run; ``None``: now.
         may_open_own: Whether events that belong to no run of the user's may go to a run of the sink's own.
-            Until then they wait. Set it when no run of the user's is to be expected any more.
+            Set it when the user will open no run any more. Until then these events wait.
         may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
-        claim: Tells the state of a user's run, if such runs are written in the trainer's process.
+        claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
 
     Attributes:
         state: State of the delivery; saved in the run's folder.
@@ -76,10 +76,10 @@ class Uploader:
         remember(connection.uri, *connection.environment.values())
         self._targets.connect(connection)
 
-    def know(self, run: TrackerRun) -> None:
+    def note_run(self, run: TrackerRun) -> None:
         """Note, in memory only, the full address of a run of the user's."""
         remember(run.uri)
-        self._targets.know(run)
+        self._targets.note_run(run)
 
     def deliver(self, *, complete: bool = False) -> int:
         """Send everything that is ready, and return the number of points.
@@ -106,7 +106,7 @@ class Uploader:
                 self._targets.refuse,
             )
         except Exception as error:
-            self._readings.clear()  # what was read but not sent is read again
+            self._readings.clear()  # read again the data that was read but not sent
             self._progress.note_failure(error)
             if isinstance(error, DeliveryError):
                 raise
@@ -172,7 +172,7 @@ class Uploader:
         while True:
             try:
                 return self._deliver_on(file, complete=complete)
-            except RunRefusedError:  # noqa: PERF203 - it goes on behind that run
+            except RunRefusedError:  # noqa: PERF203 - continue after that run's segments
                 if not self._skip(file, self._readings.pop(file.process)):
                     return None
 
@@ -248,7 +248,7 @@ class Uploader:
             binding = _first_binding(self.run, self.backend, file)
         if binding is None:
             return None
-        self._targets.know_binding(binding)
+        self._targets.note_binding(binding)
         return binding.run_id
 
     def _sink(self, target: str | None) -> Sink:
@@ -278,8 +278,8 @@ class Uploader:
         if has_pending:
             self._sink(reading.target)
             with self._targets.noting(reading.target) as sink:
-                stubborn = self._progress.failures >= _STUBBORN_FAILURES
-                tally = send_pending(sink, reading, stubborn=stubborn)
+                is_content = self._progress.failures >= _CONTENT_FAILURES
+                tally = send_pending(sink, reading, is_content=is_content)
             self.state.delivered += tally.pop(DELIVERED, 0)
             self._progress.count(tally)
             outbox.take_over(self.state.outbox, reading.target, reading.alerts, reading.artifacts)
@@ -301,12 +301,12 @@ def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Bindin
     return None
 
 
-def _end_of(run: RunDirectory, told: End | None) -> End | None:
+def _end_of(run: RunDirectory, reported: End | None) -> End | None:
     """Return how a run ended; a process that died without an end event was killed at its last write.
 
     Args:
         run: The run's folder.
-        told: The end that the helper process was told, if the journal has none.
+        reported: The end that the trainer sent to the helper process; ``None``: it sent none.
     """
     files = run.files()
     # The helper process writes the end if the trainer's journal had no room for it.
@@ -315,6 +315,6 @@ def _end_of(run: RunDirectory, told: End | None) -> End | None:
         for entry in file.read(Position(last - 1, 0)):
             if isinstance(entry.event, End):
                 return entry.event
-    if told is not None or run.is_alive():
-        return told
+    if reported is not None or run.is_alive():
+        return reported
     return End(int(run.last_write() * 1e6), "killed")

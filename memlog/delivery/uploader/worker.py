@@ -1,4 +1,4 @@
-"""Thread that runs an uploader repeatedly, with growing pauses while the tracker is in trouble."""
+"""Thread that runs an uploader repeatedly, with longer and longer pauses while the tracker fails."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ logger = logging.getLogger("memlog.delivery")
 INTERVAL = 0.5
 """Seconds between passes over the journal."""
 MAX_BACKOFF = 15.0
-"""Seconds between attempts, at most, while the tracker is in trouble."""
+"""Maximum seconds between attempts while the tracker fails."""
 
 
 class UploadWorker:
-    """Thread that delivers until the journal is complete and all of it delivered.
+    """Thread that delivers until the journal is complete and delivered.
 
     Args:
         uploader: The uploader to run.
-        prepare: Called first, in the thread, for imports that take seconds.
+        prepare: Called first, in the thread; does imports that take seconds.
 
     Attributes:
         delivered: True if the journal was complete and all of it delivered when the thread ended.
@@ -46,18 +46,18 @@ class UploadWorker:
         self._thread.start()
 
     def complete(self) -> None:
-        """Make the thread deliver the rest, close the uploader and end: the journal is complete."""
+        """Tell the thread that the journal is complete: it delivers the rest and ends."""
         self._complete.set()
         self._wake.set()
 
-    def make_way_if_wanted(self) -> None:
+    def stop_if_wanted(self) -> None:
         """End the thread after its current pass if another process waits to deliver the rest."""
         if self._complete.is_set() and is_wanted(self.uploader.run, self.uploader.backend):
             self._gives_up.set()
             self._wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end, at most ``timeout`` seconds; return whether it came."""
+        """Wait at most ``timeout`` seconds for the thread to end; return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -73,7 +73,7 @@ class UploadWorker:
         if self._prepare is not None:
             try:
                 self._prepare()
-            except Exception as error:  # noqa: BLE001 - it comes again, with its reason, when a sink is opened
+            except Exception as error:  # noqa: BLE001 - opening a sink raises it again
                 warn(f"preparing for {self.uploader.backend} failed: {error!r}", logger)
 
     def _log_refusals(self, logged: str) -> str:
@@ -95,11 +95,11 @@ class UploadWorker:
                 if complete:
                     self.uploader.close()
                     self.delivered = self.uploader.refused is None
-                    return  # also if a run is refused: only the user can restore it
+                    return  # also if the tracker refuses a run: only the user can restore that
                 pause = INTERVAL
-            except Exception as error:  # noqa: BLE001 - whatever a tracker's client raises, try again
+            except Exception as error:  # noqa: BLE001 - try again after any error of a tracker's client
                 pause = min(pause * 2, MAX_BACKOFF)
-                if str(error) != logged:  # an outage of days must not fill the log
+                if str(error) != logged:  # log a long outage once
                     logged = str(error)
                     warn(f"{self.uploader.backend}: {logged}; trying again until it works", logger)
                     if detail := getattr(error, "detail", ""):

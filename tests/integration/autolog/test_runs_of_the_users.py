@@ -210,7 +210,7 @@ def test_what_is_for_a_run_that_was_purged_goes_to_one_of_memlogs_own_where_that
     mlflow_says(tmp_path, "gc", "--backend-store-uri", store, "--run-ids", gone)
     code, said = sync(tmp_path)
     assert code != 0
-    assert f"the MLflow run {gone} is not found, deleted for good" in said
+    assert f"the MLflow run {gone} does not exist: it is deleted permanently" in said
     assert "--own-run" in said
     assert sync(tmp_path, "--own-run")[0] == 0
     delivered = runs_in(tmp_path)

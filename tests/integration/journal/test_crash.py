@@ -26,7 +26,7 @@ from support.mlflow_server import running_mlflow_server, sqlite_store
 from support.outages import wait_for_state
 from support.truth import Row, plan_of, rows_in_mlflow, rows_of, wait_until_delivered
 
-from memlog.delivery.helper.postmortem import WITHOUT_A_WORD
+from memlog.delivery.helper.postmortem import UNEXPECTED_END
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import summarize
@@ -277,7 +277,7 @@ def test_the_next_helper_outlives_its_trainer_and_explains_its_end(tmp_path: Pat
     wait_until_delivered(tmp_path / "runs")
     summary = summarize(run)
     assert summary.status == "killed"
-    assert [alert.rule for alert in summary.alerts] == ["host.tree > 1 MiB", WITHOUT_A_WORD]
+    assert [alert.rule for alert in summary.alerts] == ["host.tree > 1 MiB", UNEXPECTED_END]
     assert (run.artifacts / "postmortem.md").exists()
     expect_the_plan(run, f"sqlite:///{tmp_path}/mlflow.db")
 

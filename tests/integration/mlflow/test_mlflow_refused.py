@@ -39,7 +39,7 @@ def client(uri: str) -> MlflowClient:
 
 
 def test_a_run_that_is_not_there_is_rejected(uri: str) -> None:
-    with pytest.raises(RunRefusedError, match="not found, deleted for good"):
+    with pytest.raises(RunRefusedError, match="does not exist: it is deleted permanently"):
         sink_for(uri, "0" * 32).open()
 
 

@@ -146,17 +146,15 @@ def test_what_cannot_be_stored_costs_only_itself(uri: str, client: MlflowClient)
         Point("memory/x", math.nan, "step", 1, START_US),
         Point("memory/x", math.inf, "step", 2, START_US),
         Point("memory/x", -math.inf, "step", 3, START_US),
-        Point("memory/x", 1.0, "step", 1 << 70, START_US),
-        Point("memory/x", 1.0, "step", 4, -1),
         Point("m" * 400, 1.0, "step", 1, START_US),
     ]
-    sink.log_points(points(993) + odd)
+    sink.log_points(points(995) + odd)
     run = client.get_run(sink.open().run_id)
-    assert len(rss_rows(client, run.info.run_id)) == 993
+    assert len(rss_rows(client, run.info.run_id)) == 995
     assert len(run.data.metrics) == 4
     [stored] = client.get_metric_history(run.info.run_id, "memory/x")
     assert math.isnan(stored.value)
-    assert sink.diagnostics.dropped == {"not_finite": 2, "out_of_range": 2}
+    assert sink.diagnostics.dropped == {"not_finite": 2}
 
 
 def test_nothing_to_store_opens_no_run(uri: str, client: MlflowClient) -> None:

@@ -129,7 +129,7 @@ def test_torch_on_the_cpu_names_the_layer(tmp_path: Path) -> None:
     errors = ended(tmp_path, TORCH)
     assert "DefaultCPUAllocator" in errors
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Out of memory on the host after step 0, 32.0 GiB asked for\n")
+    assert text.startswith("# Out of memory on the host after step 0, 32.0 GiB requested\n")
     assert "It happened in the forward pass, layer: 1.0 (Greedy)." in text
     (failure,) = [e for e in events(only_run(tmp_path)) if isinstance(e, OutOfMemory)]
     assert failure.requested == 2**35
@@ -155,9 +155,12 @@ def test_numpy_says_how_much_and_is_found_behind_what_left_the_program(tmp_path:
     program = LIMITED.format(body=textwrap.indent(textwrap.dedent(CHAINED), " " * 8))
     assert "the data set can't be loaded" in ended(tmp_path, program)
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Out of memory on the host after step 2, 8.0 GiB asked for\n")
-    assert "What left the program came of it: `RuntimeError: the data set can't be loaded`" in text
-    assert "It was asked for outside the model's layers" in text
+    assert text.startswith("# Out of memory on the host after step 2, 8.0 GiB requested\n")
+    assert (
+        "It led to the error that ended the program: `RuntimeError: the data set can't be loaded`"
+        in text
+    )
+    assert "The request was made outside the model's layers" in text
 
 
 SHORT = """
@@ -193,7 +196,7 @@ SHORT = """
         ),
         (
             "kept = []\n        for step in range(40): train(256); kept.append(torch.ones(2**23))",
-            "too few to tell why",
+            "too few to find the cause",
         ),
     ],
     ids=["grows", "doubles", "keeps an evaluation's graphs", "keeps in few steps"],
@@ -207,7 +210,7 @@ def test_a_run_of_few_steps_is_told_what_its_steps_show(
     assert "DefaultCPUAllocator" in ended(tmp_path, SHORT.format(body=body))
     helps = wait_for_report(only_run(tmp_path)).partition("## What would help")[2]
     assert told in helps
-    assert "something keeps what each step makes. " not in helps
+    assert "something keeps memory of each step. " not in helps
     assert "a peak of about" not in helps
 
 
@@ -234,8 +237,10 @@ def test_a_worker_is_named_and_the_trainers_room_is_not(tmp_path: Path) -> None:
     assert "DefaultCPUAllocator" in ended(tmp_path, IN_A_WORKER)
     text = wait_for_report(only_run(tmp_path))
     title = text.partition("\n")[0]
-    assert title.startswith("# Out of memory in DataLoader worker process 0 before the first step")
-    assert title.endswith(", 32.0 GiB asked for")
+    assert title.startswith(
+        "# Out of memory in DataLoader worker process 0 before the end of the first step"
+    )
+    assert title.endswith(", 32.0 GiB requested")
     assert "| free |" not in text
     assert "num_workers=0" in text
     (failure,) = [e for e in events(only_run(tmp_path)) if isinstance(e, OutOfMemory)]
@@ -262,13 +267,14 @@ KILLED_WORKER = """
 
 
 @pytest.mark.parametrize(
-    ("signal", "title"), [("SIGKILL", "was killed"), ("SIGBUS", "was killed for want of memory")]
+    ("signal", "title"),
+    [("SIGKILL", "was killed"), ("SIGBUS", "was killed because memory ran out")],
 )
 def test_a_worker_that_is_killed_is_told(tmp_path: Path, signal: str, title: str) -> None:
     assert "killed by signal" in ended(tmp_path, KILLED_WORKER.replace("{signal}", signal))
     text = wait_for_report(only_run(tmp_path))
     assert re.match(
-        rf"# DataLoader worker \(pid \d+\) {title} before the first step was over", text
+        rf"# DataLoader worker \(pid \d+\) {title} before the end of the first step", text
     )
     assert "num_workers=0" in text
 
@@ -312,10 +318,10 @@ def test_an_end_that_is_not_of_memory_gets_no_advice_on_it(tmp_path: Path, end: 
     with child(tmp_path, LIMITED.format(body=body)) as process:
         process.communicate(timeout=100)
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Ended without a word after step 2\n")
-    assert "othing that memlog knows points" in text or "Nothing points to memory" in text
+    assert text.startswith("# Ended unexpectedly after step 2\n")
+    assert "Nothing points to memory" in text
     assert "What would help" not in text
-    assert "What else may tell" in text
+    assert "Where else to look" in text
 
 
 def test_a_survived_failure_is_no_failed_run(tmp_path: Path) -> None:
@@ -397,7 +403,7 @@ def test_a_killed_trainers_newest_trace_is_named(tmp_path: Path) -> None:
     text = wait_for_report(only_run(tmp_path))
     newest = text.partition("## The newest traced step")[2].partition("##")[0]
     assert "(dispatch), at its peak of " in newest
-    assert "no evidence of what ended this run" in newest
+    assert "not what ended this run" in newest
     assert "`worst-step.speedscope.json.gz`" in newest
 
 
@@ -407,9 +413,9 @@ def test_the_helper_explains_a_trainer_that_was_killed(tmp_path: Path) -> None:
         process.stdout.readline()
         process.kill()
     text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Ended without a word")
+    assert text.startswith("# Ended unexpectedly")
     assert "after step 29\n" in text
-    assert "written from outside, by memlog's helper process" in text
+    assert "This report is by memlog's helper process" in text
     assert "| 29 | " in text
 
 
@@ -432,7 +438,7 @@ def test_a_process_group_that_is_killed_is_explained(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     text = wait_for_report(only_run(tmp_path))
-    assert "written from outside, by memlog's helper process" in text
+    assert "This report is by memlog's helper process" in text
     assert "after step 29\n" in text
     assert not alive(worker)
 
@@ -483,7 +489,7 @@ def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_pat
     }
     assert names == {"postmortem.md", "worst-step.speedscope.json.gz"}
     text = wait_for_report(only_run(tmp_path / "memlog_runs"))
-    assert "16.0 GiB asked for" in text
+    assert "16.0 GiB requested" in text
     assert "From the newest traced step, step 0 (dispatch), at its peak of" in text
     assert "`memlog open out/worst-step.speedscope.json.gz`" in text
 
@@ -539,7 +545,7 @@ def test_a_device_names_the_layer_and_leaves_a_snapshot(tmp_path: Path, in_backw
     assert "OutOfMemoryError" in errors
     run = only_run(tmp_path)
     text = wait_for_report(run)
-    assert text.startswith("# Out of memory on cuda0 after step 0, 256.0 GiB asked for\n")
+    assert text.startswith("# Out of memory on cuda0 after step 0, 256.0 GiB requested\n")
     where = "the backward pass, layer: unknown, in" if in_backward else "the forward pass, layer: 1"
     assert where in text
     assert "`memlog open out/out-of-memory.pickle`" in text
@@ -560,7 +566,7 @@ def test_sync_explains_where_the_helper_died_too(tmp_path: Path) -> None:
     for _ in range(2):
         CliRunner().invoke(sync, [run.id, "--dir", str(tmp_path)])
     text = wait_for_report(run)
-    assert "written from outside, by `memlog sync`" in text
+    assert "This report is by `memlog sync`" in text
     assert len([event for event in events(run) if isinstance(event, Alert)]) == 1
 
 
@@ -635,10 +641,10 @@ SHAPES = """
 @pytest.mark.parametrize(
     ("body", "told", "untold"),
     [
-        (LARGER_AND_LARGER, "So its steps became larger", "something keeps"),
+        (LARGER_AND_LARGER, "So the steps became larger", "something keeps"),
         (MAPPED, "are pages of mapped files", "something keeps"),
-        (C_LIBRARY, "something keeps what each step makes", "It failed in the optimizer's step"),
-        (SHAPES, "16.0 TiB were asked for in one piece, and the whole machine", "A higher limit"),
+        (C_LIBRARY, "something keeps memory of each step", "It failed in the optimizer's step"),
+        (SHAPES, "16.0 TiB were requested in one piece, and the whole machine", "A higher limit"),
     ],
     ids=["larger and larger", "a mapped file", "a C library", "a wrong shape"],
 )

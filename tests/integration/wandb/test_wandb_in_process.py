@@ -228,7 +228,7 @@ def test_a_wandb_that_makes_rows_otherwise_is_left_alone(tmp_path: Path, other: 
     assert [(row["_step"], row["loss"]) for row in made.users_rows()] == [(s, s) for s in range(5)]
     assert made.memlogs_rows() == []
     assert "adds nothing to them" in said
-    assert f"memlog sync {recorded(tmp_path).id}` brings the whole series" in said
+    assert f"memlog sync {recorded(tmp_path).id}` delivers the whole series" in said
 
 
 def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(

@@ -65,7 +65,7 @@ def test_files_of_an_offline_run_are_to_be_had_from_here_or_after_its_sync(tmp_p
         check=False,
     )
     assert pulled.returncode == 1
-    assert f"leave --backend out to have them from here, or `wandb sync {folder}` it first" in (
+    assert f"omit --backend to get them from this machine, or call `wandb sync {folder}` first" in (
         pulled.stderr
     )
     assert "WANDB_MODE" not in pulled.stderr
@@ -74,7 +74,7 @@ def test_files_of_an_offline_run_are_to_be_had_from_here_or_after_its_sync(tmp_p
 
 def test_nothing_is_said_to_be_in_a_disabled_run(tmp_path: Path) -> None:
     errors = train("    run = wandb.init(mode='disabled', project='p')" + LOOP, tmp_path)
-    assert "nothing is kept there" in errors
+    assert "disabled, so only memlog's folder" in errors
     assert "artifact" not in errors
     shown = show(tmp_path)
     assert "0 points: run" in shown

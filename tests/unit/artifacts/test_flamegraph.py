@@ -81,8 +81,8 @@ def setting(key: str, value: object) -> Callable[[dict[str, Any]], object]:
 
 
 BREAKING = {
-    "no profile": (lambda made: made.update(profiles=[]), "no profile in it"),
-    "active profile": (lambda made: made.update(activeProfileIndex=2), "profile 2 is to be shown"),
+    "no profile": (lambda made: made.update(profiles=[]), "it has no profile"),
+    "active profile": (lambda made: made.update(activeProfileIndex=2), "selects profile 2"),
     "no frames": (lambda made: made.pop("shared"), "missing required field `shared`"),
     "frame without a name": (lambda made: made["shared"]["frames"].append({}), "field `name`"),
     "negative weight": (setting("weights", [1, -1, 2]), ">= 0"),

@@ -17,12 +17,13 @@ from support.journals import MadeRun, at
 from support.pickles import endless
 from support.stores import DictStore, stored
 
-from memlog.artifacts.journal_store import kept, locate
+from memlog.artifacts.journal_store import kept
 from memlog.cli.main import cli
 from memlog.cli.open import _find
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Artifact, End
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import artifact_path
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_a_journal_that_names_what_is_elsewhere_brings_nothing(tmp_path: Path) -
     )
     (run.path / "artifacts" / "link").symlink_to(tmp_path / "secret")
     (run.path / "artifacts" / "out").symlink_to(tmp_path)
-    assert [locate(run, event) for event in kept(run)] == [None] * 7
+    assert [artifact_path(run, event) for event in kept(run)] == [None] * 7
     told = complaint("pull", "latest", "-o", "out")
     assert "'up' is no longer in" in told
     assert list((tmp_path / "out").iterdir()) == []
@@ -128,7 +129,7 @@ def test_open_takes_a_file_or_the_newest_flame_graph_of_a_run(tmp_path: Path) ->
 
 def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
-    assert "text is nothing that memlog can show: it opens speedscope" in complaint("open", "text")
+    assert "text can't be shown: memlog opens speedscope" in complaint("open", "text")
     (tmp_path / "torn").write_bytes(GRAPH[:-9])
     told = complaint("open", "torn")
     assert told.startswith("torn can't be shown: it is damaged: ")
@@ -152,8 +153,8 @@ def test_a_snapshot_that_hides_code_is_one_line_and_runs_nothing(tmp_path: Path)
         told = complaint("open", name)
         assert told.startswith(name)
         if name != "old.pickle":  # nothing that torch writes begins so: it is not even looked into
-            assert "it wants to run" in told
-            assert "don't open it elsewhere" in told
+            assert "it calls " in told
+            assert "don't open it with other programs" in told
     assert not (tmp_path / "made by the attacker").exists()
 
 
@@ -164,7 +165,7 @@ def test_a_snapshot_that_is_damaged_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "odd.pickle").write_bytes(pickle.dumps({"segments": [1], "device_traces": []}))
     assert complaint("open", "odd.pickle").startswith("odd.pickle is damaged (")
     (tmp_path / "model.pickle").write_bytes(pickle.dumps({"weights": [1.0]}))
-    assert "is nothing that memlog can show" in complaint("open", "model.pickle")
+    assert "can't be shown: memlog opens" in complaint("open", "model.pickle")
 
 
 @pytest.mark.parametrize("content", [pytest.param(made, id=name) for name, made in endless()])

@@ -180,8 +180,8 @@ def test_a_refused_run_is_reported_with_remedies(tmp_path: Path, backend: ListBa
     assert result.exit_code == 1
     assert result.stdout == f"list: {POINTS} points delivered (run there at memory://host)\n"
     assert result.stderr == (
-        f"memlog: list: the run gone is deleted: nothing is lost, `memlog sync {run.id}` brings what is left "
-        f"once it is back, `memlog sync {run.id} --own-run` brings it to a run of memlog's own\n"
+        f"memlog: list: the run gone is deleted: nothing is lost, `memlog sync {run.id}` delivers the rest "
+        f"once it exists again, `memlog sync {run.id} --own-run` delivers it to a run of memlog's own\n"
     )
     for command in ("runs", "show"):
         told = CliRunner().invoke(cli, [command, *["latest"][: command == "show"]]).stdout
@@ -210,7 +210,7 @@ def test_a_live_helpers_lock_is_respected(run: RunDirectory) -> None:
 def test_a_live_run_is_left_to_its_helper(tmp_path: Path) -> None:
     run = steps(made_run(tmp_path, "list", alive=True))
     with UploadLock(run.directory, "list"):
-        assert "goes on, and its own helper process delivers to list" in complaint(code=1)
+        assert "is not over, and its own helper process delivers to list" in complaint(code=1)
 
 
 @pytest.mark.parametrize("at_work", [HelperLock, lambda run: UploadLock(run, "other")])

@@ -68,7 +68,7 @@ class Trainer:
         self.writer = InProcessWriter(self.run, "tracker", self.health)
         self.bus = EventBus(self.health)
         self.bus.subscribe(self.journal.append)
-        self.bus.subscribe(self.writer.hear)
+        self.bus.subscribe(self.writer.receive)
 
     def open(self, users: Users) -> None:
         self.writer.begin(users)

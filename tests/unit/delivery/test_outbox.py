@@ -150,10 +150,10 @@ def test_nor_through_a_link(run: RunDirectory, journal: JournalWriter) -> None:
 def test_alerts_are_bounded() -> None:
     outbox = Outbox()
     take_over(outbox, None, [alert(0)] * MAX_ALERTS, [])
-    outbox.alerts[""].told = MAX_ALERTS
+    outbox.alerts[""].sent = MAX_ALERTS
     take_over(outbox, None, [alert(1), alert(2)], [])
     assert len(outbox.alerts[""].alerts) == MAX_ALERTS
-    assert outbox.alerts[""].told == MAX_ALERTS - 2
+    assert outbox.alerts[""].sent == MAX_ALERTS - 2
 
 
 class TestASinkThatIsNotDurable:

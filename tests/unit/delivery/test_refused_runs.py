@@ -67,8 +67,8 @@ def test_the_others_have_everything_and_it_is_said_which_run_is_refused(
     assert (state.stage, state.dropped, set(state.refused)) == ("waiting", {}, {"r0", "r2"})
     assert state.problem == (
         "the run r0 is deleted; the run r2 is deleted: nothing is lost, "
-        f"`memlog sync {sweep.id}` brings what is left once they are back, "
-        f"`memlog sync {sweep.id} --own-run` brings it to runs of memlog's own"
+        f"`memlog sync {sweep.id}` delivers the rest once they exist again, "
+        f"`memlog sync {sweep.id} --own-run` delivers it to runs of memlog's own"
     )
 
 
@@ -156,7 +156,7 @@ def test_an_outbox_of_a_refused_run_holds_up_no_other(tmp_path: Path) -> None:
     made.write(alert)
     carrier = uploader(made.directory, tracker)
     carrier.deliver()
-    carrier.state.outbox.alerts["gone"].told = 0
+    carrier.state.outbox.alerts["gone"].sent = 0
     tracker.deleted = {"gone"}
     made.bound("list", "next", None).write(alert)
     finish(carrier)

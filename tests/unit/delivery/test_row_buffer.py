@@ -25,7 +25,7 @@ class Users:
         self._row = 0 if opened is None else opened
 
     def step(self, number: int, mib: int = 100) -> None:
-        self.rows.hear(batch(number, mib * MIB))
+        self.rows.receive(batch(number, mib * MIB))
 
     def sample(self, step: int, mib: int) -> None:
         self.rows.add(Sample(at(step), step, mib * MIB, None, None, None, None))
@@ -178,10 +178,10 @@ def test_a_row_without_news_gets_nothing() -> None:
 
 def test_what_a_row_could_not_get_waits_for_the_next() -> None:
     rows = UsersRows(Diagnostics())
-    rows.hear(batch(0, 200 * MIB))
+    rows.receive(batch(0, 200 * MIB))
     _, points = rows.enter(0)
     rows.give_back(points)
-    rows.hear(batch(1, 100 * MIB))
+    rows.receive(batch(1, 100 * MIB))
     _, points = rows.enter(1)
     told = {point.name: point.value for point in points}
     assert told == {RSS: 100, "memory/host/rss_peak_mib": 200}
@@ -224,8 +224,8 @@ def test_a_user_who_logs_first_and_fails_gets_that_step_in_the_next_row() -> Non
 def test_events_that_nobody_folds_are_folded_as_they_come() -> None:
     rows = UsersRows(Diagnostics())
     for number in range(10_000):
-        rows.hear(batch(number, MIB))
-    assert len(rows._heard) < 1000
+        rows.receive(batch(number, MIB))
+    assert len(rows._received) < 1000
 
 
 def test_a_series_has_every_point_of_the_segments_that_belong(tmp_path: Path) -> None:

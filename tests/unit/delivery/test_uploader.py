@@ -147,7 +147,7 @@ def test_events_wait_until_there_is_a_run_for_them(run: RunDirectory) -> None:
     assert not tracker.opened
     journal.bind("list", Binding("users"))
     journal.append(batch(1))
-    carrier.know(TrackerRun("users", "memory://full:secret@address"))
+    carrier.note_run(TrackerRun("users", "memory://full:secret@address"))
     carrier.deliver(complete=True)
     assert tracker.points == {"users": expected(range(2))}
     joined = tracker.opened[0].joined

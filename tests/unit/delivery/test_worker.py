@@ -84,11 +84,11 @@ def test_a_helper_that_waits_for_its_tracker_makes_way_once_the_run_is_over(
     syncing = threading.Thread(target=sync)
     syncing.start()
     for _ in range(20):
-        thread.make_way_if_wanted()
+        thread.stop_if_wanted()
         assert not taken.wait(0.02)  # the journal is not complete
     thread.complete()
     while not taken.wait(0.05):
-        thread.make_way_if_wanted()
+        thread.stop_if_wanted()
     syncing.join()
     assert thread.join(30)
     assert not thread.delivered

@@ -113,7 +113,7 @@ def test_one_whose_name_is_no_utf_8_is_said_and_left_out(
         done = CliRunner().invoke(cli, command.split())
         assert done.exit_code == 0, done.output
         assert "goodgood" in done.output or command.startswith("sync")
-    assert "is left out, since it can't be read" in caplog.text
+    assert "is left out, because it can't be read" in caplog.text
 
 
 @pytest.mark.parametrize("number", [1, 42, 9999, 10000, 123456])

@@ -112,7 +112,7 @@ _POOL = (
         (
             "API request to endpoint was successful but the response body was not in a valid JSON format. "
             "Response body: '<html>'",
-            "MLflow is not available (what answers there is no MLflow server)",
+            "MLflow is not available (another kind of server answers)",
         ),
         (
             '(psycopg2.OperationalError) connection to server at "127.0.0.1", port 5432 failed: '

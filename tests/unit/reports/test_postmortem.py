@@ -114,7 +114,7 @@ def test_every_table_is_one(tmp_path: Path) -> None:
         if token.type == "table_open"
     ]
     assert heads == [
-        ["asked for", "free", "in use", "limit"],
+        ["requested", "free", "in use", "limit"],
         ["what", "bytes", "share"],
         ["layer", "held at the peak", "share"],
         ["step", "process (RSS), peak"],
@@ -135,7 +135,7 @@ def test_a_part_that_fails_costs_the_others_nothing(
         monkeypatch.setattr(room, name, fails)
     health = Diagnostics()
     text = report(ended(tmp_path, trace(), FAILURE), KILLED, None, health).text
-    assert text.count("This part could not be written") == 2
+    assert text.count("memlog failed to write this part") == 2
     assert sum(health.faults.values()) == 3
     assert "layer: blocks.0 (Block)" in text
     assert "A higher limit" in text
@@ -154,14 +154,14 @@ def test_a_damaged_step_costs_no_report(tmp_path: Path, monkeypatch: pytest.Monk
 def test_free_is_that_of_the_moment_and_what_came_free_is_said_as_such(tmp_path: Path) -> None:
     text = told(ended(tmp_path, FAILURE)).text
     assert "| 400.0 MiB | 100.0 MiB | 924.0 MiB | 1.0 GiB |" in text
-    assert "What limits it: the limit on the process's address space" in text
-    assert "500.0 MiB were free again once the failed step's own memory had been given back" in text
+    assert "Limit: the limit on the process's address space" in text
+    assert "After the failed step's own memory was freed, 500.0 MiB were free" in text
 
 
 def test_a_limit_that_had_enough_left_is_not_blamed(tmp_path: Path) -> None:
     text = told(ended(tmp_path, changed(free=GIB))).text
-    assert "another one must have stopped it" in text
-    assert "What limits it" not in text
+    assert "another limit must have stopped it" in text
+    assert "Limit: " not in text
     assert "A higher limit" not in text
 
 
@@ -170,13 +170,11 @@ def test_a_worker_is_named_and_nothing_of_the_trainers_is_blamed(tmp_path: Path)
     worker = changed(worker="DataLoader worker process 3", free_after=None, **nothing)
     found = told(ended(tmp_path, trace(), SAMPLE, worker))
     assert found.title == (
-        "Out of memory in DataLoader worker process 3 after step 29, 400.0 MiB asked for"
+        "Out of memory in DataLoader worker process 3 after step 29, 400.0 MiB requested"
     )
-    assert (
-        "a process of its own: what was free there, and what limited it, is not known" in found.text
-    )
+    assert "a separate process: its free memory and its limit are unknown" in found.text
     assert "num_workers=0" in found.text
-    assert "Who held what" not in found.text
+    assert "What held the memory" not in found.text
     assert not any(line in found.text for line in MODEL_ADVICE)
 
 
@@ -197,12 +195,24 @@ KILLED_WORKER = {
             "Killed",
             0,
             "was killed after",
-            "so may anybody else. The kernel killed no process",
+            "others can send it, too. During the run the kernel killed no process",
             POSSIBLE,
         ),
-        ("Killed", None, "was killed after", "so may anybody else. Whether the kernel", POSSIBLE),
-        ("Killed", 1, "was killed for want of memory after", "the kernel killed a process", LIKELY),
-        ("Bus error", 0, "was killed for want of memory after", "`/dev/shm`", LIKELY),
+        (
+            "Killed",
+            None,
+            "was killed after",
+            "others can send it, too. It is unknown whether the kernel",
+            POSSIBLE,
+        ),
+        (
+            "Killed",
+            1,
+            "was killed because memory ran out after",
+            "the kernel killed a process",
+            LIKELY,
+        ),
+        ("Bus error", 0, "was killed because memory ran out after", "`/dev/shm`", LIKELY),
     ],
 )
 def test_a_killed_worker_is_blamed_on_memory_as_far_as_is_known(
@@ -216,12 +226,14 @@ def test_a_killed_worker_is_blamed_on_memory_as_far_as_is_known(
     assert _rule(moments, witness) == rule
     assert "num_workers=0" in found.text
     assert ("--shm-size" in found.text) == (signal == "Bus error")
-    assert "Who held what" not in found.text
+    assert "What held the memory" not in found.text
 
 
 def test_what_left_the_program_is_told(tmp_path: Path) -> None:
     text = told(ended(tmp_path, changed(raised_as="RuntimeError: trainer: step 0 failed"))).text
-    assert "What left the program came of it: `RuntimeError: trainer: step 0 failed`" in text
+    assert (
+        "It led to the error that ended the program: `RuntimeError: trainer: step 0 failed`" in text
+    )
 
 
 @pytest.mark.parametrize("kills", [0, None])
@@ -229,14 +241,14 @@ def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
     tmp_path: Path, kills: int | None
 ) -> None:
     found = told(ended(tmp_path, trace(), SAMPLE), Witness("helper", oom_kills=kills))
-    assert found.title == "Ended without a word after step 29"
+    assert found.title == "Ended unexpectedly after step 29"
     assert "Nothing points to memory as the cause" in found.text
     assert "What would help" not in found.text
-    assert "Who held what" not in found.text
+    assert "What held the memory" not in found.text
     assert (
         "## The newest traced step\n\nIt was step 0 (dispatch), at its peak of 400.0" in found.text
     )
-    assert "no evidence of what ended this run" in found.text
+    assert "not what ended this run" in found.text
     assert ("dmesg" in found.text) is (kills is None)
     assert "139 a segmentation fault" in found.text
     assert "std::bad_alloc" in found.text
@@ -244,22 +256,22 @@ def test_an_end_that_memory_has_no_part_in_gets_no_advice_on_memory(
 
 def test_where_nobody_looked_it_claims_nothing(tmp_path: Path) -> None:
     text = told(ended(tmp_path), Witness("sync")).text
-    assert "it knows little of this run's end" in text
+    assert "memlog knows little about this run's end" in text
 
 
 @pytest.mark.parametrize(
     ("sample", "witness", "title"),
     [
-        (SAMPLE, Witness("helper", 2), "Killed by the kernel for want of memory after step 29"),
+        (SAMPLE, Witness("helper", 2), "Killed by the kernel because memory ran out after step 29"),
         (
             msgspec.structs.replace(SAMPLE, available=GIB // 100),
             KILLED,
-            "Ended without a word after step 29, with little memory left",
+            "Ended unexpectedly after step 29, with little memory left",
         ),
         (
             msgspec.structs.replace(SAMPLE, cgroup_limit=GIB + 10 * MIB),
             Witness("helper"),
-            "Ended without a word after step 29, with little memory left",
+            "Ended unexpectedly after step 29, with little memory left",
         ),
     ],
 )
@@ -275,18 +287,18 @@ def test_where_memory_is_a_plausible_cause_there_is_advice(
 def test_a_last_look_at_a_process_that_is_gone_says_nothing(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(SAMPLE, tree_pss=None, available=21 * GIB)
     text = told(ended(tmp_path, SAMPLE, gone)).text
-    assert "(at step 28), the process and those that it had started held 1.0 GiB" in text
+    assert "(at step 28), the process and its descendants held 1.0 GiB" in text
     assert "unknown" not in text
 
 
 def test_it_is_said_how_far_the_traced_step_speaks_for_the_one_that_failed(tmp_path: Path) -> None:
     alike = told(ended(tmp_path / "alike", trace(7), FAILURE)).text
     assert "newest traced step, step 7 (dispatch), at its peak of 400.0 MiB" in alike
-    assert "came 23 steps later and was not traced: it may have been another" in alike
+    assert "came 23 steps later. It was not traced, and may have been different" in alike
     larger = told(ended(tmp_path / "larger", trace(7, peak=10 * MIB), FAILURE)).text
-    assert "was not like it: 400.0 MiB were asked for there" in larger
+    assert "was not traced, and needed far more: 400.0 MiB were requested there" in larger
     itself = told(ended(tmp_path / "itself", trace(None), FAILURE)).text
-    assert "It was at work when the run ended" in itself
+    assert "It was running when the run ended" in itself
 
 
 def test_what_was_asked_for_outside_the_model_gets_no_advice_on_the_model(tmp_path: Path) -> None:
@@ -297,21 +309,21 @@ def test_what_was_asked_for_outside_the_model_gets_no_advice_on_the_model(tmp_pa
         message="Unable to allocate 8.00 GiB for an array",
     )
     text = told(ended(tmp_path, trace(), FAILURE, numpys)).text
-    assert "It was asked for outside the model's layers" in text
-    assert "What found no room was asked for outside the model's layers" in text
+    assert "The request was made outside the model's layers" in text
+    assert "The failed request was made outside the model's layers" in text
     assert "half the batch" not in text
 
 
 def test_an_optimizer_that_finds_no_room_is_not_told_to_halve_the_batch(tmp_path: Path) -> None:
     text = told(ended(tmp_path, trace(), changed(layer=None, phase="optimizer"))).text
     assert "It happened in the optimizer's step" in text
-    assert "Adam keeps two numbers for each parameter" in text
+    assert "Adam keeps two numbers a parameter" in text
     assert "half the batch" not in text
 
 
 def test_a_killed_run_whose_tensors_are_few_is_told_to_look_elsewhere(tmp_path: Path) -> None:
     text = told(ended(tmp_path, trace(peak=10 * MIB), SAMPLE), Witness("helper", 1)).text
-    assert "no more than 10.0 MiB" in text
+    assert "only 10.0 MiB" in text
     assert "half the batch" not in text
 
 
@@ -340,7 +352,7 @@ def test_a_step_that_had_grown_is_told_what_grew(tmp_path: Path) -> None:
     small = trace(peak=10 * MIB, at_peak={"optimizer state": 6 * MIB, "activations": 4 * MIB})
     text = report(ended(tmp_path / "larger", small, FAILURE), KILLED, worst).text
     helps = text.partition("## What would help")[2]
-    assert "400.0 MiB asked for, 10.0 MiB at the traced peak): its forward pass grew" in helps
+    assert "400.0 MiB requested, 10.0 MiB at the traced peak): its forward pass grew" in helps
     assert "A smaller batch, or shorter or smaller inputs" in helps
     assert "`torch.utils.checkpoint` (on `blocks.0`, `blocks.1`, `blocks.2`)" in helps
     assert "SGD" not in helps
@@ -373,7 +385,7 @@ KEPT = changed(free=2 * MIB, free_after=6 * MIB)
 
 def test_growth_that_nothing_gave_back_is_kept(tmp_path: Path) -> None:
     text = grown(tmp_path, LEAK, KEPT)
-    assert "grew throughout, by 590.0 MiB over the last 59 steps: something keeps what" in text
+    assert "grew throughout, by 590.0 MiB over the last 59 steps: something keeps" in text
     assert "`loss.detach()`" in text
 
 
@@ -381,7 +393,7 @@ def test_growth_that_came_free_again_is_not_kept(tmp_path: Path) -> None:
     """Batches grow, and the failed step's memory was freed with it."""
     text = grown(tmp_path, LEAK, changed(free=0, free_after=443 * MIB))
     assert "something keeps" not in text
-    assert "alone grew by 443.0 MiB, and 443.0 MiB came free again with the last" in text
+    assert "allocates and frees grew by 443.0 MiB, and 443.0 MiB were freed with the last" in text
 
 
 def test_what_the_allocator_holds_unused_is_not_kept(tmp_path: Path) -> None:
@@ -391,15 +403,15 @@ def test_what_the_allocator_holds_unused_is_not_kept(tmp_path: Path) -> None:
     assert "grew by 590.0 MiB over the last 59 steps, but at the end nothing used 400.0 MiB" in text
     assert "something keeps" not in text
     assert "only lets it fail later" not in text
-    assert "Where it failed says little" not in text
+    assert "The place of the failure is chance" not in text
     some = msgspec.structs.replace(KEPT, idle=200 * MIB)
     text = grown(tmp_path / "some", LEAK, some)
     assert (
-        "(at the end nothing used 200.0 MiB of what it held): either something keeps what each step"
+        "(at the end nothing used 200.0 MiB of it): either something keeps memory of each step"
         in text
     )
     little = msgspec.structs.replace(KEPT, idle=100 * MIB)
-    assert ": something keeps what each step makes" in grown(tmp_path / "little", LEAK, little)
+    assert ": something keeps memory of each step" in grown(tmp_path / "little", LEAK, little)
 
 
 def test_what_nothing_uses_is_compared_with_all_growth_not_with_the_last_steps(
@@ -409,12 +421,12 @@ def test_what_nothing_uses_is_compared_with_all_growth_not_with_the_last_steps(
     long = [400 + 2 * n for n in range(600)]
     some = msgspec.structs.replace(KEPT, idle=210 * MIB)
     text = grown(tmp_path / "kept", long, some)
-    assert "nothing used 210.0 MiB of what it held): either something keeps what each" in text
+    assert "nothing used 210.0 MiB of it): either something keeps memory of each" in text
     assert "only lets it fail later" in text
     most = msgspec.structs.replace(KEPT, idle=700 * MIB)
     text = grown(tmp_path / "unused", long, most)
     assert "something keeps" not in text
-    assert "likely its steps became larger" in text
+    assert "likely the steps became larger" in text
 
 
 def test_a_leak_beside_steps_that_need_much_is_kept(tmp_path: Path) -> None:
@@ -424,7 +436,7 @@ def test_a_leak_beside_steps_that_need_much_is_kept(tmp_path: Path) -> None:
         run.write(Batch(at(step), step, size * MIB, (size + 440) * MIB, "exact"))
     run.write(changed(free=0, free_after=443 * MIB))
     text = told(last_moments(run.closed())).text
-    assert "something keeps what each step makes" in text
+    assert "something keeps memory of each step" in text
     assert "became larger" not in text
 
 
@@ -452,9 +464,7 @@ def test_what_does_not_keep_growing_is_no_leak(tmp_path: Path, sizes: list[int])
 def test_where_it_is_not_known_what_a_step_needs_both_causes_are_named(tmp_path: Path) -> None:
     steps = [Batch(at(n), n, size * MIB, GIB, "watermark") for n, size in enumerate(LEAK)]
     text = told(last_moments(MadeRun(tmp_path).write(*steps, KEPT).closed())).text
-    assert (
-        "either something keeps what each step makes, or the steps themselves became larg" in text
-    )
+    assert "either something keeps memory of each step, or the steps became larg" in text
 
 
 def test_growth_that_ran_into_the_limit_and_stayed_there_is_found(tmp_path: Path) -> None:
@@ -476,9 +486,10 @@ def test_a_last_straw_is_not_the_cause(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(*(batch(n, size * MIB) for n, size in enumerate(LEAK)), straw)
     text = told(last_moments(run.closed())).text
     assert (
-        "The request that failed was made in the optimizer's step, layer: unknown; in which" in text
+        "The request that failed was made in the optimizer's step, layer: unknown. The phase in which"
+        in text
     )
-    assert "Where it failed says little: 386.0 KiB were asked for" in text
+    assert "The place of the failure is chance: the request was for 386.0 KiB" in text
     assert "It failed in the optimizer's step" not in text
     assert "Adam" not in text
 
@@ -509,7 +520,7 @@ def larger_steps(root: Path, *peaks: int, resident: int | None = None, **failure
 def test_batches_that_grow_are_the_cause_in_few_steps_too(tmp_path: Path, peaks: list[int]) -> None:
     text = larger_steps(tmp_path, *peaks, resident=peaks[-1] + 100)
     assert f"of the last {len(peaks)} steps peaked higher than every one before" in text
-    assert f"(step {peaks.index(max(peaks))}). So its steps became larger" in text
+    assert f"(step {peaks.index(max(peaks))}). So the steps became larger" in text
     assert "something keeps" not in text
 
 
@@ -530,8 +541,11 @@ def test_steps_that_grew_and_then_no_more_are_not_the_cause(tmp_path: Path) -> N
 def test_growth_over_few_steps_is_told_without_a_cause(tmp_path: Path) -> None:
     steps = [400 + 60 * n for n in range(12)]
     text = grown(tmp_path, steps, changed(free=2 * MIB, free_after=6 * MIB, requested=60 * MIB))
-    assert "rose by 660.0 MiB over the 12 steps that there were, too few to tell why" in text
-    assert "Where it failed may say little: 60.0 MiB were asked for there, of 660.0 MiB" in text
+    assert "rose by 660.0 MiB over the run's 12 steps, too few to find the cause" in text
+    assert (
+        "The place of the failure may be chance: the request was for 60.0 MiB, after growth by 660.0 MiB"
+        in text
+    )
     assert "is the cause" not in text
     assert "half the batch" not in text
     assert "rose by" not in larger_steps(tmp_path / "warm", 400, 450, 460, resident=900)
@@ -543,8 +557,8 @@ def test_steps_that_were_not_recorded_are_not_left_out_of_the_count(tmp_path: Pa
         *(batch(10 * n, (400 + 60 * n) * MIB) for n in range(12))
     )
     text = told(last_moments(run.write(changed(free=2 * MIB, requested=MIB)).closed())).text
-    assert "over the 12 steps that were recorded, too few" in text
-    assert "20 recorded steps or more, as with a smaller `every`, would tell" in text
+    assert "over the 12 recorded steps, too few" in text
+    assert "20 recorded steps or more, as with a smaller `every`, would show the cause" in text
     run = MadeRun(tmp_path / "larger")
     for n in range(12):
         run.write(Batch(at(n), 10 * n, 400 * MIB, (410 + 60 * n) * MIB, "exact"))
@@ -556,13 +570,17 @@ def test_a_jump_after_the_last_step_is_no_trait_of_the_steps(tmp_path: Path) -> 
     """An evaluation keeps its graphs; the failed request was small."""
     text = larger_steps(tmp_path, *[440] * 10, resident=1200, requested=2 * MIB)
     assert (
-        "grew by 800.0 MiB after step 9; no step before had peaked more than 40.0 MiB above" in text
+        "grew by 800.0 MiB after step 9; no earlier step's peak was more than 40.0 MiB above"
+        in text
     )
-    assert "Where it failed says little: 2.0 MiB were asked for there, of 800.0 MiB" in text
+    assert (
+        "The place of the failure is chance: the request was for 2.0 MiB, after growth by 800.0 MiB"
+        in text
+    )
     assert "half the batch" not in text
     text = larger_steps(tmp_path / "flat", *[400] * 10, resident=1200, requested=2 * MIB)
-    assert "no step before had peaked above what it left in use. So" in text
-    assert "parameters that it trains for the first time" in text
+    assert "no earlier step's peak was above the memory in use at its end. So" in text
+    assert "parameters that are trained for the first time" in text
     assert "after step" not in larger_steps(tmp_path / "usual", *[440] * 10, resident=470)
     assert "after step" not in larger_steps(tmp_path / "before", *[900] * 10, resident=900)
 
@@ -573,22 +591,25 @@ def test_growth_over_few_steps_of_a_run_that_jumped_before_it_was_killed(tmp_pat
     moments.steps = [batch(n, (400 + 6 * n) * MIB) for n in range(10)]
     assert "rose by" not in told(moments, Witness("helper", 1)).text
     moments.samples = []
-    assert "rose by 54.0 MiB over the 10 steps" in told(moments, Witness("helper", 1)).text
+    assert "rose by 54.0 MiB over the run's 10 steps" in told(moments, Witness("helper", 1)).text
 
 
 def test_a_devices_steps_are_those_of_the_device(tmp_path: Path) -> None:
     lost = changed(device="cuda0", free=0, free_after=None, requested=MIB, allocated=900 * MIB)
     steps = [batch(n, GIB, cuda(100 * MIB, (110 + 70 * n) * MIB)) for n in range(10)]
     text = told(last_moments(MadeRun(tmp_path / "grow").write(*steps, lost).closed())).text
-    assert "What came free again after a step's peak grew from" in text
+    assert "The memory that was freed after a step's peak grew from" in text
     steps = [batch(n, GIB, cuda(100 * MIB, 130 * MIB)) for n in range(10)]
     text = told(last_moments(MadeRun(tmp_path / "jump").write(*steps, lost).closed())).text
-    assert "The memory on cuda0 grew by 800.0 MiB after step 9; no step before had peaked" in text
+    assert "The memory on cuda0 grew by 800.0 MiB after step 9; no earlier step's peak" in text
 
 
 def test_a_step_that_held_far_more_was_not_like_the_traced_one(tmp_path: Path) -> None:
     few = changed(requested=MIB, resident=3 * GIB)
-    assert "not like it: 2.0 GiB more were in use there" in told(ended(tmp_path, trace(), few)).text
+    assert (
+        "was not traced, and 2.0 GiB more were in use there"
+        in told(ended(tmp_path, trace(), few)).text
+    )
 
 
 def test_a_higher_limit_does_not_mend_a_leak(tmp_path: Path) -> None:
@@ -599,14 +620,14 @@ def test_a_higher_limit_does_not_mend_a_leak(tmp_path: Path) -> None:
 
 def test_pythons_own_error_at_the_limit_is_a_last_straw(tmp_path: Path) -> None:
     unsaid = changed(requested=None, free=MIB, free_after=MIB, phase=None, layer=None)
-    assert "says little: nearly nothing was free there" in grown(tmp_path, LEAK, unsaid)
+    assert "is chance: nearly nothing was free" in grown(tmp_path, LEAK, unsaid)
 
 
 def test_before_the_first_step_nothing_is_said_of_layers(tmp_path: Path) -> None:
     loading = changed(layer=None, phase=None, resident=900 * MIB)
     text = told(ended(tmp_path, loading, steps=0)).text
-    assert "No step was over, so the layers' shares are unknown." in text
-    assert "It held 900.0 MiB. The error's traceback says where." in text
+    assert "No step was complete, so the layers' shares are unknown." in text
+    assert "It held 900.0 MiB. The error's traceback shows where." in text
     assert "layers=True" not in text
     first = told(ended(tmp_path / "first", FAILURE, steps=0)).text
     assert "It failed in the first step, and no step was traced" in first
@@ -627,8 +648,8 @@ def test_a_request_that_no_machine_has_room_for_is_called_that(tmp_path: Path) -
     huge = changed(requested=16 * 1024 * GIB, machine=24 * GIB)
     text = told(ended(tmp_path, trace(), huge)).text
     helps = text.partition("## What would help")[2]
-    assert "16.0 TiB were asked for in one piece, and the whole machine has 24.0 GiB" in helps
-    assert "computed wrongly" in helps
+    assert "16.0 TiB were requested in one piece, and the whole machine has 24.0 GiB" in helps
+    assert "or a shape is wrong" in helps
     assert "higher limit" not in text
     assert not any(line in text for line in MODEL_ADVICE)
     gpus = changed(device="cuda0", requested=GIB, limit=GIB // 2, machine=None)
@@ -638,5 +659,5 @@ def test_a_request_that_no_machine_has_room_for_is_called_that(tmp_path: Path) -
 def test_the_rest_of_a_limit_is_no_room(tmp_path: Path) -> None:
     """A request of 64 KiB failed with 4 MiB free: the allocator requests more at once."""
     text = told(ended(tmp_path, changed(requested=64 * 1024, free=4 * MIB))).text
-    assert "What limits it: the limit on the process's address space" in text
-    assert "another one must have stopped it" not in text
+    assert "Limit: the limit on the process's address space" in text
+    assert "another limit must have stopped it" not in text

@@ -70,10 +70,10 @@ def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
     lines = said(tmp_path, monkeypatch).splitlines()
     assert lines[0].endswith("the only step that was traced")
     assert (
-        "The run's largest was step 19: the process held 680.0 MiB then, and 300.0 MiB" in lines[1]
+        "The run's largest step was 19: the process held 680.0 MiB there, and 300.0 MiB" in lines[1]
     )
     assert "It was not traced" in lines[1]
-    assert "memlog.MemoryTracer traces one" in lines[1]
+    assert "memlog.MemoryTracer traces a step" in lines[1]
     document = json.loads(said(tmp_path, monkeypatch, "--json"))
     larger = {"step": 19, "held": 680 * MIB, "traced": False}
     assert document["standing"] == {"traced_steps": 1, "held": 300 * MIB, "larger": larger}
@@ -89,7 +89,7 @@ def test_no_saving_is_predicted_from_a_step_that_was_not_the_largest(tmp_path: P
     jump = [batch(step, (300 if step < 10 else 680) * MIB) for step in range(20)]
     text = explained(a_run(tmp_path / "jump", *jump))
     assert "No saving is predicted" in text
-    assert "The run's largest was step 10: the process held 680.0 MiB then" in text
+    assert "The run's largest step was 10: the process held 680.0 MiB there" in text
     assert "a peak of about" not in text
     assert "a peak of about" in explained(a_run(tmp_path / "alike", *growing(0)))
 
@@ -100,7 +100,7 @@ def test_the_step_that_ran_out_of_memory_is_one_of_the_steps(
     """The step did not end, so only the failure tells the memory in use."""
     run = a_run(tmp_path, *growing(0), resident=900 * MIB)
     assert of(run).larger == LargerStep(20, 900 * MIB, False)
-    assert "The run's largest was step 20: the process held 900.0 MiB" in said(
+    assert "The run's largest step was 20: the process held 900.0 MiB" in said(
         tmp_path, monkeypatch
     )
     assert "a peak of about" not in explained(run)
@@ -117,7 +117,7 @@ def test_where_the_larger_step_was_traced_too_something_else_holds_the_rest(tmp_
     run = a_run(tmp_path, *growing(20 * MIB), traced_at=(0, 19))
     sentence = not_the_largest(of(run), 0, advise(trace()))
     assert sentence is not None
-    assert "traced, too, and took no more" in sentence
+    assert "was traced, too, and its tensors took no more" in sentence
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_device_is_judged_by_its_own_allocator(tmp_path: Path) -> None:
     )
     advice, standing = advise_on(run, event, on_a_device)
     assert standing.held == 100 * MIB
-    assert "cuda:0 held 280.0 MiB then" in (not_the_largest(standing, 0, advice) or "")
+    assert "cuda:0 held 280.0 MiB there" in (not_the_largest(standing, 0, advice) or "")
 
 
 def test_no_hint_saves_less_than_a_hundredth_of_what_the_process_holds(

@@ -144,7 +144,7 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
     }
     assert [message.split(":")[1] for message in caplog.messages] == [
         " the helper process has ended (SIGKILL)",
-        " the helper process has ended again and is started no more",
+        " the helper process has ended again, and memlog does not start it again",
     ]
     session.finish()
 
@@ -221,7 +221,7 @@ def test_the_helper_is_apart_from_the_trainer(runs: Path) -> None:
     assert os.getsid(helper.pid) != os.getsid(0)  # the terminal's Ctrl-C is not for it
     big = Connection(environment={"x": "y" * 60_000})
     for _ in range(20):
-        helper.tell(Connect("mlflow", big))  # a full pipe costs messages, and never time
+        helper.send(Connect("mlflow", big))  # a full pipe costs messages, and never time
     session.step()
     session.finish()
     run = find_run(runs, session.id or "")
