@@ -22,7 +22,7 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL, Sink
 
 if TYPE_CHECKING:
-    from memlog.delivery.uploader.worker import UploadWorker
+    from memlog.delivery.uploader.retrying_worker import UploadWorker
 
 
 class RunDelivery:

@@ -36,8 +36,8 @@ from memlog.probes.cgroup import OomKills
 from memlog.sink import LOCAL, Backend, find_backends, load_backend, writes_in_process
 
 if TYPE_CHECKING:
+    from memlog.delivery.uploader.retrying_worker import UploadWorker
     from memlog.delivery.uploader.uploader import Uploader
-    from memlog.delivery.uploader.worker import UploadWorker
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -220,8 +220,8 @@ class Helper:
     def _start_uploader(self, name: str, backend: Backend, *, named: bool) -> None:
         # Imported here: the imports would delay the first sample.
         from memlog.delivery.in_process.saved_state import claims_while_in_process  # noqa: PLC0415
+        from memlog.delivery.uploader.retrying_worker import UploadWorker  # noqa: PLC0415
         from memlog.delivery.uploader.uploader import Uploader  # noqa: PLC0415
-        from memlog.delivery.uploader.worker import UploadWorker  # noqa: PLC0415
 
         uploader = Uploader(
             self._run,

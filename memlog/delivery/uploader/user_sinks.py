@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery.uploader.retrying_worker import UploadWorker
 from memlog.delivery.uploader.uploader import Uploader
-from memlog.delivery.uploader.worker import UploadWorker
 from memlog.journal import RunDirectory
 from memlog.sink import Sink, Target
 

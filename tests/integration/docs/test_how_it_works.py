@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import memlog
+from memlog.delivery.uploader.retrying_worker import UploadWorker
 from memlog.delivery.uploader.uploader import Uploader
-from memlog.delivery.uploader.worker import UploadWorker
 from memlog.journal import RunDirectory
 from memlog.sink import find_backends
 

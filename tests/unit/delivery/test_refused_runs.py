@@ -15,8 +15,8 @@ from support.sinks import ListTracker
 
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.uploader.refused_runs import RETRY_INTERVAL
+from memlog.delivery.uploader.retrying_worker import UploadWorker
 from memlog.delivery.uploader.uploader import Uploader
-from memlog.delivery.uploader.worker import UploadWorker
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Batch, End, Parameters
 from memlog.journal import JournalFile, RunDirectory
