@@ -9,8 +9,7 @@ import pytest
 from support.journals import finished_run
 from support.sinks import ListTracker
 
-from memlog.delivery.uploader import retrying_worker
-from memlog.delivery.uploader.retrying_worker import UploadWorker
+from memlog.delivery.uploader.retrying_worker import INTERVAL, MAX_BACKOFF, UploadWorker
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.journal.delivery_state import TakenOver, UploadLock
 
@@ -53,7 +52,7 @@ def test_a_tracker_that_is_away_for_hours_gets_everything(
     pauses = run_with(thread, monkeypatch, back)
     assert (thread.delivered, len(pauses)) == (True, 1200)
     assert tracker.all_points()
-    assert max(pauses) == retrying_worker.MAX_BACKOFF
+    assert max(pauses) == MAX_BACKOFF
 
 
 def test_at_the_end_of_a_run_it_tries_again_soon(
@@ -63,11 +62,11 @@ def test_at_the_end_of_a_run_it_tries_again_soon(
     at_pause = {10: thread.complete, 13: lambda: setattr(tracker, "down", False)}
     pauses = run_with(thread, monkeypatch, at_pause)
     assert thread.delivered
-    assert pauses[9] == retrying_worker.MAX_BACKOFF
+    assert pauses[9] == MAX_BACKOFF
     assert pauses[10:] == [
-        2 * retrying_worker.INTERVAL,
-        4 * retrying_worker.INTERVAL,
-        8 * retrying_worker.INTERVAL,
+        2 * INTERVAL,
+        4 * INTERVAL,
+        8 * INTERVAL,
     ]
 
 
