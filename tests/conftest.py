@@ -61,3 +61,11 @@ def without_mlflows_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     with environment_without_mlflow():
         yield
+
+
+@pytest.fixture
+def ready_store(tmp_path: Path) -> str:
+    """An MLflow store in the test's folder, where programs look for one; its tables take seconds to make."""
+    from support.mlflow_server import sqlite_store
+
+    return sqlite_store(tmp_path)

@@ -74,6 +74,7 @@ class MlflowServer:
     ) -> None:
         self.root = root
         self._store = store or f"sqlite:///{root}/server.db"
+        self._made_here = None if store else root / "server.db"
         self._artifacts = artifacts or f"{root}/artifacts"
         self._added = dict(environment or {})
         self.port = free_port()
@@ -82,6 +83,8 @@ class MlflowServer:
 
     def start(self) -> None:
         """Starts it, on the port of the first time, and waits until it answers."""
+        if self._made_here and not self._made_here.exists():
+            self._made_here.write_bytes(_empty_store())
         with (self.root / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(),
