@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -227,10 +228,14 @@ def sqlite_store(folder: Path) -> str:
 
 @functools.cache
 def _empty_store() -> bytes:
-    """A database with MLflow's tables, which take seconds to make."""
-    from mlflow import MlflowClient
+    """A database with MLflow's tables, which take seconds to make.
 
-    with tempfile.TemporaryDirectory() as folder:
+    What MLflow warns of meanwhile is no affair of the test that happens to need one first.
+    """
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+
         MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
         return (Path(folder) / "mlflow.db").read_bytes()
 
