@@ -117,11 +117,14 @@ def whole_session(
     process = child.start(
         script, directory, *arguments, stdin=subprocess.PIPE, WHERE=where, **environment
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    lines = lines_until(process, until or (lambda: has_talked(directory, "mlflow")))
-    assert any("memlog.delivery" in line for line in lines)
-    said = [*lines, *process.communicate("\n", timeout=120)]
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        lines = lines_until(process, until or (lambda: has_talked(directory, "mlflow")))
+        assert any("memlog.delivery" in line for line in lines)
+        said = [*lines, *process.communicate("\n", timeout=120)]
+    finally:
+        process.kill()
     assert process.returncode == 0, said[-1]
     for command in ("show latest", "show latest --json", "runs --json", "sync latest --timeout 2"):
         done = subprocess.run(
