@@ -105,6 +105,7 @@ def test_a_run_opened_after_the_first_steps_is_joined_and_has_them(tmp_path: Pat
 ENDS = {
     "exit without finish": ("pass", "FINISHED"),
     "uncaught exception": ("raise ValueError('no')", "FAILED"),
+    "said": ("memlog.finish('failed')", "FAILED"),
     "killed": ("os.kill(os.getpid(), 9)", "KILLED"),
 }
 
