@@ -9,9 +9,10 @@ BIN := $(VENV)/bin
 # -qq: pip's progress is noise in a log. Its errors are still shown.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 PYTEST := $(BIN)/python -m pytest
-# One worker per core. The tests of a file stay together because they share a server. A worker that crashes
-# ends the run: a single worker that restarts would hang it.
-PARALLEL := -n logical --maxprocesses 4 --dist loadfile --max-worker-restart 0
+# One worker per core. The tests of a file stay together because they share a server, and the longest files
+# come first (tests/conftest.py), not those of most tests. A worker that crashes ends the run: a single worker
+# that restarts would hang it.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 SETTINGS := pyproject.toml constraints.txt
 OLDEST := .venv-oldest-torch
 # Of the line `torch = ["torch>=2.6"]`.

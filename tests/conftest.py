@@ -33,6 +33,39 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SeedsPlugin(), "memlog-seeds")
 
 
+LONGEST = (
+    "integration/launch/test_launcher.py",
+    "integration/journal/test_crash.py",
+    "slow/test_hyco.py",
+    "integration/oom/test_out_of_memory.py",
+    "integration/autolog/test_runs_of_the_users.py",
+    "integration/wandb/test_wandb_conformance.py",
+    "unit/trace/test_predict_schemes.py",
+    "integration/delivery/test_outage_wandb.py",
+    "unit/trace/test_predict.py",
+    "integration/session/test_processes.py",
+    "integration/_internal/test_secrets.py",
+    "integration/wandb/test_wandb_in_process.py",
+    "slow/test_limits.py",
+    "integration/delivery/test_outage_postgres.py",
+    "integration/delivery/test_outage.py",
+    "integration/examples/test_example_gpt.py",
+    "integration/delivery/test_endless_answers.py",
+    "slow/test_fuzz.py",
+    "integration/delivery/test_broken_streams.py",
+    "slow/test_memory_exercise.py",
+    "slow/test_demo.py",
+)
+"""The files that take longest, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first: a worker that meets one last would keep the others waiting."""
+    here = Path(__file__).parent
+    rank = {here / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Lets a worker hand over what a test printed of names that are no UTF-8."""
@@ -71,3 +104,11 @@ def without_mlflows_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     with environment_without_mlflow():
         yield
+
+
+@pytest.fixture
+def ready_store(tmp_path: Path) -> str:
+    """An MLflow store in the test's folder, where programs look for one; its tables take seconds to make."""
+    from support.mlflow_server import sqlite_store
+
+    return sqlite_store(tmp_path)

@@ -1,4 +1,4 @@
-"""The demo as the README has it: an alert in mid-run, and a flame graph that comes to the screen."""
+"""The demo as a person sees it: its lines, an alert in mid-run, MLflow's own page and a flame graph."""
 
 import json
 import os
@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.browser import SOFTWARE_GL, chromium
+from support.browser import SOFTWARE_GL, chromium, mlflow_ui, newest_run, show_memory
+from support.mlflow_server import free_port
 from support.opened_page import opened, shown_rows
 from support.wandb_file import read_only_run
 
@@ -21,6 +22,8 @@ pytestmark = [
     pytest.mark.integration,
     # MLflow 3.17's own models, as SQLAlchemy 2.1 sees them.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
 STEPS = 12
@@ -50,25 +53,61 @@ def alerts(folder: Path) -> list[Alert]:
     return [event for event in events if isinstance(event, Alert)]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo runs: MLflow's database is made there."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The demo, which has delivered all of it."""
+    demo = memlog(folder, "demo", "--steps", str(STEPS))
+    memlog(folder, "sync", "latest")  # where the helper had no time to deliver all of it
+    return demo
+
+
+def test_the_demos_memory_is_on_mlflows_page(
+    folder: Path, done: "subprocess.CompletedProcess[str]", tmp_path: Path
+) -> None:
+    assert done.stdout.splitlines()[-3:] == [
+        "  memlog show latest",
+        "  memlog open latest    (which layer holds how much, in your browser)",
+        "  mlflow ui --backend-store-uri sqlite:///mlflow.db   "
+        "(http://127.0.0.1:5000: Model training, memlog-demo, its run, Model metrics)",
+    ]
+    shown = json.loads(memlog(folder, "show", "latest", "--json").stdout)
+    assert (shown["status"], shown["steps"]) == ("finished", STEPS)
+    assert shown["peaks"]["host.rss"]["bytes"] > 100 * 2**20
+
+    uri = f"sqlite:///{folder}/mlflow.db"
+    with mlflow_ui(uri, free_port()) as address, chromium() as page:
+        show_memory(page, address, *newest_run(uri))
+        picture = page.screenshot(path=tmp_path / "page.png")
+    assert len(picture) > 20_000  # an empty page is smaller: the charts were awaited above
+
+
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm fetches speedscope: not installed")
-def test_the_mistake_raises_one_alert_and_the_graph_is_shown(tmp_path: Path) -> None:
+def test_the_mistake_raises_one_alert_and_the_graph_is_shown(
+    folder: Path, done: "subprocess.CompletedProcess[str]", tmp_path: Path
+) -> None:
     import mlflow
 
-    demo = memlog(tmp_path, "demo", "--steps", str(STEPS))
-    (alert,) = alerts(tmp_path)
+    (alert,) = alerts(folder)
     assert alert.step == HALFWAY
-    assert f"memlog: warning: {alert.title} (step {HALFWAY})" in demo.stderr
-    memlog(tmp_path, "sync", "latest")  # where the helper had no time to deliver all of it
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert f"memlog: warning: {alert.title} (step {HALFWAY})" in done.stderr
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
     (experiment,) = client.search_experiments(filter_string="name = 'memlog-demo'")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.tags["memlog.alert.count"] == "1"
     assert run.data.tags["memlog.alert.last"] == f"{alert.title} (step {HALFWAY})"
     (row,) = client.get_metric_history(run.info.run_id, "memlog/alert")
     assert row.step == HALFWAY
-    memlog(tmp_path, "pull", "latest", "--backend", "mlflow", "-o", "pulled")
+    held = client.get_metric_history(run.info.run_id, "memory/host/rss_mib")
+    assert sorted(point.step for point in held) == list(range(STEPS))
+    memlog(folder, "pull", "latest", "--backend", "mlflow", "-o", "pulled")
     with (
-        opened(tmp_path / "pulled" / GRAPH, tmp_path / "cache") as url,
+        opened(folder / "pulled" / GRAPH, tmp_path / "cache") as url,
         chromium(*SOFTWARE_GL) as page,
     ):
         page.goto(url)

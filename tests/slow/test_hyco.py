@@ -1,6 +1,7 @@
 """HYCO on memlog: every documented command, and the lines that the documents show."""
 
 import functools
+import importlib.util
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 from support import hyco, pages
 from support.events import events_in, runs_in
+from support.mlflow_server import sqlite_store
 
 from memlog.events import Batch, Epoch, Evaluation, Loss, Run
 from memlog.journal import RunDirectory
@@ -41,7 +43,10 @@ LOSS = r"\((-?\d+\.\d{3}|[\d.e+-]+)\) along batch\u1d47"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's folder: its simulations are made by the first command that needs them."""
-    return hyco.copy_to(tmp_path_factory.mktemp("examples"))
+    copy = hyco.copy_to(tmp_path_factory.mktemp("examples"))
+    if importlib.util.find_spec("mlflow"):
+        sqlite_store(copy)
+    return copy
 
 
 class Outcome(NamedTuple):
@@ -214,8 +219,7 @@ def test_what_cannot_be_trained_is_one_line(overrides: str, line: str, folder: P
     assert done.stderr == f"This configuration can't be trained: {line}\n"
 
 
-@pytest.mark.parametrize("every", [1, 2, 4])
-def test_each_group_of_added_up_gradients_is_a_mean_also_the_last(every: int, folder: Path) -> None:
+def test_each_group_of_added_up_gradients_is_a_mean_also_the_last(folder: Path) -> None:
     script = f"""
 import sys
 sys.path.insert(0, {str(hyco.EXAMPLES)!r})
@@ -223,18 +227,19 @@ import torch
 from types import SimpleNamespace
 from hyco.synthetic import SyntheticTrainer
 
-trainer = SyntheticTrainer.__new__(SyntheticTrainer)
-trainer.params = SimpleNamespace(gradient_accumulation_steps={every})
-trainer.loader = range(5)
-trainer.scaler = torch.amp.GradScaler("cpu", enabled=False)
-weight = torch.nn.Parameter(torch.zeros(()))
-trainer.optimizer = torch.optim.SGD([weight], lr=1.0)
-taken = []
-for batch_idx in range(5):
-    before = weight.item()
-    trainer._learn(weight * 1.0, batch_idx)
-    taken.append(before - weight.item())
-print(*taken)
+for every in (1, 2, 4):
+    trainer = SyntheticTrainer.__new__(SyntheticTrainer)
+    trainer.params = SimpleNamespace(gradient_accumulation_steps=every)
+    trainer.loader = range(5)
+    trainer.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    weight = torch.nn.Parameter(torch.zeros(()))
+    trainer.optimizer = torch.optim.SGD([weight], lr=1.0)
+    taken = []
+    for batch_idx in range(5):
+        before = weight.item()
+        trainer._learn(weight * 1.0, batch_idx)
+        taken.append(before - weight.item())
+    print(*taken)
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -246,8 +251,9 @@ print(*taken)
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    steps = [float(step) for step in done.stdout.split()]
-    assert [step for step in steps if step] == pytest.approx([1.0] * -(-5 // every))
+    for every, line in zip((1, 2, 4), done.stdout.splitlines(), strict=True):
+        steps = [float(step) for step in line.split()]
+        assert [step for step in steps if step] == pytest.approx([1.0] * -(-5 // every))
 
 
 def metrics(folder: Path, name: str) -> list[tuple[int, float]]:

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -74,6 +75,7 @@ class MlflowServer:
     ) -> None:
         self.root = root
         self._store = store or f"sqlite:///{root}/server.db"
+        self._made_here = None if store else root / "server.db"
         self._artifacts = artifacts or f"{root}/artifacts"
         self._added = dict(environment or {})
         self.port = free_port()
@@ -82,6 +84,8 @@ class MlflowServer:
 
     def start(self) -> None:
         """Starts it, on the port of the first time, and waits until it answers."""
+        if self._made_here and not self._made_here.exists():
+            self._made_here.write_bytes(_empty_store())
         with (self.root / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(),
@@ -224,10 +228,14 @@ def sqlite_store(folder: Path) -> str:
 
 @functools.cache
 def _empty_store() -> bytes:
-    """A database with MLflow's tables, which take seconds to make."""
-    from mlflow import MlflowClient
+    """A database with MLflow's tables, which take seconds to make.
 
-    with tempfile.TemporaryDirectory() as folder:
+    What MLflow warns of meanwhile is no affair of the test that happens to need one first.
+    """
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+
         MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
         return (Path(folder) / "mlflow.db").read_bytes()
 

@@ -7,14 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from support import child
+from support.mlflow_server import environment_without_mlflow
 from support.truth import wait_until_delivered
+
+from memlog.cli.main import cli
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
+with_a_store = pytest.mark.usefixtures("ready_store")
 
 PREAMBLE = """
     import os
@@ -45,6 +50,7 @@ def runs_in(directory: Path) -> dict[str, tuple[str, int]]:
     }
 
 
+@with_a_store
 def test_with_nothing_named_it_joins_what_appears_and_follows_the_folds(tmp_path: Path) -> None:
     child.run(
         PREAMBLE
@@ -78,6 +84,7 @@ def test_with_nothing_named_and_no_run_it_opens_none(tmp_path: Path) -> None:
     assert not (tmp_path / "mlflow.db").exists()
 
 
+@with_a_store
 def test_a_run_opened_after_the_first_steps_is_joined_and_has_them(tmp_path: Path) -> None:
     child.run(
         PREAMBLE
@@ -100,11 +107,11 @@ ENDS = {
     "uncaught exception": ("raise ValueError('no')", "FAILED"),
     "said": ("memlog.finish('failed')", "FAILED"),
     "killed": ("os.kill(os.getpid(), 9)", "KILLED"),
-    "terminated": ("os.kill(os.getpid(), 15)", "KILLED"),
 }
 
 
 @pytest.mark.parametrize("how", ENDS)
+@with_a_store
 def test_a_run_of_memlogs_own_ends_as_the_training_did(tmp_path: Path, how: str) -> None:
     ending, status = ENDS[how]
     process = child.start(
@@ -121,6 +128,7 @@ def test_a_run_of_memlogs_own_ends_as_the_training_did(tmp_path: Path, how: str)
     assert runs_in(tmp_path) == {"own": (status, 5)}
 
 
+@with_a_store
 def test_ctrl_c_ends_the_run_as_killed(tmp_path: Path) -> None:
     process = child.start(
         PREAMBLE
@@ -154,11 +162,16 @@ SWEEP = """
 """
 
 
-def sync(directory: Path, *arguments: str) -> tuple[int | None, str]:
-    """`memlog sync latest`: its exit code and what it printed."""
-    process = child.start_memlog("sync", "latest", *arguments, directory=directory)
-    output, errors = process.communicate(timeout=120)
-    return process.returncode, output + errors
+def memlog(directory: Path, *arguments: str) -> tuple[int, str]:
+    """A command of memlog's, in this process: its exit code and what it printed."""
+    runs = str(directory / "memlog_runs")
+    with environment_without_mlflow():
+        done = CliRunner().invoke(cli, [*arguments, "--dir", runs], prog_name="memlog")
+    return done.exit_code, done.output
+
+
+def sync(directory: Path, *arguments: str) -> tuple[int, str]:
+    return memlog(directory, "sync", "latest", *arguments)
 
 
 def mlflow_says(directory: Path, *arguments: str) -> None:
@@ -181,6 +194,7 @@ def deleted_in(directory: Path) -> str:
     return str(run.info.run_id)
 
 
+@with_a_store
 def test_a_deleted_run_of_a_sweep_holds_up_no_other_and_gets_its_points_once_it_is_restored(
     tmp_path: Path,
 ) -> None:
@@ -192,7 +206,7 @@ def test_a_deleted_run_of_a_sweep_holds_up_no_other_and_gets_its_points_once_it_
     remedy = f"the MLflow run {gone} is deleted (`mlflow runs restore --run-id {gone}`)"
     assert f"memlog: mlflow: {remedy}" in errors
     assert "not everything is delivered" not in errors  # it was not waited for
-    for said in (child.memlog("runs", directory=tmp_path), sync(tmp_path)[1]):
+    for _, said in (memlog(tmp_path, "runs"), sync(tmp_path)):
         assert remedy in said
     assert sync(tmp_path)[0] != 0
     mlflow_says(tmp_path, "runs", "restore", "--run-id", gone)
@@ -201,6 +215,7 @@ def test_a_deleted_run_of_a_sweep_holds_up_no_other_and_gets_its_points_once_it_
     assert wait_until_delivered(tmp_path / "memlog_runs").dropped == {}
 
 
+@with_a_store
 def test_what_is_for_a_run_that_was_purged_goes_to_one_of_memlogs_own_where_that_is_wanted(
     tmp_path: Path,
 ) -> None:
@@ -220,6 +235,7 @@ def test_what_is_for_a_run_that_was_purged_goes_to_one_of_memlogs_own_where_that
     assert runs_in(tmp_path) == delivered
 
 
+@with_a_store
 def test_a_run_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: Path) -> None:
     child.run(
         PREAMBLE
@@ -255,6 +271,7 @@ def test_a_run_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: P
     assert (state.dropped, state.problem) == ({}, None)
 
 
+@with_a_store
 def test_a_deleted_experiment_is_not_waited_for(tmp_path: Path) -> None:
     process = child.start(
         PREAMBLE

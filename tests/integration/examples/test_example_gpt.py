@@ -6,12 +6,8 @@ import json
 import os
 import re
 import runpy
-import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -96,39 +92,6 @@ def test_the_same_seed_gives_the_same_losses_and_the_command_runs_the_same_progr
     lines = run(tmp_path, *DEMO, "--backend", "local")
     assert losses(lines) == losses(local_lines)
     assert recorded_steps(tmp_path) == list(range(STEPS))
-
-
-@pytest.mark.slow
-def test_by_default_the_run_is_in_mlflow_in_a_database_in_the_folder(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
-    lines = run(tmp_path, EXAMPLE)
-    assert lines[-3:] == [
-        "  memlog show latest",
-        "  memlog open latest    (which layer holds how much, in your browser)",
-        "  mlflow ui --backend-store-uri sqlite:///mlflow.db   "
-        "(http://127.0.0.1:5000: Model training, memlog-demo, its run, Model metrics)",
-    ]
-    wait_until(lambda: delivered(tmp_path / "mlflow.db") == STEPS)
-
-
-def delivered(database: Path) -> int:
-    query = """
-        SELECT count(*) FROM metrics JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)
-        WHERE metrics.key = 'memory/host/rss_mib' AND experiments.name = 'memlog-demo'
-    """
-    try:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            return int(connection.execute(query).fetchone()[0])
-    except sqlite3.OperationalError:
-        return 0  # not created yet, or being written
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """On a slow machine the helper process delivers the last points after the program's end."""
-    deadline = time.monotonic() + 100
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def kill_after_first_step(process: "subprocess.Popen[str]", seconds: float) -> i
 
 @pytest.mark.slow
 def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -> None:
-    """At a hundred random moments, many of them on a change of segment or of the user's run.
+    """At sixty random moments, many of them on a change of segment or of the user's run.
 
     What the journals give, MLflow then has, each point once, in memlog's own runs and the user's: a third
     of the runs is synced.
@@ -87,11 +87,11 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
             nursery.kill_one(
                 tmp_path / f"segments-{at}", "segments", 10 ** chance.uniform(-3, -0.5)
             )
-            for at in range(60)
+            for at in range(36)
         ]
         binding = [
             nursery.kill_one(tmp_path / f"bindings-{at}", "bindings", 10 ** chance.uniform(-3, -1))
-            for at in range(40)
+            for at in range(24)
         ]
     finally:
         nursery.close()
@@ -100,7 +100,7 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
     on_change = [tell_of("changes of segment", changing), tell_of("bindings", binding)]
     assert min(on_change) >= 3
     short = [killed for killed in changing if killed.last < 2000]  # or it would take minutes
-    to_sync = [*chance.sample(short, 16), *chance.sample(binding, 16)]
+    to_sync = [*chance.sample(short, 10), *chance.sample(binding, 10)]
     sync_all([killed.directory for killed in to_sync], tmp_path, uri)
     expect_all_once([killed.run for killed in to_sync], uri)
 
@@ -164,7 +164,7 @@ PACED = """
 @pytest.mark.slow
 def test_a_helper_killed_at_random_moments_doubles_nothing(tmp_path: Path) -> None:
     """Before, while and after it hands its first points over, before its trainer or after it."""
-    kill_helpers(tmp_path / "runs", sqlite_store(tmp_path), 10)
+    kill_helpers(tmp_path / "runs", sqlite_store(tmp_path), 5)
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_nor_does_one_that_delivers_to_a_server(tmp_path: Path) -> None:
     """A server goes on with what a client that is gone had asked for."""
     sqlite_store(tmp_path)  # its tables take seconds
     with running_mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db") as server:
-        kill_helpers(tmp_path / "runs", server.url, 5)
+        kill_helpers(tmp_path / "runs", server.url, 3)
 
 
 def kill_helpers(root: Path, uri: str, count: int) -> None:
@@ -239,6 +239,7 @@ RESTARTED = """
 
 def kill_first_helper(directory: Path, *arguments: str) -> "tuple[subprocess.Popen[str], int]":
     """Ends the helper of a run that has begun to deliver; returns its trainer, and the next helper."""
+    sqlite_store(directory)
     trainer = child.start(RESTARTED, directory, *arguments)
     assert trainer.stdout is not None
     first = int(trainer.stdout.readline())
@@ -285,6 +286,7 @@ def test_the_next_helper_outlives_its_trainer_and_explains_its_end(tmp_path: Pat
 def test_a_killed_run_reaches_mlflow_whole_and_once(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
+    sqlite_store(tmp_path)
     process = child.start(PUBLISHER, tmp_path, "mlflow")
     kill_after_first_step(process, 0.2)
     run = find_run(tmp_path / "runs", "latest")
@@ -306,6 +308,7 @@ def test_a_killed_run_reaches_mlflow_whole_and_once(tmp_path: Path) -> None:
 
 
 def test_the_helper_outlives_a_killed_trainer_and_delivers_the_rest(tmp_path: Path) -> None:
+    sqlite_store(tmp_path)
     process = child.start(PUBLISHER, tmp_path, "mlflow")
     kill_after_first_step(process, 0.2)
     run = find_run(tmp_path / "runs", "latest")

@@ -25,7 +25,9 @@ PYTHON = sys.executable
 
 
 def test_every_step_of_an_untouched_script_is_recorded_from_the_first_on(tmp_path: Path) -> None:
-    write(tmp_path, TRAIN + "\n    train(7)\n")
+    """The run stands where the launcher was called, wherever the script goes."""
+    (tmp_path / "outputs").mkdir()
+    write(tmp_path, TRAIN + "\n    import os\n    os.chdir('outputs')\n    train(7)\n")
     assert launch(tmp_path, PYTHON, "train.py").err == ""
     [run] = recorded(tmp_path / "memlog_runs")
     assert run.steps == list(range(7))
@@ -74,13 +76,6 @@ def test_a_shell_script_and_a_module_are_recorded_each_once(tmp_path: Path) -> N
     assert [len(run.steps) for run in recorded(tmp_path / "runs")] == [5, 3]
 
 
-def test_runs_stand_where_the_launcher_was_called_wherever_the_script_goes(tmp_path: Path) -> None:
-    (tmp_path / "outputs").mkdir()
-    write(tmp_path, TRAIN + "\n    import os\n    os.chdir('outputs')\n    train(2)\n")
-    launch(tmp_path, PYTHON, "train.py")
-    assert [len(run.steps) for run in recorded(tmp_path / "memlog_runs")] == [2]
-
-
 RANKS = """
     import os
     import sys
@@ -101,6 +96,7 @@ RANKS = """
 
 
 @pytest.mark.seed(165, 249)
+@pytest.mark.usefixtures("ready_store")
 def test_under_torchrun_each_rank_has_a_run_and_the_first_alone_one_in_the_tracker(
     tmp_path: Path,
 ) -> None:
@@ -201,8 +197,9 @@ CHILDREN = (
 )
 
 
-@pytest.mark.parametrize("parent_steps", [0, 5])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "parent_steps"), [("fork", 0), ("fork", 5), ("spawn", 5), ("forkserver", 0)]
+)
 def test_a_child_process_that_trains_has_a_run_of_its_own(
     tmp_path: Path, method: str, parent_steps: int
 ) -> None:
@@ -266,7 +263,6 @@ def test_a_process_that_has_nothing_to_do_with_training_pays_next_to_nothing(
 
 
 ENDS = {
-    "end": ("pass", 0, "finished"),
     "code": ("sys.exit(3)", 3, "finished"),
     "exception": ("raise ValueError('no')", 1, "failed"),
     "terminated": ("os.kill(os.getpid(), 15)", -15, None),
@@ -444,8 +440,8 @@ def test_a_folder_that_can_not_be_written_at_the_first_step_is_said_and_training
 # trackers, and a script's own words
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("options", [(), ("--backend", "mlflow")])
+@pytest.mark.usefixtures("ready_store")
+@pytest.mark.parametrize(("when", "options"), [("before", ()), ("after", ("--backend", "mlflow"))])
 def test_a_run_that_the_script_opens_is_joined(
     tmp_path: Path, when: str, options: tuple[str, ...]
 ) -> None:
@@ -453,7 +449,7 @@ def test_a_run_that_the_script_opens_is_joined(
 
     opening = "mlflow.start_run(run_name='users')"
     parts = [opening, "train(5)"] if when == "before" else ["train(5)", opening]
-    # The store is made before the first step: on a slow machine it takes longer than the seconds for
+    # The client is loaded before the first step: on a slow machine it takes longer than the seconds for
     # which a named backend waits for the user's run.
     begin = ["", "import mlflow", "mlflow.search_experiments()"]
     script = "\n    ".join([*begin, *parts, "train(3)", "mlflow.log_metric('loss', 1.5)"])

@@ -163,19 +163,20 @@ def test_numpy_says_how_much_and_is_found_behind_what_left_the_program(tmp_path:
     assert "The request was made outside the model's layers" in text
 
 
+# Narrow layers: large activations with little arithmetic.
 SHORT = """
     import resource
     import torch
     import memlog
 
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
     optimizer = torch.optim.Adam(model.parameters())
     in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**29, in_use + 2**29))
 
     def train(rows):
-        model(torch.randn(rows, 512)).square().mean().backward()
+        model(torch.randn(rows, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -187,15 +188,15 @@ SHORT = """
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("for step in range(40): train(1024 * (1 + step))", "peaked higher than every one before"),
-        ("for step in range(40): train(64 * 2**step)", "peaked higher than every one before"),
+        ("for step in range(40): train(8192 * (1 + step))", "peaked higher than every one before"),
+        ("for step in range(40): train(512 * 2**step)", "peaked higher than every one before"),
         (
-            "for step in range(8): train(256)\n"
-            "        kept = [model(torch.randn(1024, 512)) for _ in range(1000)]",
+            "for step in range(8): train(2048)\n"
+            "        kept = [model(torch.randn(8192, 64)) for _ in range(1000)]",
             "no step before had peaked more than",
         ),
         (
-            "kept = []\n        for step in range(40): train(256); kept.append(torch.ones(2**23))",
+            "kept = []\n        for step in range(40): train(2048); kept.append(torch.ones(2**23))",
             "too few to find the cause",
         ),
     ],
@@ -355,13 +356,13 @@ TRAINS = """
     import memlog
 
     torch.set_num_threads(1)
-    blocks = (torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()) for _ in range(4))
-    model = torch.nn.Sequential(*blocks, torch.nn.Linear(256, 1))
+    blocks = (torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(4))
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 1))
     session = memlog.init("local", model=model, layers=True, finish_timeout=60)
     optimizer = torch.optim.Adam(model.parameters())
 
     def train(batch):
-        model(torch.randn(batch, 256)).square().mean().backward()
+        model(torch.randn(batch, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -369,7 +370,7 @@ TRAINS = """
 """
 GROWS = """
     resource.setrlimit(resource.RLIMIT_AS, (3 * 1024**3, 3 * 1024**3))
-    for exponent in (6, 6, 6, *range(15, 40)):
+    for exponent in (4, 4, 4, *range(17, 40)):
         train(2**exponent)
 """
 IS_KILLED = """
@@ -467,6 +468,7 @@ IN_A_TRACKER = """
 """
 
 
+@pytest.mark.usefixtures("ready_store")
 @pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_path: Path) -> None:
@@ -600,7 +602,7 @@ UNDER_A_LIMIT = """
 LARGER_AND_LARGER = """
     limit(500)
     for step in range(1000):
-        batch = torch.ones(400_000 * step)
+        batch = torch.ones(1_600_000 * step)
         (batch * scale).square().mean().backward()
         train()
 """

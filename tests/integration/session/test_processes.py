@@ -397,6 +397,7 @@ PREEMPTED = """
 """
 
 
+@pytest.mark.usefixtures("ready_store")
 @pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 def test_preemption_leaves_time_to_flush(tmp_path: Path) -> None:
@@ -431,7 +432,7 @@ THREADS = """
     session = begin()
 
     def publish(number):
-        for index in range(100_000):
+        for index in range(30_000):
             session.publish(Recorded(index, str(number), None))
 
     threads = [threading.Thread(target=publish, args=(number,)) for number in range(8)]
@@ -456,7 +457,7 @@ def test_eight_threads_lose_nothing_and_keep_their_order(tmp_path: Path) -> None
         if isinstance(entry.event, Recorded):
             told.setdefault(entry.event.label, []).append(entry.event.time_us)
     assert seen == list(range(len(seen)))
-    assert told == {str(number): list(range(100_000)) for number in range(8)}
+    assert told == {str(number): list(range(30_000)) for number in range(8)}
 
 
 def test_a_run_that_is_over_holds_no_descriptor(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def honest() -> Honest:
     return Honest(event, file, range(begin, begin + len(trace.events)))
 
 
+@pytest.mark.slow
 def test_three_thousand_damaged_traces_are_read_or_refused(tmp_path: Path, honest: Honest) -> None:
     run = honest.recorded(tmp_path, "aaaa1111")
     read = 0

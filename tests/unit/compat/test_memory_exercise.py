@@ -22,6 +22,7 @@ def test_the_exercises_checkpointed_model_computes_the_same() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.seed(279)
 def test_what_the_exercise_trains_on_can_be_learned_and_amp_learns_it_too() -> None:
     import memory_exercise as exercise

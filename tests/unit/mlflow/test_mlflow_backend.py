@@ -13,6 +13,7 @@ from typing import Any
 
 import mlflow
 import pytest
+from support.mlflow_server import sqlite_store
 
 from memlog.sink import Backend, Connection, TrackerRun
 from memlog_mlflow import backend
@@ -28,7 +29,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "to be restored")
     before = mlflow.get_tracking_uri()
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = sqlite_store(tmp_path)
     mlflow.set_tracking_uri(uri)
     yield uri
     while mlflow.active_run():
