@@ -27,7 +27,7 @@ TRAINER = """
     {prepare}
     config = {{"memlog": {{"segment_bytes": {segment_bytes}, "sample_interval": 60}}}}
     session = memlog.init("local", dir=sys.argv[1], config=config)
-    while not list(session.directory.glob("helper-*")):
+    while not any(path.stat().st_size for path in session.directory.glob("helper-*")):
         time.sleep(0.01)
     for step in range({steps}):
         if step == 100:

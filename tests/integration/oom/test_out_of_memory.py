@@ -193,7 +193,7 @@ SHORT = """
         (
             "for step in range(8): train(2048)\n"
             "        kept = [model(torch.randn(8192, 64)) for _ in range(1000)]",
-            "no step before had peaked more than",
+            "no earlier step's peak was more than",
         ),
         (
             "kept = []\n        for step in range(40): train(2048); kept.append(torch.ones(2**23))",

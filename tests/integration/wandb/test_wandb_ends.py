@@ -82,7 +82,7 @@ def test_what_a_run_that_was_opened_twice_lacks_is_not_forgotten(tmp_path: Path)
     """,
         tmp_path,
     )
-    assert "run sameid ended before everything was there" in errors
+    assert "run sameid ended before memlog had written everything" in errors
     assert delivery_of(tmp_path).stage == "waiting"
     sync_offline(tmp_path)
     made = next(run for run in held(tmp_path) if run.job_type == "memlog")
@@ -148,7 +148,7 @@ def test_all_runs_that_lack_something_are_named(tmp_path: Path) -> None:
         tmp_path,
     )
     names = [f"trial{trial}" for trial in range(5)]
-    assert "runs " + ", ".join(names) + " ended before everything was there" in errors
+    assert "runs " + ", ".join(names) + " ended before memlog had written everything" in errors
     shown = child.memlog("show", "latest", directory=tmp_path)
     assert all(f"run {name}" in shown for name in names)
     assert "more" not in shown
@@ -173,7 +173,7 @@ def test_what_is_kept_just_before_the_end_of_each_run_reaches_it(tmp_path: Path)
     """,
         tmp_path,
     )
-    assert "ended before everything was there" not in errors
+    assert "ended before memlog had written everything" not in errors
     assert delivery_of(tmp_path).stage == "done"
     for run in held(tmp_path):
         assert sum(artifact["type"] == "report" for artifact in run.artifacts) == 3

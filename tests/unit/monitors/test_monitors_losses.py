@@ -279,12 +279,14 @@ def test_a_loss_on_its_way_is_not_waited_for_and_order_is_kept() -> None:
 def test_nested_blocks_and_what_they_are_called(capsys: pytest.CaptureFixture[str]) -> None:
     with memlog.track_memory("outer"):
         with memlog.track_memory():
-            kept = torch.ones(64 * 2**18)  # malloc maps anew whatever is larger than 32 MiB
+            kept = torch.ones(
+                256 * 2**18
+            )  # 256 MiB; the kernel may take back some file pages meanwhile
         with memlog.track_memory("silent", print_output=False):
             del kept
     inner, outer = capsys.readouterr().out.splitlines()
     assert inner.startswith("[Memory] operation: CPU +")
-    assert float(inner.split("+")[1].split()[0]) >= 60
+    assert 128 <= float(inner.split("+")[1].split()[0]) <= 260
     assert outer.startswith("[Memory] outer: CPU ")
 
 
