@@ -199,7 +199,7 @@ class Recording:
         if now_ns >= self._helper_check_due:
             self._helper_check_due = now_ns + HELPER_CHECK_INTERVAL_NS
             with self._diagnostics.contained("checking the helper process"):
-                helper, process = self._helper, self._helper.process
+                helper, process = self._helper, self._helper.current.process
                 ended = process is not None and not helper.is_away and process.poll() is not None
                 if (ended or helper.changed) and helper.look():
                     self.batches.health.publish(self.batches.last_step)

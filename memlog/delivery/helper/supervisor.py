@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 import time
 
@@ -30,14 +29,14 @@ class SupervisedHelper:
         diagnostics: Counts each early end, and each new start.
 
     Attributes:
-        process: Process of the helper; ``None`` if it could not be started. The training loop polls it.
+        current: The helper that runs, or ran last. The training loop polls its process.
         changed: True if the helper has ended, or was started again, since the last call of `look`.
         is_away: True if the helper has ended, and no new one runs yet.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
-        self._helper = HelperProcess(diagnostics)
+        self.current = HelperProcess(diagnostics)
         self._begin: protocol.Begin
         self._listener: AlertListener | None = None
         self._sent: list[protocol.Message] = []
@@ -45,7 +44,6 @@ class SupervisedHelper:
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._starts = 0
-        self.process: subprocess.Popen[bytes] | None = None
         self.changed = self.is_away = False
 
     def start(self, begin: protocol.Begin, listener: AlertListener | None = None) -> None:
@@ -56,26 +54,25 @@ class SupervisedHelper:
             listener: Receives the alerts that the helper raises.
         """
         self._begin, self._listener = begin, listener
-        self._helper.start(begin, listener, self._on_pipe_closed)
-        self.process = self._helper.process
+        self.current.start(begin, listener, self._on_pipe_closed)
 
     @property
     def pid(self) -> int | None:
         """Process number of the helper; ``None`` if it could not be started."""
-        return self._helper.pid
+        return self.current.pid
 
     def abandon(self) -> None:
         """Kill the helper of a run that could not begin: it has nothing to deliver."""
         self._over.set()
         with self._lock:
-            self._helper.abandon()
+            self.current.abandon()
 
     def send(self, message: protocol.Message) -> None:
         """Send a message to this helper, and later to each that replaces it; never block."""
         with self._lock:
             self._sent.append(message)
             if not self.is_away:
-                self._helper.send(message)
+                self.current.send(message)
 
     def look(self) -> bool:
         """Check whether the helper has ended too early, and if so begin to start the next one.
@@ -84,7 +81,7 @@ class SupervisedHelper:
             True if the helper has ended, or was started again, since the last call.
         """
         with self._lock:
-            if not (self.is_away or self._over.is_set()) and self._helper.has_ended:
+            if not (self.is_away or self._over.is_set()) and self.current.has_ended:
                 self.changed = self.is_away = True
                 self._handle_early_end()
             changed, self.changed = self.changed, False
@@ -94,7 +91,7 @@ class SupervisedHelper:
         """Check for an early end as `look` does, but start no other helper: the run is over."""
         with self._lock:
             self._over.set()
-            if not self.is_away and self._helper.has_ended:
+            if not self.is_away and self.current.has_ended:
                 self.is_away = True
                 self._report_end("the process tree was not sampled to the end of the run")
 
@@ -102,7 +99,7 @@ class SupervisedHelper:
         """Return the current helper, to send it the run's end, and start no other one from now on."""
         with self._lock:
             self._over.set()
-            return self._helper
+            return self.current
 
     def _on_pipe_closed(self) -> None:
         """Wait for the end of a helper that has closed its pipe, and handle it."""
@@ -110,7 +107,7 @@ class SupervisedHelper:
         while not self._over.is_set():
             # Under the lock: if two threads call `Popen.poll` at once, one of them may see it alive.
             with self._lock:
-                if self._helper.has_ended:
+                if self.current.has_ended:
                     break
             if time.monotonic() >= deadline:
                 return
@@ -131,7 +128,7 @@ class SupervisedHelper:
 
     def _report_end(self, meaning: str) -> None:
         """Close the pipe to the helper, count its end, and print a warning at the first one."""
-        code = self._helper.close()
+        code = self.current.close()
         self._diagnostics.count_fault(f"the helper process: ended with {code}")
         self._diagnostics.say_once(
             "helper", f"the helper process has ended ({_cause(code)}): {meaning}"
@@ -168,8 +165,7 @@ class SupervisedHelper:
             count += helper.send_all(self._sent[count:])
             with self._lock:
                 if count == len(self._sent) and not self._over.is_set():
-                    self._helper, self.process = helper, helper.process
-                    self.is_away, self.changed = False, True
+                    self.current, self.is_away, self.changed = helper, False, True
                     self._diagnostics.count_fault("the helper process: started again")
                     return True
         helper.abandon()

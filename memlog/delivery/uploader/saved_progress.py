@@ -29,9 +29,8 @@ class SavedProgress:
         self._state = state
         self._targets = targets
         self.failures = 0
-        state.provisional = (
-            0  # an earlier uploader did not close its sink: these points are sent again
-        )
+        # If an earlier uploader did not close its sink, these points are sent again.
+        state.provisional = 0
         self.mark_safe()
 
     def mark_safe(self) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -277,6 +277,21 @@ def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left() == []
 
 
+def started_thread(target: Callable[[], None], until: threading.Event) -> threading.Thread:
+    """Start a thread, and wait until it has set the event."""
+    thread = threading.Thread(target=target)
+    thread.start()
+    assert until.wait(60)
+    return thread
+
+
+def trace_each_step(session: memlog.Session, model: nn.Module, steps: int) -> None:
+    optimizer = sgd(model)
+    for _ in range(steps):
+        session.snapshot()
+        step(model, optimizer)
+
+
 def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
     """As Optuna's ``n_jobs`` does: torch crashes if a gradient is read while another thread resets it."""
 
@@ -292,12 +307,11 @@ def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
         def grad(self, value: Any) -> None:
             torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
 
-    theirs, mine, over = network(), network(), threading.Event()
+    theirs, mine, trained, over = network(), network(), threading.Event(), threading.Event()
     for layer in theirs:
         if isinstance(layer, nn.Linear):
             layer.weight = Watched(layer.weight.detach())
     session = memlog.init("local", layers=True)
-    trained = threading.Event()
 
     def train() -> None:
         optimizer = torch.optim.Adam(theirs.parameters())
@@ -306,13 +320,8 @@ def test_a_trace_keeps_away_from_what_another_thread_trains() -> None:
         trained.set()
         over.wait(60)
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    assert trained.wait(60)
-    optimizer = sgd(mine)
-    for _ in range(3):
-        session.snapshot()
-        step(mine, optimizer)
+    thread = started_thread(train, trained)
+    trace_each_step(session, mine, 3)
     memlog.finish()
     over.set()
     thread.join(60)
@@ -331,13 +340,8 @@ def test_a_trace_does_not_wait_for_the_optimizer_of_another_thread() -> None:
         over.wait(60)
         step(theirs, optimizer)
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    assert stepped.wait(60)
-    optimizer = sgd(mine)
-    for _ in range(20):
-        session.snapshot()
-        step(mine, optimizer)
+    thread = started_thread(train, stepped)
+    trace_each_step(session, mine, 20)
     over.set()
     thread.join(60)
     memlog.finish()
@@ -368,9 +372,7 @@ def test_a_trace_leaves_out_the_optimizer_that_is_at_work_on_another_thread() ->
     step(mine, optimizer)
     session.snapshot()
     mine(BATCH).square().mean().backward()
-    thread = threading.Thread(target=train)
-    thread.start()
-    assert at_work.wait(60)
+    thread = started_thread(train, at_work)
     optimizer.step()
     over.set()
     thread.join(60)
