@@ -12,8 +12,9 @@ tracing, and this alone bounds the cost."""
 
 _USED = 0.6
 """Part of the share that is used. The clock does not see all costs of tracing, such as emptied caches."""
-_LEAST_SECONDS = 10.0
-"""Seconds of training that a shorter run is treated as having."""
+_LEAST_SECONDS = 60.0
+"""Seconds of training that a shorter run is treated as having: 0.6 s for its traces, enough for
+networks of hundreds of narrow layers, whose traced step takes ten plain ones."""
 _EARLY_SHARES = 5
 """Cost of a trace early in a run, in shares of the time so far."""
 _EARLY_SPACING = 29
@@ -37,7 +38,7 @@ class Budget:
     A run may end at any time, and its second half should be traced too. If nothing was traced since the run
     was half as long, a step may therefore cost five times the share of the time so far. Such a trace happens
     each time the run has doubled, so the total falls below the share as the run goes on. A run of less than
-    ten seconds may spend as much as a run of ten seconds.
+    a minute may spend as much as a run of a minute.
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1.
