@@ -246,7 +246,8 @@ class TakenOver(UploadLock):
                 if time.monotonic() >= deadline:
                     raise DeliveryError(
                         f"run {self._run.id} is being delivered to {self._backend} by its own helper "
-                        f"process, which did not stop within {self._timeout:g} s: "
+                        f"process, which did not stop within {self._timeout:g} s (it stops when its current "
+                        "attempt has ended; a slow server can draw that out for minutes): "
                         f"`{self._run.command('show')}` prints its progress; call "
                         f"`{self._run.command('sync')}` again later"
                     )
