@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mlflow.exceptions import MlflowException
 
-from memlog._internal.connection_errors import address_in, does_not_answer, reason_of
+from memlog._internal.connection_errors import does_not_answer, reason_of
 from memlog._internal.redact import without_credentials
 from memlog.errors import (
     DeliveryError,
@@ -86,7 +86,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
     elif _NO_JSON in text:
         told = _NO_SERVER
     elif reason := reason_of(text):
-        told = does_not_answer("MLflow", address or address_in(text), reason)
+        told = does_not_answer("MLflow", address, text, reason)
     else:
         told = f"MLflow is not available ({_one_line(_REQUEST.sub('', text))})"
     return TrackerUnavailableError(told, detail)

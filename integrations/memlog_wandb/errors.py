@@ -54,9 +54,9 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
         address: Address of the server; ``None``: as in the text.
     """
     detail = _in_full(text)
-    reason, address = reason_of(text), address or address_in(text)
-    if reason and address:
-        return TrackerUnavailableError(does_not_answer("W&B", address, reason), detail)
+    reason = reason_of(text)
+    if reason and (address or address_in(text)):
+        return TrackerUnavailableError(does_not_answer("W&B", address, text, reason), detail)
     return TrackerUnavailableError(f"W&B is not available ({_one_line(text)})", detail)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from memlog._internal.redact import bare_address
 
@@ -27,6 +28,7 @@ _REASONS = (
         "the connection was closed",
     ),
 )
+_PORTS = {"http": 80, "https": 443}
 _POOL = re.compile(
     r"HTTP(?P<secure>S?)ConnectionPool\(host='(?P<host>[^']*)', port=(?P<port>\d+)\)"
 )
@@ -48,13 +50,31 @@ def address_in(text: str) -> str | None:
     return f"http{'s' if found['secure'] else ''}://{found['host']}:{found['port']}"
 
 
-def does_not_answer(tracker: str, address: str | None, reason: str) -> str:
+def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -> str:
     """Return the one-line message that a tracker can't be reached.
 
     Args:
         tracker: The tracker's display name, such as ``"MLflow"``.
         address: The tracker's address, which may hold a password (it is removed); ``None``: unknown.
+        text: The client's message. It names another server than the address if the tracker has redirected
+            to it, or keeps its files there.
         reason: Cause in a few words.
     """
+    named = address_in(text)
+    if address is None:
+        address = named
     at = "" if address is None else f" at {bare_address(address)}"
+    if address and named and _server(named) != (_server(address) or _server(named)):
+        return f"{tracker}{at} leads to {bare_address(named)}, which does not answer ({reason})"
     return f"{tracker}{at} does not answer ({reason})"
+
+
+def _server(address: str) -> tuple[str, int] | None:
+    """Return the host and port of an address; ``None`` if it has none."""
+    try:
+        parts = urlsplit(address)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            return None
+        return parts.hostname.lower(), parts.port or _PORTS[parts.scheme]
+    except ValueError:
+        return None

@@ -79,7 +79,7 @@ def _newest(run: RunDirectory) -> Path:
         )
     raise UnopenableFileError(
         f"none of the {len(events):,} files of run {run.id} is still here and can be shown: "
-        f"`memlog show {run.id}` lists them, `memlog pull {run.id} --backend B -o DIR` fetches them"
+        f"`{run.command('show')}` lists them, `{run.command('pull')} --backend B -o DIR` fetches them"
     )
 
 

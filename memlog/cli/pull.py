@@ -142,7 +142,7 @@ def _delivered(
     if not sources:
         raise ConfigurationError(
             f"run {run.id} was not delivered to {name}: leave out --backend to copy its files from its "
-            f"folder, or deliver it with `memlog sync {run.id} --to {name}`"
+            f"folder, or deliver it with `{run.command('sync')} --to {name}`"
         )
     return sources
 

@@ -94,8 +94,10 @@ def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
     for line in lines:
         for backend, delivery in line.delivered.items():
             if delivery.problem:
-                sync = f"memlog sync {line.id}"
-                has_remedy = line.status == "running" or sync in delivery.problem
+                sync = RunDirectory(Path(line.directory)).command("sync")
+                has_remedy = (
+                    line.status == "running" or f"memlog sync {line.id}" in delivery.problem
+                )
                 remedy = "" if has_remedy else f"; `{sync}` delivers the rest"
                 yield f"{line.id}: {backend}: {delivery.problem}{remedy}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -22,6 +23,7 @@ from memlog.cli.output import (
     table,
 )
 from memlog.events import PeakSource
+from memlog.journal import RunDirectory
 from memlog.reports.aggregates import ALLOCATED, RESERVED
 from memlog.reports.schema import (
     AlertFacts,
@@ -244,7 +246,7 @@ def _artifacts(console: Console, summary: Summary) -> Table:
 
 def _deliveries(console: Console, summary: Summary) -> RenderableType:
     delivered = summary.health.delivered
-    sync = f"memlog sync {summary.run.id}"
+    sync = RunDirectory(Path(summary.run.directory)).command("sync")
     if not delivered:
         return plain(f"to no tracker; `{sync} --to mlflow` delivers it to one")
     facts: dict[str, str | Text] = {

@@ -104,7 +104,7 @@ def sync(
         raise _joined(failures)
     if summary.status == "running":
         click.echo(
-            f"run {found.id} is still running: call `memlog sync {found.id}` again for its newest points"
+            f"run {found.id} is still running: call `{found.command('sync')}` again for its newest points"
         )
 
 
@@ -259,8 +259,8 @@ def _attempt(uploader: Uploader, *, complete: bool) -> None:
 def _gave_up(uploader: Uploader, timeout: float, error: Exception) -> str:
     problem = str(error).removeprefix(f"{uploader.backend}: ")
     return (
-        f"{uploader.backend}: {problem}; gave up after {timeout:g} s: nothing is lost, call `memlog sync "
-        f"{uploader.run.id}` again when it can be reached"
+        f"{uploader.backend}: {problem}; gave up after {timeout:g} s: nothing is lost, call "
+        f"`{uploader.run.command('sync')}` again when it can be reached"
     )
 
 

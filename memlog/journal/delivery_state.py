@@ -203,7 +203,7 @@ class UploadLock(_Lock):
         if not self.take():
             raise DeliveryError(
                 f"run {self._run.id} is being delivered to {self._backend} by its own helper process: "
-                "wait for it; `memlog show` prints its progress"
+                f"wait for it; `{self._run.command('show')}` prints its progress"
             )
 
     def __exit__(self, *_: object) -> None:
@@ -241,13 +241,15 @@ class TakenOver(UploadLock):
                 if not self._is_over:
                     raise DeliveryError(
                         f"run {self._run.id} is not over, and its own helper process delivers to "
-                        f"{self._backend}: `memlog show {self._run.id}` prints its progress"
+                        f"{self._backend}: `{self._run.command('show')}` prints its progress"
                     )
                 if time.monotonic() >= deadline:
                     raise DeliveryError(
                         f"run {self._run.id} is being delivered to {self._backend} by its own helper "
-                        f"process, which did not stop within {self._timeout:g} s: `memlog show "
-                        f"{self._run.id}` prints its progress; call `memlog sync` again later"
+                        f"process, which did not stop within {self._timeout:g} s (it stops when its current "
+                        "attempt has ended; a slow server can draw that out for minutes): "
+                        f"`{self._run.command('show')}` prints its progress; call "
+                        f"`{self._run.command('sync')}` again later"
                     )
                 time.sleep(_POLL)
         finally:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from memlog.errors import RunNotFoundError, UnwritableDirectoryError
+from memlog.errors import ConfigurationError, RunNotFoundError, UnwritableDirectoryError
 from memlog.journal.format import Header, ProcessIdentity, parse_segment_name
 from memlog.journal.process_identity import Birth, birth_of
 from memlog.journal.reader import JournalFile
+from memlog.settings import runs_directory
 
 logger = logging.getLogger("memlog")
 
@@ -51,6 +53,19 @@ class RunDirectory:
     def worst_step(self) -> Path:
         """File with the allocation events of the traced step that needed most memory so far."""
         return self.path / "worst-step.msgpack"
+
+    def command(self, name: str) -> str:
+        """Return the line that calls a command with this run, as in ``memlog sync k7m2xq9a``.
+
+        It names the folder if the command would not find the run without it.
+        """
+        line = f"memlog {name} {self.id}"
+        try:
+            root = self.path.absolute().parent
+            is_default = runs_directory().resolve() == root.resolve()
+        except (OSError, RuntimeError, ConfigurationError):
+            is_default = False
+        return line if is_default else f"{line} --dir {shlex.quote(str(self.path.parent))}"
 
     def files(self) -> list[JournalFile]:
         """Return one reader for each process that wrote to the journal, the trainer's first."""

@@ -23,7 +23,8 @@ _SAMPLES = 60
 class LastMoments(msgspec.Struct):
     """A run's last steps, and other events that explain its end."""
 
-    run_id: str
+    open_command: str
+    """Command line that shows the run's flame graph."""
     end: End | None = None
     failure: OutOfMemory | None = None
     """The newest allocation that failed, if no step followed."""
@@ -53,7 +54,7 @@ class LastMoments(msgspec.Struct):
 
 def last_moments(run: RunDirectory) -> LastMoments:
     """Read a run's journal."""
-    moments = LastMoments(run.id)
+    moments = LastMoments(run.command("open"))
     steps: deque[Batch] = deque(maxlen=_STEPS)
     samples: deque[Sample] = deque(maxlen=_SAMPLES)
     for file in run.files():

@@ -271,11 +271,12 @@ def _shares(trace: Trace) -> Iterator[str]:
 
 def _files(moments: LastMoments) -> Iterator[str]:
     if moments.files:
-        run, shown = moments.run_id, moments.files[-1]
+        shown = moments.files[-1]
         names = " and ".join(f"`{name}`" for name in moments.files)
         yield (
-            f"More is in {names}, beside this report in the run's folder: `memlog open {run}` shows a "
-            f"flame graph. On another machine, `memlog pull {run} -o out` downloads the run's files, and "
+            f"More is in {names}, beside this report in the run's folder: `{moments.open_command}` shows a "
+            "flame graph. On another machine, `memlog pull ID --backend mlflow -o out` downloads the run's "
+            "files from the tracker (ID is the run's id there; for W&B `--backend wandb`), and "
             f"`memlog open out/{shown}` shows it."
         )
 

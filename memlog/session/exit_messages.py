@@ -116,18 +116,18 @@ def print_undelivered(
     if outcome == "dead" and there and not refused:
         say(
             "the helper process ended before everything was delivered: "
-            f"`memlog sync {run.id}` delivers the rest"
+            f"`{run.command('sync')}` delivers the rest"
         )
     elif outcome == "at work" and waited:
         say(
             f"not everything is delivered after {waited:.3g} s{_problems(run, diagnostics)}; delivery "
-            f"continues in the background: `memlog show {run.id}` shows its progress, "
-            f"`memlog sync {run.id}` delivers the rest"
+            f"continues in the background: `{run.command('show')}` shows its progress, "
+            f"`{run.command('sync')}` delivers the rest"
         )
     elif outcome == "unreachable":
         say(
             f"not everything is delivered{_problems(run, diagnostics)}: the helper process tries for "
-            f"{linger:g} s more; after that, `memlog sync {run.id}` delivers the rest"
+            f"{linger:g} s more; after that, `{run.command('sync')}` delivers the rest"
         )
 
 

@@ -28,6 +28,7 @@ from memlog.delivery.helper import protocol
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.sampler import Sampler, StepFollower
 from memlog.delivery.helper.worst_step import WorstStep
+from memlog.errors import UnwritableDirectoryError
 from memlog.events import End, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
@@ -332,7 +333,12 @@ def main(judge: Judge) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())
     begin, further = _first_message(lines)
-    helper = Helper(begin, judge)
+    try:
+        helper = Helper(begin, judge)
+    except UnwritableDirectoryError:
+        logger.exception("the helper process ends")
+        logging.shutdown()
+        os._exit(protocol.NO_JOURNAL)
     helper.begin()
     for line in further:
         helper.handle(line)

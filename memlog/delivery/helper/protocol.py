@@ -13,6 +13,9 @@ from memlog.events import End, Health
 from memlog.settings import Settings
 from memlog.sink import Connection, TrackerRun
 
+NO_JOURNAL = 4
+"""Exit code of a helper that can't create its journal, as on a full disk."""
+
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """The first message: the run and its settings."""

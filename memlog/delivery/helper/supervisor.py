@@ -181,6 +181,8 @@ class SupervisedHelper:
 
 def _cause(code: int) -> str:
     """Return how a process ended, in words, from its return code."""
+    if code == protocol.NO_JOURNAL:
+        return "it can't create its file in the run's folder, as on a full disk"
     if code >= 0:
         return f"exit code {code}"
     try:

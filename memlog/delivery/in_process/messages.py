@@ -32,10 +32,10 @@ def _named(run_ids: Sequence[str]) -> str:
     return f"run {named}" if len(run_ids) == 1 else f"runs {named}"
 
 
-def ended_early(run_ids: Sequence[str], memlog_run: str) -> str:
+def ended_early(run_ids: Sequence[str], sync: str) -> str:
     """Return the message that runs lack data, with the command that delivers it."""
     each = "it" if len(run_ids) == 1 else "each"
     return (
-        f"{_named(run_ids)} ended before memlog had written everything: `memlog sync {memlog_run}` delivers "
+        f"{_named(run_ids)} ended before memlog had written everything: `{sync}` delivers "
         f"the whole series to a run beside {each}"
     )

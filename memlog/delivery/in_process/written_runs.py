@@ -100,7 +100,7 @@ class WrittenRuns:
         missing = [run_id for run_id in self.state.joined if not self._is_whole(run_id)]
         if missing:
             self.state.stage = "waiting"
-            self.state.problem = ended_early(missing, self._run.id)
+            self.state.problem = ended_early(missing, self._run.command("sync"))
             say(self.state.problem)
         elif self._disabled:
             self.state.problem = kept_nowhere(sorted(self._disabled))

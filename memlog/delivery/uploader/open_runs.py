@@ -29,6 +29,7 @@ class Targets:
         state: State of the uploader: the runs that exist, and those that the tracker refuses.
         begins: Template of the target that a sink gets; its runs are filled in here.
         claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
+        sync: Command that delivers the rest, for messages.
         may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
 
     Attributes:
@@ -42,9 +43,10 @@ class Targets:
         begins: Target,
         claim: ClaimOf | None,
         *,
+        sync: str,
         may_replace: bool,
     ) -> None:
-        self.refusals = Refusals(state, begins.memlog_run, self._is_replaceable)
+        self.refusals = Refusals(state, sync, self._is_replaceable)
         self._open_sink = open_sink
         self._state = state
         self._begins = begins

@@ -21,18 +21,18 @@ class Refusals:
 
     Args:
         state: State of the uploader; holds the refused runs and the reasons.
-        memlog_run: memlog's id of the run, for the command in the message.
+        sync: Command that delivers the rest, for the message.
         is_replaceable: Returns whether a run of the sink's own can replace a target.
     """
 
     def __init__(
         self,
         state: UploadState,
-        memlog_run: str,
+        sync: str,
         is_replaceable: Callable[[str | None], bool] = lambda _: False,
     ) -> None:
         self._state = state
-        self._memlog_run = memlog_run
+        self._sync = sync
         self._is_replaceable = is_replaceable
         self._blocked: set[str] = set()
         self._retry_at = 0.0
@@ -89,11 +89,10 @@ class Refusals:
         message = "; ".join(reasons[:_NAMED])
         if len(reasons) > _NAMED:
             message += f"; and {len(reasons) - _NAMED:,} more runs like these"
-        sync = f"memlog sync {self._memlog_run}"
         exist, own = ("it exists", "a run") if len(reasons) == 1 else ("they exist", "runs")
-        message += f": nothing is lost, `{sync}` delivers the rest once {exist} again"
+        message += f": nothing is lost, `{self._sync}` delivers the rest once {exist} again"
         if any(self._is_replaceable(key or None) for key in self._state.refused):
-            message += f", `{sync} --own-run` delivers it to {own} of memlog's own"
+            message += f", `{self._sync} --own-run` delivers it to {own} of memlog's own"
         return message
 
     def _forget(self, key: str) -> None:

@@ -66,7 +66,9 @@ class Uploader:
         self.end: End | None = None
         self.state = UploadState.load(run, backend)
         begins = Target(run.id, None, project=project, name=name, begun_us=begun_us)
-        self._targets = Targets(open_sink, self.state, begins, claim, may_replace=may_replace)
+        self._targets = Targets(
+            open_sink, self.state, begins, claim, sync=run.command("sync"), may_replace=may_replace
+        )
         self._progress = SavedProgress(run, self.state, self._targets)
         self._readings: dict[str, Reading] = {}
         self._copies = Copies(run)

@@ -153,7 +153,7 @@ def test_a_server_that_was_never_up_has_everything_after_a_sync(
     assert process.returncode == 0, errors
     run = find_run(tmp_path / "runs", "latest")
     assert "not everything is delivered (mlflow: " in errors
-    assert f"`memlog sync {run.id}` delivers the rest" in errors
+    assert f"`memlog sync {run.id} --dir {run.path.parent}` delivers the rest" in errors
     kill_helper(run)
     proxy.start()
     # From a shell that knows nothing of the address that the script had in its code.

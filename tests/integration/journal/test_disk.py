@@ -120,6 +120,31 @@ def test_a_full_disk_and_room_again(tmp_path: Path, small_disk: Path) -> None:
     assert summary.health.dropped["journal_write"] == lost
 
 
+FULL_FROM_THE_START = """
+    import sys
+    import time
+
+    import memlog
+
+    session = memlog.init("local", dir=sys.argv[1], alerts=["host.tree > 900 TiB"])
+    open(sys.argv[1] + "/full", "wb", buffering=0).write(bytes(300_000))
+    deadline = time.monotonic() + 60
+    while not session.health.faults and time.monotonic() < deadline:
+        session.step()
+        time.sleep(0.01)
+    session.finish()
+"""
+
+
+def test_a_helper_without_room_for_its_journal_says_so(tmp_path: Path, small_disk: Path) -> None:
+    process = child.start(FULL_FROM_THE_START, tmp_path, str(small_disk))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    told = [line for line in errors.splitlines() if "the helper process has ended (" in line]
+    assert len(told) == 1, errors
+    assert "can't create its file in the run's folder, as on a full disk" in told[0]
+
+
 GONE = "__import__('shutil').rmtree(sys.argv[1])"
 
 

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
+from support.journals import GIB, MadeRun, batch
 
+from memlog._internal.diagnostics import Diagnostics
 from memlog.cli.main import cli
+from memlog.events import End
+from memlog.session.exit_messages import print_undelivered
 
 ROOT = Path(__file__).parents[3]
 CODE = [
@@ -98,3 +103,43 @@ def test_commands_of_memlogs_own_exist_with_their_options(paths: list[Path]) -> 
         assert used <= known | {"--help"}, where
         checked += 1
     assert checked > 20
+
+
+_NAMES_A_RUN = re.compile(r"\bmemlog (?:sync|show|open|pull|advise|compare) \{")
+
+
+def test_a_command_with_a_run_names_its_folder_where_it_has_to() -> None:
+    """Only `RunDirectory.command` knows whether a command finds the run without ``--dir``."""
+    messages = [path for path in CODE if "examples" not in path.parts]
+    for where, match in named(messages, _NAMES_A_RUN):
+        allowed = where.startswith("memlog/cli/runs.py")  # looks for such a line in a message
+        allowed |= match.string[match.end() :].startswith("shlex.quote")  # a file, no run
+        assert allowed, where
+
+
+@pytest.mark.parametrize("folder", ["memlog_runs", "else where/runs"])
+def test_the_line_for_a_run_works_as_it_is_printed(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEMLOG_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    run = MadeRun(tmp_path / folder).write(batch(0, GIB), End(1, "finished")).closed()
+    program, *words = shlex.split(run.command("show"))
+    assert program == "memlog"
+    assert (len(words) == 2) == (folder == "memlog_runs")
+    shown = CliRunner().invoke(cli, words)
+    assert shown.exit_code == 0, shown.output
+    [line] = re.findall(r"`memlog (sync .*?) --to mlflow`", shown.output.replace("\n", " "))
+    assert shlex.split(line)[1:] == words[1:]
+    monkeypatch.chdir("/")
+    assert CliRunner().invoke(cli, shlex.split(run.command("show"))[1:]).exit_code == 0
+
+
+def test_the_end_of_a_program_names_the_folder_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MEMLOG_DIR", raising=False)
+    run = MadeRun(tmp_path / "mine").write(batch(0, GIB)).closed()
+    print_undelivered(run, "dead", 0.0, 5.0, Diagnostics())
+    [line] = re.findall("`memlog (.*?)`", capsys.readouterr().err)
+    assert shlex.split(line) == ["sync", run.id, "--dir", str(tmp_path / "mine")]

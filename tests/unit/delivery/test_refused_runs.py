@@ -67,8 +67,8 @@ def test_the_others_have_everything_and_it_is_said_which_run_is_refused(
     assert (state.stage, state.dropped, set(state.refused)) == ("waiting", {}, {"r0", "r2"})
     assert state.problem == (
         "the run r0 is deleted; the run r2 is deleted: nothing is lost, "
-        f"`memlog sync {sweep.id}` delivers the rest once they exist again, "
-        f"`memlog sync {sweep.id} --own-run` delivers it to runs of memlog's own"
+        f"`{sweep.command('sync')}` delivers the rest once they exist again, "
+        f"`{sweep.command('sync')} --own-run` delivers it to runs of memlog's own"
     )
 
 

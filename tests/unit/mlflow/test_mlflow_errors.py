@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException, RestException
 from mlflow.protos import databricks_pb2
 
 from memlog.errors import DeliveryError, TrackerRejectedError, TrackerUnavailableError
-from memlog_mlflow.errors import translated
+from memlog_mlflow.errors import translated, unavailable
 
 
 def answered(status: int) -> requests.HTTPError:
@@ -151,3 +151,21 @@ def test_a_message_is_one_short_line_without_credentials_and_rows() -> None:
     assert len(str(translation_of(MlflowException("y" * 5000)))) < 600
     assert error.__cause__ is None
     assert error.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        (
+            "http://127.0.0.1:5/prefix",
+            "MLflow at http://127.0.0.1:5/prefix does not answer (timeout)",
+        ),
+        (
+            "https://anna:s3cret@tracker.example",
+            "MLflow at https://tracker.example leads to http://127.0.0.1:5, which does not answer (timeout)",
+        ),
+    ],
+)
+def test_a_server_that_redirects_to_one_that_is_away_names_both(address: str, told: str) -> None:
+    error = unavailable(_POOL + "ReadTimeoutError('Read timed out. (read timeout=2)'))", address)
+    assert str(error) == told

@@ -331,11 +331,12 @@ def test_the_flame_graph_is_named_where_there_is_one(tmp_path: Path) -> None:
     graph = Artifact(at(2), "worst-step.speedscope.json.gz", "flamegraph", "artifacts/w", 9)
     text = told(ended(tmp_path / "with", trace(), graph, FAILURE)).text
     assert "`worst-step.speedscope.json.gz`" in text
-    assert "`memlog open k7m2xq9a`" in text
+    assert f"`memlog open k7m2xq9a --dir {tmp_path / 'with'}`" in text
+    assert "`memlog pull ID --backend mlflow -o out`" in text
     assert "memlog open" not in told(ended(tmp_path / "without", trace(), FAILURE)).text
     wordless = told(ended(tmp_path / "wordless", trace(), graph)).text
     assert "`worst-step.speedscope.json.gz`" in wordless
-    assert "`memlog open k7m2xq9a`" in wordless
+    assert f"`memlog open k7m2xq9a --dir {tmp_path / 'wordless'}`" in wordless
     untraced = told(ended(tmp_path / "untraced")).text
     assert "newest traced step" not in untraced
 
