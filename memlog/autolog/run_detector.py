@@ -19,10 +19,8 @@ class RunDetector:
     """Search for active runs on the publishing thread, because MLflow's active run belongs to a thread.
 
     Args:
-        backends: Backends to search, by name.
         journal: Gets a new segment for each run that is found.
         tell: Sends the helper process a message on how to reach the run.
-        diagnostics: Counts errors of a backend.
         writers: In-process writers, by the name of their backend.
         on_in_process: Called on the publishing thread whenever a writer joins a run.
     """

@@ -20,10 +20,7 @@ class RunParameters:
 
     Args:
         settings: Settings that become parameters.
-        bus: Target of events.
         run_detector: Sends the helper process the clients' connection data.
-        accelerators: Finds new devices.
-        diagnostics: Counts errors.
         model: Its size is recorded once.
 
     Attributes:

@@ -33,11 +33,7 @@ class AllocatorWatch:
     initialise CUDA.
 
     Args:
-        publish: Takes the event.
-        step: Returns the last completed step.
-        diagnostics: Counts errors.
         run: Folder for the allocator's snapshot.
-        tracing: Returns True if memlog traces the current step.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class AcceleratorProbe:
     uses two probes.
 
     Args:
-        diagnostics: Counts errors; none is raised.
         clock: Returns seconds. Devices not in use so far are checked every few seconds.
     """
 
@@ -44,12 +43,9 @@ class AcceleratorProbe:
         self._kinds: tuple[_DevicesOfAKind, ...] | None = None
 
     def notice(self, device_type: str) -> None:
-        """Report the device of one of the run's tensors.
+        """Report the device of one of the run's tensors (``tensor.device.type``).
 
         Only ``mps`` needs it, because querying its memory would initialise it.
-
-        Args:
-            device_type: Such as ``"mps"``, from ``tensor.device.type``.
         """
         if device_type == self._mps.kind:
             self._mps.noticed = True

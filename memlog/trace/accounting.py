@@ -119,11 +119,7 @@ class _Frame:
 
 
 class _Frames:
-    """The running modules of each thread.
-
-    Args:
-        rows: Figures by layer and phase, updated when a frame closes.
-    """
+    """The running modules of each thread."""
 
     def __init__(self, rows: defaultdict[tuple[int, int], Row]) -> None:
         self._rows = rows

@@ -18,7 +18,6 @@ class EventLog:
 
     Args:
         max_events: Number of events to keep.
-        accountant: Computes the totals.
 
     Attributes:
         append: Appends any number of packed events: one atomic call, from any thread.

@@ -168,13 +168,10 @@ class TraceWindow:
         self._engine.stop()
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if `stop` could not.
+        """Remove the dispatch mode if `stop` could not; return True once nothing is left in torch.
 
         `stop` can't remove the mode if another mode lies on top of it, or if the window belongs to another
         thread. Until it is removed, the mode passes every operation through.
-
-        Returns:
-            True if nothing of the window is left in torch.
         """
         return self._engine.leave()
 

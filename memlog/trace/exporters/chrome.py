@@ -67,12 +67,7 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
-    """Return the profiler's document with memlog's events added, shifted to the profiler's clock.
-
-    Args:
-        ours: Document from `chrome_trace`.
-        profilers: Document from `read_profiler_trace`.
-    """
+    """Return the profiler's document with memlog's events added, shifted to the profiler's clock."""
     shift = (ours["baseTimeNanoseconds"] - profilers.get("baseTimeNanoseconds", 0)) / _NS_PER_US
     moved = [
         {**event, "ts": event["ts"] + shift} if "ts" in event else event

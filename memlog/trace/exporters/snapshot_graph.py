@@ -47,10 +47,6 @@ def snapshot_graph(snapshot: dict[str, Any], name: str) -> SnapshotGraph:
     Live bytes are shown below the stack that allocated them. If no stack was recorded, they are shown below
     the allocator's note (``user_metadata``); without a note, below the blocks' size.
 
-    Args:
-        snapshot: Return value of `memlog.artifacts.snapshots.read_snapshot`.
-        name: Name of the snapshot in errors and in the document.
-
     Raises:
         SnapshotError: The snapshot has another form than torch writes, or holds no allocation.
     """

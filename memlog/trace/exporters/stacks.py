@@ -20,21 +20,12 @@ Stack = tuple[str, ...]
 
 
 def path_stack(path: str, paths: Sequence[str]) -> Stack:
-    """Return a layer's path after those of its parents, outermost first.
-
-    Args:
-        path: Path of the layer.
-        paths: Paths of all layers by number; the second is the model.
-    """
+    """Return a layer's path after those of its parents, outermost first. The second path is the model's."""
     return tuple(with_parents(path, paths[1] if len(paths) > 1 else ""))
 
 
 class ThreadStacks:
-    """Stack of one thread after each of its events.
-
-    Args:
-        paths: Paths of the layers by number.
-    """
+    """Stack of one thread after each of its events."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths

@@ -107,16 +107,7 @@ class _Drawing:
 
 
 def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
-    """Draw a snapshot.
-
-    Args:
-        snapshot: Return value of ``torch.cuda.memory._snapshot()`` or `memlog.trace.exporters.snapshot`.
-            Entries of another form are ignored.
-        title: Heading of the page.
-
-    Returns:
-        HTML.
-    """
+    """Draw a snapshot of torch's or memlog's as HTML. Entries of another form are ignored."""
     drawings = []
     for device, history in enumerate(_list(snapshot.get("device_traces"))[:_MAX_DEVICES]):
         changes = [*_before(snapshot, device, _list(history)), *_changes(_list(history))]

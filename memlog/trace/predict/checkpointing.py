@@ -73,11 +73,9 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
 
 
 def best_plan(traced: TracedStep, peak: int) -> Plan | None:
-    """Find the sibling modules whose checkpointing gives the lowest peak; ``None`` if none lowers it.
+    """Find the sibling modules whose checkpointing gives the lowest peak.
 
-    Args:
-        traced: The traced step.
-        peak: Bytes of the peak without checkpointing.
+    ``None`` if none lowers ``peak``, the bytes without checkpointing.
     """
     calls = _recomputed_calls(traced)
     plans = [
@@ -176,11 +174,7 @@ def _recomputed_call(
 ) -> RecomputedCall | None:
     """Return a call as checkpointing would change it; ``None`` if it would drop nothing.
 
-    Args:
-        traced: The traced step.
-        forward_ends: Return value of `_forward_ends`.
-        call: The call.
-        later: The next call of the same module, which the backward pass reaches first.
+    ``later`` is the next call of the same module, which the backward pass reaches first.
     """
     allocated = _transients(traced, call)
     left = [storage for storage in allocated if storage.end > call.end]

@@ -135,11 +135,7 @@ class Layers:
 
 
 class _StreamReader:
-    """Collector of storages, calls, and phases from a trace's events.
-
-    Args:
-        length: Number of events.
-    """
+    """Collector of storages, calls, and phases from a trace's events."""
 
     def __init__(self, length: int) -> None:
         self.storages: list[StorageLifetime] = []
@@ -343,11 +339,7 @@ class TracedStep:
     def intervals(
         self, sizes: Mapping[StorageLifetime, float] | None = None
     ) -> list[SizedInterval]:
-        """Return the time and bytes of each storage in a step that is not the first.
-
-        Args:
-            sizes: Bytes that replace those of some storages; default: none.
-        """
+        """Return time and bytes of each storage in a later step; ``sizes`` replace those of some."""
         changed = sizes or {}
         return [
             SizedInterval(steady_begin(storage), storage.end, changed.get(storage, storage.size))
@@ -367,15 +359,10 @@ def steady_begin(storage: StorageLifetime) -> int:
 def highest(
     intervals: Iterable[SizedInterval], length: int, spikes: Iterable[tuple[int, float]] = ()
 ) -> int:
-    """Compute the highest number of live bytes of all intervals together.
+    """Compute the highest number of live bytes of all intervals together, in a step of ``length`` events.
 
-    Args:
-        intervals: Bytes with their time; each lasts to the moment before its ``end``.
-        length: Number of events of the step.
-        spikes: Moments with the bytes that are live only there, beyond those just before; default: none.
-
-    Returns:
-        Bytes.
+    Each interval lasts to the moment before its ``end``. ``spikes`` are moments with the bytes that are live
+    only there, beyond those just before.
     """
     changes = [0.0] * (length + 2)  # the first is START
     for begin, end, size in intervals:

@@ -66,12 +66,9 @@ class ModuleNames:
                 self._add_root(module)
 
     def layer_of(self, module: Any, surrounding: int) -> int:
-        """Return the number of a module that is called.
+        """Return the number of a module that the layer ``surrounding`` calls.
 
-        Args:
-            module: A module, known or not.
-            surrounding: Layer that calls it. If the module has several paths in the model, the one nearest to
-                this layer counts.
+        If the module has several paths in the model, the one nearest to ``surrounding`` counts.
         """
         if isinstance(module, Scope):
             inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
@@ -103,12 +100,7 @@ class ModuleNames:
         return number
 
     def owner_of(self, name: str, root: RootModule) -> int:
-        """Return the number of the module that owns a parameter or buffer.
-
-        Args:
-            name: Its name in ``named_parameters`` of ``root``.
-            root: Root module that contains it.
-        """
+        """Return the number of the module that owns a parameter or buffer, by its name in ``root``."""
         root_layer = self._numbers.get(root.path, OUTSIDE)
         path = _plain(name.rpartition(".")[0])
         return self._numbers.get(root.prefix + path, root_layer) if path else root_layer

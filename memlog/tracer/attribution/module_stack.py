@@ -76,7 +76,6 @@ class ModuleStack:
     """Running modules, backward passes and optimizers of the threads that take part in a window.
 
     Args:
-        names: Layer of each module.
         emit: Called with kind, layer, phase and thread state at each change.
         all_threads: Whether all threads that call the model's modules take part. If not, only the thread that
             began the window and those that run its backward pass do.
@@ -113,8 +112,7 @@ class ModuleStack:
     def thread_state(self, *, join: bool = False) -> ThreadState | None:
         """Return this thread's state; ``None`` if it takes no part in the window.
 
-        Args:
-            join: Whether the thread takes part from now on.
+        With ``join`` it takes part from now on.
         """
         if self.closed:
             return None
@@ -125,11 +123,7 @@ class ModuleStack:
         return thread_state
 
     def module_begins(self, module: Any) -> ThreadState | None:
-        """Record the begin of a module's ``forward``.
-
-        Returns:
-            The state of this thread; ``None`` if it takes no part in the window.
-        """
+        """Record the begin of a module's ``forward``; return this thread's state if it takes part."""
         thread_state = self.thread_state(join=self._all_threads and self._names.knows(module))
         if thread_state is None:
             return None
@@ -147,12 +141,9 @@ class ModuleStack:
         return thread_state
 
     def module_ends(self, module: Any) -> int | None:
-        """Record the end of a module's ``forward``, and of all modules that began in it.
+        """Record the end of a module's ``forward``, and of all modules that began in it; return its layer.
 
-        torch calls the end hook even if another hook raised before memlog's begin hook ran.
-
-        Returns:
-            The module's layer; ``None`` if its begin was not recorded.
+        torch calls the end hook even if another hook raised before memlog's begin hook ran: ``None`` then.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
         if thread_state is None or (

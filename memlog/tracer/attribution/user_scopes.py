@@ -17,11 +17,7 @@ _MAX_LENGTH = 100
 
 
 class Scope:
-    """Placeholder that hooks handle like a module.
-
-    Args:
-        name: Name of the scope.
-    """
+    """Placeholder that hooks handle like a module."""
 
     __slots__ = ("name",)
 

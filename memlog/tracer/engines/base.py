@@ -27,11 +27,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     """True if tracing changed what operations allocate: the peak without tracing may be lower or higher."""
 
     def exactness(self, best: Exactness) -> Exactness:
-        """Return how exact the peaks are.
-
-        Args:
-            best: Exactness if nothing was missed.
-        """
+        """Return how exact the peaks are; ``best`` if nothing was missed."""
         if self.approximate:
             return "approximate"
         return "lower bound" if self.incomplete else best
@@ -41,11 +37,7 @@ class Engine(Protocol):
     """Recorder of one window, which writes to an `EventLog`."""
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Start recording on this thread.
-
-        Args:
-            optimizers: Optimizers that are known already.
-        """
+        """Start recording on this thread; ``optimizers`` are those that are known already."""
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the begin of a module's ``forward``.

@@ -14,13 +14,7 @@ from memlog.tracer.hooks.module_hooks import Hooks
 
 
 class HookEngine:
-    """Engine that follows every thread that calls the model's modules.
-
-    Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
-    """
+    """Engine that follows every thread that calls the model's modules."""
 
     def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
         self._log = log

@@ -22,14 +22,7 @@ from memlog.tracer.event_log import EventLog
 
 
 class SamplerEngine(HookEngine):
-    """Engine that samples the allocator's statistics.
-
-    Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
-        device: Device whose statistics are read.
-    """
+    """Engine that samples the allocator's statistics."""
 
     def __init__(
         self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, device: torch.device

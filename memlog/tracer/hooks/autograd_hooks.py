@@ -21,7 +21,6 @@ class BackwardMarks:
 
     Args:
         reached: Called with the layer that the backward pass reaches, on the thread that runs it.
-        diagnostics: Counter of memlog's own errors.
     """
 
     def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:

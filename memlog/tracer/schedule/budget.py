@@ -112,11 +112,9 @@ class Budget:
         return self._spent
 
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
-        """Return whether another trace with the expected cost stays within the share.
+        """Return whether another trace with the expected cost stays within the share at ``now``, in seconds.
 
-        Args:
-            now: Current time in seconds.
-            outdated: Whether the kept trace no longer describes what the run does.
+        ``outdated``: the kept trace no longer describes what the run does.
         """
         if self._since < SPACING:
             return False

@@ -63,15 +63,11 @@ class CallWaiter:
 
 
 def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
-    """Return when a hook for module calls causes no compilation.
+    """Return when a hook for module calls causes no compilation, after so many steps of the session.
 
     If the compiler is in use, that is certain only for a compiled module, which calls global hooks outside
     the compiled code, and only after it was compiled. On the CPU, no engine sees anything inside such a
     module.
-
-    Args:
-        roots: Root modules of the session.
-        steps: Steps of the session so far.
     """
     if not _compiler_in_use():
         return "now"

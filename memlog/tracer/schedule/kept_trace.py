@@ -75,9 +75,7 @@ class KeptTrace:
     def add(self, step_trace: StepTrace, *, outdated: bool = False) -> None:
         """Publish a trace, and keep it if it is more representative.
 
-        Args:
-            step_trace: The trace.
-            outdated: Whether an optimizer takes part now that made no step in the kept trace.
+        ``outdated``: an optimizer takes part now that made no step in the kept trace.
         """
         if outdated:
             self._rank = -1
@@ -87,11 +85,8 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace, which is published later: the next optimizer step shows whether it was whole.
 
-        It was whole if the next optimizer that steps is one that stepped in the trace.
-
-        Args:
-            step_trace: The trace, as if it was whole.
-            whole: Assumption until then.
+        It was whole if the next optimizer that steps is one that stepped in the trace. Until then, the guess
+        ``whole`` counts.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -114,11 +109,7 @@ class KeptTrace:
             self._undecided = step_trace._replace(members=(weakref.ref(optimizer),)), whole
 
     def finish(self, *, outdated: bool) -> None:
-        """Decide about the first trace at the end of the session.
-
-        Args:
-            outdated: As in `add`.
-        """
+        """Decide about the first trace at the end of the session; ``outdated`` as in `add`."""
         if self._undecided is not None:
             self._decide(whole=self._undecided[1])
         if outdated and self._rank > 0:

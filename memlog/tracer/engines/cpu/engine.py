@@ -47,9 +47,6 @@ class DispatchEngine:
     """Engine that records the thread that starts it, and the threads that run its backward pass.
 
     Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
         types: Whether to find out the type of each storage under autocast.
     """
 

@@ -103,12 +103,8 @@ class TrackedStorage(weakref.ref[Any]):
 class _PendingAllocation:
     """A new storage whose allocation is not written yet.
 
-    Args:
-        tracked: The new storage.
-        instead: Older storage that the new one replaces if the older one is freed next.
-        event: Allocation event of the new storage.
-
     Attributes:
+        instead: Older storage that the new one replaces if the older one is freed next.
         workspace: Events of the operation's workspace.
     """
 
@@ -127,7 +123,6 @@ class LiveStorages:
     """Tracker of live storages: writes their ALLOC, FREE and CLASSIFY events, each once.
 
     Args:
-        log: Log for the events.
         fakes: Whether to count fake tensors as if they had bytes.
         types: Whether to track the types of storages under autocast.
 
@@ -172,13 +167,8 @@ class LiveStorages:
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if it is new.
 
-        Args:
-            tensor: The result.
-            layer: Its owner.
-            phase: The phase in which the operation ran.
-            thread: The thread on which it ran.
-            instead: The storage that an untraced step would have written the result into. If it is freed
-                before anything else happens, the new storage counts as the same one.
+        An untraced step would have written the result into the storage ``instead``. If that is freed before
+        anything else happens, the new storage counts as the same one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -246,21 +236,14 @@ class LiveStorages:
         )
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
-        """Record the category of a storage.
+        """Record the category of a storage; return True if it was unknown and is added.
 
         A parameter or buffer keeps its category. So does an input that a gradient holds: the indices of an
         embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
         is not torch's (numpy's, or shared memory of a data loader's workers), and does not count then.
 
-        Args:
-            tensor: Tensor of the storage.
-            layer: Layer that owns it.
-            category: Its category, as in `memlog.trace.encoding`.
-            phase: Phase in which an unknown storage was made. If the tensor is a part of its storage (of a
-                buffer that collects gradients for several ranks), the storage existed before.
-
-        Returns:
-            True if an unknown storage was added.
+        An unknown storage was made in ``phase``. If the tensor is a part of its storage (of a buffer that
+        collects gradients for several ranks), the storage existed before.
         """
         added = False
         for plain in storage_tensors(tensor):

@@ -74,10 +74,9 @@ _precisions: tuple[str, ...] = ()
 
 
 def update_precisions() -> bool:
-    """Read oneDNN's precisions. A measurement is valid only for the precisions that it was made with.
+    """Read oneDNN's precisions; return True if they have changed since the last call.
 
-    Returns:
-        True if they have changed since the last call.
+    A measurement is valid only for the precisions that it was made with.
     """
     global _precisions
     before, _precisions = _precisions, torch_private.onednn_precisions()
@@ -121,11 +120,10 @@ def _is_fraction(value: Any) -> bool:
 
 
 def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
-    """Run an operation.
+    """Run an operation; return its result and its workspace.
 
-    Returns:
-        Its result and its workspace. The workspace is ``None`` if it can't be measured: another profiler
-        is on, or this torch lacks the legacy one.
+    The workspace is ``None`` if it can't be measured: another profiler is on, or this torch lacks the legacy
+    one.
     """
     try:
         key = _key(func, args, kwargs)

@@ -16,10 +16,7 @@ class PatchListeners:
     """Listeners of the patched functions while a window is open.
 
     Args:
-        live_storages: Tracked storages.
-        module_stack: Current module of each thread.
         owner: Returns layer and phase of what a thread does now.
-        diagnostics: Counter of memlog's own errors.
 
     Attributes:
         compiled_calls: Number of calls of compiled code.

@@ -72,11 +72,7 @@ class AllocatorHistory:
             self._set_note(text)
 
     def stop(self) -> Any:
-        """Read the history, and turn it off if this object turned it on.
-
-        Returns:
-            The snapshot of ``torch.cuda.memory._snapshot()``.
-        """
+        """Return torch's snapshot, and turn the history off if this object turned it on."""
         try:
             self.note("")
             return self._memory._snapshot()

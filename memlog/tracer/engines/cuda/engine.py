@@ -41,10 +41,6 @@ class NativeEngine(HookEngine):
     """Engine that records one window of one device.
 
     Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
-        history: History of the device's allocator.
         readings: Whether to read the allocator's statistics at every change of layer, for the fragmentation
             of each layer.
     """
@@ -156,8 +152,7 @@ class NativeEngine(HookEngine):
     def _add_roots(self, *, late: bool = False) -> None:
         """Record the existing tensors of root modules that were found since the last call.
 
-        Args:
-            late: Whether the window is open already, so that the tensors may have been made in it.
+        If the window is open already (``late``), the tensors may have been made in it.
         """
         for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
