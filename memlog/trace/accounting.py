@@ -12,6 +12,7 @@ some become known late (an optimizer's state when it first steps).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 from memlog.trace import encoding
 from memlog.trace.encoding import (
@@ -33,18 +34,16 @@ PIECE = 8192
 """Events in a piece."""
 
 
+@dataclass(slots=True, eq=False)
 class LiveStorage:
     """A storage, live or freed."""
 
-    __slots__ = ("alive", "category", "layer", "line", "phase", "size")
-
-    def __init__(self, size: int, layer: int, phase: int, category: int) -> None:
-        self.size = size
-        self.layer = layer
-        self.phase = phase
-        self.category = category
-        self.line = 0
-        self.alive = True
+    size: int
+    layer: int
+    phase: int
+    category: int
+    line: int = 0
+    alive: bool = True
 
     @property
     def final_category(self) -> int:
@@ -56,34 +55,21 @@ class LiveStorage:
         return RECOMPUTED if self.phase == RECOMPUTE else TEMPORARY
 
 
+@dataclass(slots=True, eq=False)
 class Row:
     """Figures of one layer in one phase."""
 
-    __slots__ = (
-        "allocated",
-        "allocations",
-        "calls",
-        "frees",
-        "kept",
-        "peak",
-        "readings",
-        "reserved_peak",
-        "time_ns",
-        "unused_share",
-    )
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.allocations = 0
-        self.allocated = 0
-        self.frees = 0
-        self.peak: int | None = None
-        self.kept = 0
-        self.time_ns = 0
-        self.readings = 0
-        self.reserved_peak = 0
-        self.unused_share = 0.0
-        """Sum of ``(reserved - allocated) / reserved`` over the readings."""
+    calls: int = 0
+    allocations: int = 0
+    allocated: int = 0
+    frees: int = 0
+    peak: int | None = None
+    kept: int = 0
+    time_ns: int = 0
+    readings: int = 0
+    reserved_peak: int = 0
+    unused_share: float = 0.0
+    """Sum of ``(reserved - allocated) / reserved`` over the readings."""
 
     def raise_peak(self, level: int) -> None:
         """Set the peak to ``level`` live bytes if that is higher."""
@@ -93,8 +79,6 @@ class Row:
 
 class _Frame:
     """A module that is running, or a sequence of operations outside all modules."""
-
-    __slots__ = ("began_ns", "layer", "live_at_entry", "peak", "phase", "storages")
 
     def __init__(self, layer: int, phase: int, began_ns: int, live: int) -> None:
         self.layer = layer

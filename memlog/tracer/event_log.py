@@ -52,10 +52,10 @@ class EventLog:
         """Return nanoseconds since the log began."""
         return time.perf_counter_ns() - self._began_ns
 
-    @property
-    def full(self) -> bool:
-        """True if `fold` should be called. Finalizers must not call `fold`."""
-        return len(self._appended) >= self._limit
+    def fold_when_full(self) -> None:
+        """Fold the appended events if there are many. Finalizers must not call this."""
+        if len(self._appended) >= self._limit:
+            self.fold()
 
     @property
     def size(self) -> int:

@@ -17,6 +17,7 @@ from memlog.tracer.engines import selection
 from memlog.tracer.event_log import EventLog
 
 DEFAULT_MAX_EVENTS = 100_000
+_COMPILED = "The model is compiled: there are no layers inside it."
 
 
 def may_open() -> bool:
@@ -146,7 +147,7 @@ class TraceWindow:
                 events=self._log.events,
                 kept_events=kept,
                 dropped=self._dropped(report.dropped),
-                unseen=self._unseen(report.unseen),
+                unseen=(*((_COMPILED,) if self._compiled else ()), *report.unseen),
                 fragmentation=report.fragmentation,
                 fragmentation_reason=report.fragmentation_reason,
                 lines=report.lines,
@@ -184,8 +185,3 @@ class TraceWindow:
         if self.health.faults:
             counts["errors inside the tracer"] = sum(self.health.faults.values())
         return counts
-
-    def _unseen(self, unseen: tuple[str, ...]) -> tuple[str, ...]:
-        if self._compiled:
-            unseen = ("The model is compiled: there are no layers inside it.", *unseen)
-        return unseen

@@ -38,18 +38,6 @@ class ParameterKey(NamedTuple):
 class StorageLifetime:
     """A storage, from its allocation to its free."""
 
-    __slots__ = (
-        "begin",
-        "category",
-        "classified_at",
-        "end",
-        "layer",
-        "phase",
-        "size",
-        "thread",
-        "uses",
-    )
-
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at

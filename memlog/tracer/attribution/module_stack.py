@@ -48,18 +48,6 @@ class ThreadState:
         inputs: Inputs of the module that is about to begin; an engine writes them with its ENTER event.
     """
 
-    __slots__ = (
-        "backward_layer",
-        "graph_mark",
-        "inputs",
-        "line",
-        "node",
-        "number",
-        "optimizing",
-        "outside_owner",
-        "stack",
-    )
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.stack: list[tuple[int, int, int]] = [(OUTSIDE, torch_private.NO_TASK, 0)]

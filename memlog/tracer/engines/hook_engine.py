@@ -39,13 +39,13 @@ class HookEngine:
         begun = self._module_stack.module_begins(module)
         self._register_new_roots()
         if begun is not None:
-            self._backward.module_begins(args, surrounding)
+            self._backward.mark(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
         """Record the end of a module's ``forward``."""
         layer = self._module_stack.module_ends(module)
         if layer is not None:
-            self._backward.module_ends(output, layer)
+            self._backward.mark(output, layer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Record the begin of an optimizer's step."""

@@ -113,7 +113,7 @@ class PeriodicTracer:
 
     def cost(self) -> tuple[float, float]:
         """Return the seconds that tracing has cost, without set-up, and those of set-up."""
-        return self._costs.spent()
+        return self._costs.budget.spent, self._costs.budget.set_up
 
     def finish(self, *, failed: bool = True) -> None:
         """End the session; keep the events of an open step if it ``failed`` midway."""
@@ -213,7 +213,7 @@ class PeriodicTracer:
                 roots=self._roots.modules(),
                 optimizers=self._schedule.optimizers(),
                 diagnostics=self._diagnostics,
-                usual_step=self._costs.usual_step,
+                usual_step=self._costs.budget.median_step,
             )
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)

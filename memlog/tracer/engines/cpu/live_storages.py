@@ -131,6 +131,7 @@ class LiveStorages:
         sparse: True if sparse tensors were seen.
         complex: True if complex tensors were seen.
         nested: True if nested tensors were seen.
+        serial: Number of the storage that was tracked last.
         line: Number of the program's line that makes storages now; 0: a module makes them.
     """
 
@@ -142,7 +143,7 @@ class LiveStorages:
         self.sparse = self.complex = self.nested = False
         self.line = 0
         self._tracked: dict[int, TrackedStorage] = {}
-        self._serial = 0
+        self.serial = 0
         self._pending: list[_PendingAllocation] = []
         self._on_free = self._finalizer()
         self._closed = False
@@ -186,13 +187,12 @@ class LiveStorages:
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
-                if storage._cdata not in self._tracked and (self._fakes or storage.resizable()):
+                if storage._cdata not in self._tracked and not self.is_foreign(storage):
                     self._add(storage, OUTSIDE, BEFORE, OTHER, 0, self._type_of(plain))
 
-    @property
-    def serial(self) -> int:
-        """Number of the storage that was tracked last."""
-        return self._serial
+    def is_foreign(self, storage: Any) -> bool:
+        """Return whether a storage lies on memory that is not torch's, such as numpy's."""
+        return not (self._fakes or storage.resizable())
 
     def tracked(self, tensor: Tensor) -> TrackedStorage | None:
         """Return the tracked storage of a tensor; ``None`` if there is none."""
@@ -205,7 +205,7 @@ class LiveStorages:
     ) -> None:
         """Record that an operation allocated and freed ``size`` bytes beside its results."""
         if size > 0 and not self._closed:
-            self._serial = serial = self._serial + 1
+            self.serial = serial = self.serial + 1
             now = self._log.now()
             events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
             events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
@@ -252,7 +252,7 @@ class LiveStorages:
             storage = plain.untyped_storage()
             tracked = self._tracked.get(storage._cdata)
             if tracked is None:
-                foreign = category == INPUT and not (self._fakes or storage.resizable())
+                foreign = category == INPUT and self.is_foreign(storage)
                 if not foreign and not self._is_omitted(plain):
                     made = phase if plain.nbytes == storage.nbytes() else BEFORE
                     kind = self._type_of(plain)
@@ -322,7 +322,7 @@ class LiveStorages:
         if not size or self._closed or not (self._fakes or _has_bytes(storage)):
             return False
         tracked = TrackedStorage(storage, self._on_free)
-        self._serial = serial = self._serial + 1
+        self.serial = serial = self.serial + 1
         tracked.pointer = pointer = storage._cdata
         tracked.serial, tracked.size, tracked.category = serial, size, category
         tracked.type = kind

@@ -95,8 +95,7 @@ class NativeEngine(HookEngine):
         )
         for event in join.events(entries):
             self._log.append(event)
-            if self._log.full:
-                self._log.fold()
+            self._log.fold_when_full()
         self._marks = []
         self._report = self._make_report(snapshot, len(entries), join)
         return self._report
