@@ -17,7 +17,7 @@ from torch.nn import functional
 from memlog import MemoryTracer
 from memlog.trace import encoding
 from memlog.trace.predict import Advice, Hint, advise
-from memlog.trace.predict.lifetimes import SizedInterval, TracedStep, highest
+from memlog.trace.predict.lifetimes import SizedInterval, highest
 from memlog.trace.records import RecordedTrace
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
@@ -483,9 +483,3 @@ def test_levels_and_spikes() -> None:
     assert highest(intervals, 10) == 25
     assert highest(intervals, 10, [(8, 30)]) == 35
     assert highest([], 0) == 0
-
-
-def test_a_replayed_step_has_the_traces_own_peak() -> None:
-    for case in CASES:
-        step = TracedStep(trace_of(case))
-        assert highest(step.intervals(), step.length) == trace_of(case).result.peak
