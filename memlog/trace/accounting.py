@@ -211,12 +211,12 @@ class Accountant:
         self._handlers = {
             encoding.ALLOC: self._alloc,
             encoding.FREE: self._free,
-            encoding.ENTER: self._enter,
-            encoding.EXIT: self._exit,
-            encoding.PHASE_CHANGE: self._change_phase,
+            encoding.ENTER: lambda event: self._frames.enter(event, self.live_bytes),
+            encoding.EXIT: lambda event: self._frames.exit(event, self.live_bytes),
+            encoding.PHASE_CHANGE: lambda event: self._frames.change_phase(event, self.live_bytes),
             encoding.CLASSIFY: self._classify,
             encoding.READING: self._reading,
-            encoding.USES: _ignore,  # predictions alone read it
+            encoding.USES: lambda _: None,  # predictions alone read it
             encoding.LINE: self._line,
         }
 
@@ -290,15 +290,6 @@ class Accountant:
         if storage.phase != BEFORE:
             self.rows[storage.layer, storage.phase].frees += 1
 
-    def _enter(self, event: StreamEvent) -> None:
-        self._frames.enter(event, self.live_bytes)
-
-    def _exit(self, event: StreamEvent) -> None:
-        self._frames.exit(event, self.live_bytes)
-
-    def _change_phase(self, event: StreamEvent) -> None:
-        self._frames.change_phase(event, self.live_bytes)
-
     def _classify(self, event: StreamEvent) -> None:
         storage = self._live.get(event.key)
         if storage is None:
@@ -327,7 +318,3 @@ class Accountant:
         self.live_bytes = allocated - self._first_reading
         self._raise_peak(event.time_ns)
         self._frames.raise_peaks(self.live_bytes)
-
-
-def _ignore(event: StreamEvent) -> None:
-    """Process an event that changes no figure."""

@@ -31,7 +31,7 @@ def may_open() -> bool:
         return False
     if torch_private.in_functorch_transform():
         return False
-    if torch_private.missing(torch_private.DISPATCH_NEEDS):
+    if torch_private.missing():
         return True  # the sampler runs then, which needs no mode
     return not torch_private.mode_stack()
 
@@ -83,7 +83,7 @@ class TraceWindow:
         self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
         self._names = ModuleNames(model, others)
         self._accountant = Accountant(by_readings=self.choice.engine == "sampler")
-        self._log = EventLog(max_events, self._accountant)
+        self._log = EventLog(max_events, self._accountant, most_events)
         self._engine = selection.build(
             self.choice,
             self.torch_device,
@@ -94,9 +94,7 @@ class TraceWindow:
             types=types,
         )
         self._optimizers = optimizers
-        self._most_events = most_events
-        if most_events is not None:
-            self._log.on_overflow(most_events, self._engine.stop_recording)
+        self._log.on_overflow = self._engine.stop_recording
         self._trace: RecordedTrace | None = None
 
     def roots(self) -> list[Any]:
@@ -118,7 +116,7 @@ class TraceWindow:
     @property
     def overflowed(self) -> bool:
         """True if the window stopped recording because it reached ``most_events``."""
-        return self._most_events is not None and self._log.events >= self._most_events
+        return self._log.overflowed
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the call in which the window was opened: torch does not call new hooks for it.
@@ -141,7 +139,7 @@ class TraceWindow:
                 engine=self.choice.engine,
                 why=self.choice.why,
                 device=str(self.torch_device),
-                exactness=report.exactness(self.choice.exactness),
+                exactness=report.exactness or self.choice.exactness,
                 started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,

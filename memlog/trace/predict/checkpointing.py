@@ -93,7 +93,7 @@ def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -
 
     The last module's forward runs again right after its first run, so checkpointing it seldom saves anything.
     """
-    group = [layer for layer in calls if traced.layers.path(layer) in plan.modules]
+    group = [layer for layer in calls if traced.layers.paths[layer] in plan.modules]
     if len(group) > 1:
         last = min(group, key=lambda layer: calls[layer][0].recompute_at)
         fewer = tuple(layer for layer in group if layer != last)
@@ -104,14 +104,14 @@ def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -
 
 
 def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
-    return tuple(traced.layers.path(layer) for layer in sorted(group))
+    return tuple(traced.layers.paths[layer] for layer in sorted(group))
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
     """Return groups of siblings that would drop much, those that drop most first."""
     siblings: dict[str, list[int]] = {}
     for layer in calls:
-        siblings.setdefault(traced.layers.path(layer).rpartition(".")[0], []).append(layer)
+        siblings.setdefault(traced.layers.paths[layer].rpartition(".")[0], []).append(layer)
     dropped = {
         layer: sum(storage.size for call in of_layer for storage in call.dropped)
         for layer, of_layer in calls.items()
@@ -137,7 +137,7 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
         wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in excluded
         # A norm keeps too little to be checkpointed alone.
         wanted = wanted and "Norm" not in traced.layers.kind(call.layer)
-        if wanted and not traced.layers.path(call.layer).startswith("("):
+        if wanted and not traced.layers.paths[call.layer].startswith("("):
             later = found.get(call.layer)
             recomputed = _recomputed_call(traced, forward_ends, call, later[-1] if later else None)
             if recomputed is not None:

@@ -101,12 +101,8 @@ class Layers:
     """Names of a trace's layers, by the layer's number."""
 
     def __init__(self, trace: RecordedTrace) -> None:
-        self._paths = trace.paths
+        self.paths = trace.paths
         self._kinds = trace.kinds
-
-    def path(self, layer: int) -> str:
-        """Return a layer's path."""
-        return self._paths[layer]
 
     def kind(self, layer: int) -> str:
         """Return the name of a layer's class; empty if unknown."""
@@ -115,10 +111,10 @@ class Layers:
     def subtree(self, layer: int) -> frozenset[int]:
         """Return the numbers of a layer and all layers inside it."""
         if layer == 1:
-            return frozenset(range(1, len(self._paths)))
-        inside = f"{self.path(layer)}."
+            return frozenset(range(1, len(self.paths)))
+        inside = f"{self.paths[layer]}."
         return frozenset(
-            {layer, *(n for n, path in enumerate(self._paths) if path.startswith(inside))}
+            {layer, *(n for n, path in enumerate(self.paths) if path.startswith(inside))}
         )
 
 
@@ -308,9 +304,7 @@ class TracedStep:
 
     def next_phase_change(self, at: int) -> int:
         """Return when the phase next changes after a moment; `length` if it does not."""
-        following = bisect_left(self._phase_changes, at + 1, key=_moment)
-        changes = self._phase_changes
-        return changes[following].at if following < len(changes) else self.length
+        return next((change.at for change in self.phase_changes_from(at + 1)), self.length)
 
     def parameters(self) -> dict[int, list[int]]:
         """Return the bytes of each parameter of each layer that has any."""

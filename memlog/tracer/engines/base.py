@@ -21,16 +21,8 @@ class EngineReport(msgspec.Struct, frozen=True):
     """Events that could not be recorded, counted by reason."""
     lines: tuple[str, ...] = ()
     """Lines of the program, in the order of their numbers in events."""
-    incomplete: bool = False
-    """True if allocations may have been missed, so that peaks are lower bounds."""
-    approximate: bool = False
-    """True if tracing changed what operations allocate: the peak without tracing may be lower or higher."""
-
-    def exactness(self, best: Exactness) -> Exactness:
-        """Return how exact the peaks are; ``best`` if nothing was missed."""
-        if self.approximate:
-            return "approximate"
-        return "lower bound" if self.incomplete else best
+    exactness: Exactness | None = None
+    """How exact the peaks are; ``None``: as the engine's choice says."""
 
 
 class Engine(Protocol):

@@ -99,8 +99,7 @@ class KeptTrace:
 
     def step_ended(self) -> None:
         """Decide about the first trace: a step ended without an optimizer, so the user marks the steps."""
-        if self._undecided is not None:
-            self._decide(whole=self._undecided[1])
+        self._decide()
 
     def optimizer_ended(self, optimizer: Any) -> None:
         """Assign the first trace to an optimizer in whose step it began, if it contains no step."""
@@ -110,17 +109,18 @@ class KeptTrace:
 
     def finish(self, *, outdated: bool) -> None:
         """Decide about the first trace at the end of the session; ``outdated`` as in `add`."""
-        if self._undecided is not None:
-            self._decide(whole=self._undecided[1])
+        self._decide()
         if outdated and self._rank > 0:
             kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[Trace, RecordedTrace])
             event, trace = kept
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
-    def _decide(self, *, whole: bool) -> None:
+    def _decide(self, *, whole: bool | None = None) -> None:
+        """Publish the first trace, if that was put off; ``None``: it is what was assumed."""
         if self._undecided is None:
             return
         (step_trace, assumed), self._undecided = self._undecided, None
+        whole = assumed if whole is None else whole
         decided = step_trace if whole else step_trace.as_partial()
         if whole != assumed:
             self._keep(decided)

@@ -280,5 +280,5 @@ def _is_written_tensor(arguments: Any) -> bool:
 
 def refusal() -> str | None:
     """Return why this torch can't run the engine; ``None`` if it can."""
-    lacking = torch_private.missing(torch_private.DISPATCH_NEEDS)
+    lacking = torch_private.missing()
     return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None

@@ -22,6 +22,7 @@ from memlog.trace.encoding import (
     OUTSIDE,
     pack,
 )
+from memlog.trace.records import Exactness
 from memlog.trace.storage_uses import UNKNOWN_TYPE
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -105,6 +106,11 @@ class DispatchEngine:
         accountant = self._log.accountant
         altered = self._copies.altered(accountant.before_bytes + accountant.peak_bytes)
         missed = self._missed()
+        incomplete = missed or self._live_storages.omitted
+        # With altered derivatives, the peak without tracing may be lower or higher.
+        exactness: Exactness = (
+            "approximate" if altered else "lower bound" if incomplete else "exact"
+        )
         return EngineReport(
             unseen=(
                 *limitations.ALWAYS,
@@ -115,8 +121,7 @@ class DispatchEngine:
             fragmentation_reason=allocator_stats.NOTHING_RESERVED,
             dropped={reason: count for reason, count in dropped.items() if count},
             lines=tuple(self._calling_lines.lines),
-            incomplete=bool(missed or self._live_storages.omitted),
-            approximate=altered is not None,
+            exactness=exactness,
         )
 
     def _missed(self) -> tuple[str, ...]:

@@ -217,23 +217,16 @@ class LiveStorages:
     def track_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
         """Record the new size of a storage, if it has changed."""
         tracked = self._tracked.get(storage._cdata)
-        category = UNDECIDED
+        category, kind = UNDECIDED, UNKNOWN_TYPE
         if tracked is not None:
             if tracked.size == storage.nbytes():
                 return
-            category = tracked.category
+            category, kind = tracked.category, tracked.type
             del self._tracked[tracked.pointer]
             self.write_pending()
             self._log.append(tracked.use_event(FREE, self._log.now()))
             tracked.serial = -1
-        self._add(
-            storage,
-            layer,
-            phase,
-            category,
-            thread,
-            UNKNOWN_TYPE if tracked is None else tracked.type,
-        )
+        self._add(storage, layer, phase, category, thread, kind)
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Record the category of a storage; return True if it was unknown and is added.

@@ -141,17 +141,11 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
         return None
     signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]
     for value in args:
-        if isinstance(value, Tensor):
-            if value.layout is not torch.strided:
-                return None
-            # The class counts: an operation on a fake tensor allocates nothing, on a real tensor it may.
-            signature += (type(value), value.shape, value.stride(), value.dtype)
-        elif isinstance(value, (list, tuple)):
-            if _is_indexing(func) and _has_mask(value):
-                return None
-            signature.append(tuple(map(_signature, value)))
-        else:
-            signature.append(value if isinstance(value, _PLAIN) else type(value))
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            return None
+        if isinstance(value, (list, tuple)) and _is_indexing(func) and _has_mask(value):
+            return None
+        signature.append(_signature(value))
     if kwargs:
         signature += ((name, _signature(value)) for name, value in kwargs.items())
     return tuple(signature)
@@ -219,6 +213,7 @@ def _has_mask(values: Any) -> bool:
 
 def _signature(value: Any) -> Any:
     if isinstance(value, Tensor):
+        # The class counts: an operation on a fake tensor allocates nothing, on a real tensor it may.
         return type(value), value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(_signature, value))

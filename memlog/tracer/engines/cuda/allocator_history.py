@@ -88,10 +88,6 @@ class AllocatorHistory:
         found = traces[index] if index < len(traces) else []
         return [entry for entry in found if entry.get("time_us", since_us) >= since_us]
 
-    def may_have_dropped(self, entries: int) -> bool:
-        """Return whether the ring may have been too small for the window."""
-        return entries >= MAX_ENTRIES
-
     def _on(self) -> bool:
         enabled = getattr(torch._C, f"_{self.device.type}_isHistoryEnabled", None)
         return bool(enabled()) if enabled is not None else False
