@@ -89,7 +89,6 @@ def advice_on(training: Step, steps: int = 40) -> Advice:
         training()
     memlog.finish()
     assert not session.health.faults
-    assert session.directory is not None
     return advise(read_worst_step(RunDirectory(session.directory)).trace)
 
 

@@ -2,8 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -21,17 +20,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import memlog
 from memlog.events import Health
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_compiled", "runs")]
 
 BATCH = torch.ones(4, 16)
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled(runs: Path) -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    memlog.finish()
-    torch._dynamo.reset()
 
 
 def network() -> nn.Sequential:

@@ -231,7 +231,6 @@ def trained(kind: type[Loop], iterations: int = ITERATIONS) -> Outcome:
         loop.iterate()
     memlog.finish()
     assert not session.health.faults
-    assert session.directory is not None
     run = RunDirectory(session.directory)
     return Outcome(read_worst_step(run), traces(session), loop.state, run)
 
@@ -264,7 +263,6 @@ def test_the_step_that_is_kept_is_a_whole_iteration(kind: type[Loop]) -> None:
     outcome, truth = trained(kind), needed(kind)
     kept = outcome.kept.event
     assert kept.peak == pytest.approx(truth, rel=0.01)
-    assert kept.step is not None
     assert kept.step >= 2
     if kind is Lbfgs:  # its state is a history, that grows
         assert kept.at_peak["optimizer state"] > 0
