@@ -146,9 +146,9 @@ class Pause:
             self._tracer._waiter.start()
         passed = time.perf_counter() - self._since
         costs = self._tracer._costs
-        if costs._budget is not None:
+        if costs.budget._started is not None:
             costs._step_began += passed
-            costs._budget._started += passed
+            costs.budget._started += passed
 
 
 def train(model: str, device: str, steps: int) -> Outcome:

@@ -59,12 +59,7 @@ class OptimizerClock:
         self._same_backward = False
 
     def begin(self, optimizer: Any, backward: int | None = None) -> None:
-        """Handle the beginning of a step.
-
-        Args:
-            optimizer: Optimizer that steps.
-            backward: Number of the backward pass during which it steps; ``None``: it steps outside of one.
-        """
+        """Handle the beginning of a step, within the backward pass of that number or outside of one."""
         nested = bool(self._running) and id(optimizer) not in self._running
         self._running.append(id(optimizer))
         # True from the second step within one backward pass on.
@@ -121,9 +116,6 @@ class OptimizerClock:
 
 class _ClockPeriod:
     """Period in which one optimizer is the clock, and the steps of others in that period.
-
-    Args:
-        optimizer: The optimizer, held by a weak reference.
 
     Attributes:
         clock: Weak reference to the optimizer.
@@ -226,9 +218,7 @@ class Autolog:
 def _unless_compiling(torch: Any, notice: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
     """Return a hook for torch that does nothing in a compiled graph, and so does not break the graph.
 
-    Args:
-        torch: The module, which may not be fully imported yet.
-        notice: Called with the optimizer outside of compiled graphs.
+    ``torch`` may not be fully imported yet.
     """
 
     def hook(optimizer: Any, _args: Any, _kwargs: Any) -> None:

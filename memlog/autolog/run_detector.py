@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,35 +16,20 @@ from memlog.settings import LONGEST_NAME
 from memlog.sink import DISABLED, Backend, Connection, InProcessBackend, TrackerRun
 
 
+@dataclass(eq=False)
 class RunDetector:
-    """Search for active runs on the publishing thread, because MLflow's active run belongs to a thread.
+    """Search for active runs on the publishing thread, because MLflow's active run belongs to a thread."""
 
-    Args:
-        backends: Backends to search, by name.
-        journal: Gets a new segment for each run that is found.
-        tell: Sends the helper process a message on how to reach the run.
-        diagnostics: Counts errors of a backend.
-        writers: In-process writers, by the name of their backend.
-        on_in_process: Called on the publishing thread whenever a writer joins a run.
-    """
-
-    def __init__(
-        self,
-        backends: Mapping[str, Backend],
-        journal: JournalWriter,
-        tell: Callable[[Message], None],
-        diagnostics: Diagnostics,
-        writers: Mapping[str, InProcessWriter] = {},
-        on_in_process: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._backends = backends
-        self._journal = journal
-        self._tell = tell
-        self._diagnostics = diagnostics
-        self._writers = writers
-        self._on_in_process = on_in_process
-        self._bound: dict[str, str] = {}
-        self._connections: dict[str, Connection] = {}
+    _backends: Mapping[str, Backend]
+    _journal: JournalWriter
+    _tell: Callable[[Message], None]
+    """Sends the helper process a message on how to reach the run."""
+    _diagnostics: Diagnostics
+    _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
+    _on_in_process: Callable[[], object] = int
+    """Called on the publishing thread whenever a writer joins a run."""
+    _bound: dict[str, str] = field(default_factory=dict, init=False)
+    _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
     def join_new_runs(self) -> bool:
         """Join runs that were opened since the last call, in about a microsecond per backend. Never raises.

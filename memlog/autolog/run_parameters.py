@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 from memlog._internal import distributed
@@ -15,38 +16,22 @@ from memlog.probes.accelerator import AcceleratorProbe
 from memlog.settings import Settings
 
 
+@dataclass(eq=False)
 class RunParameters:
     """Publisher of the run's parameters and of new devices.
-
-    Args:
-        settings: Settings that become parameters.
-        bus: Target of events.
-        run_detector: Sends the helper process the clients' connection data.
-        accelerators: Finds new devices.
-        diagnostics: Counts errors.
-        model: Its size is recorded once.
 
     Attributes:
         published: True after the parameters were published. Set it to False for another run of the user.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        bus: EventBus,
-        run_detector: RunDetector,
-        accelerators: AcceleratorProbe,
-        diagnostics: Diagnostics,
-        model: Any,
-    ) -> None:
-        self.published = False
-        self._settings = settings
-        self._bus = bus
-        self._run_detector = run_detector
-        self._accelerators = accelerators
-        self._diagnostics = diagnostics
-        self._model = model
-        self._model_size: dict[str, str] = {}
+    _settings: Settings
+    _bus: EventBus
+    _run_detector: RunDetector
+    _accelerators: AcceleratorProbe
+    _diagnostics: Diagnostics
+    _model: Any
+    _model_size: dict[str, str] = field(default_factory=dict, init=False)
+    published: bool = field(default=False, init=False)
 
     def publish(self, devices: tuple[DeviceReading, ...]) -> None:
         """Publish new devices. Once, also publish the parameters and send the clients' connection data."""

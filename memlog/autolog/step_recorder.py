@@ -32,10 +32,7 @@ class BatchRecorder:
 
     Args:
         settings: Which steps to publish, and the first step's number.
-        bus: Target of events.
-        journal: The run's journal.
         run_detector: Searches for the user's runs before each event.
-        diagnostics: Counts errors; none is raised.
         model: Its size is recorded once.
 
     Attributes:
@@ -204,13 +201,7 @@ def _device_type(optimizer: Any) -> str:
 
 
 class HealthReport:
-    """memlog's own cost and errors, published from time to time.
-
-    Args:
-        bus: Target of events.
-        journal: The run's journal.
-        diagnostics: Holds the counts of errors.
-    """
+    """memlog's own cost and errors, published from time to time."""
 
     def __init__(self, bus: EventBus, journal: JournalWriter, diagnostics: Diagnostics) -> None:
         self._bus = bus
@@ -228,11 +219,9 @@ class HealthReport:
         return now_ns >= self._due
 
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
-        """Publish a health event, and return it.
+        """Publish a health event after ``step``, and return it.
 
-        Args:
-            step: Last completed step; ``None`` before the first.
-            unjudged: At the end of the run, the rules that were never judged, with the reason.
+        ``unjudged``: at the end of the run, the rules that were never judged, with the reason.
         """
         self._total += self._spent
         mean = self._spent / self._steps / 1e6 if self._steps else None

@@ -36,12 +36,7 @@ class DeferredLosses:
         self._thread: threading.Thread | None = None
 
     def deliver(self, reading: Reading, then: Callable[[Value | None], None]) -> None:
-        """Call ``then`` with the value: at once, or from the thread when it is known.
-
-        Args:
-            reading: The loss, known or still computed; ``None``: there is no loss.
-            then: Takes the value.
-        """
+        """Call ``then`` with the value, if any: at once, or from the thread when it is known."""
         if fork.generation != self._generation:
             self._begin()
         if not isinstance(reading, Pending) and not self._left:
@@ -62,11 +57,7 @@ class DeferredLosses:
         self._waiting.put((reading, then))
 
     def settle(self, seconds: float) -> None:
-        """Wait until no loss waits any more.
-
-        Args:
-            seconds: Longest time to wait.
-        """
+        """Wait until no loss waits any more, for so many seconds at most."""
         deadline = time.monotonic() + seconds
         if fork.generation != self._generation:
             return  # the waiting losses are the parent process's

@@ -86,11 +86,7 @@ async def _next_or_end(item: Awaitable[Any]) -> Any:
 
 
 def require_function(decorator: str, function: Any) -> None:
-    """Check that an object can be called.
-
-    Args:
-        decorator: Name of the decorator for the message.
-        function: The object.
+    """Check that an object can be called; ``decorator`` is the name in the message.
 
     Raises:
         ConfigurationError: it can't be called.

@@ -48,12 +48,7 @@ def session() -> Publisher | None:
 
 
 def publish(event: Event, notice: Notice | None = None) -> None:
-    """Publish an event to the running session and print a notice.
-
-    Args:
-        event: The event.
-        notice: Notice to print; ``None``: print nothing.
-    """
+    """Publish an event to the running session and print a notice, if there is one."""
     running = session()
     if running is not None:
         running.publish(event)

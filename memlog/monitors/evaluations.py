@@ -144,14 +144,10 @@ class _Watch:
         self._session: object = None
 
     def evaluated(self, returned: Any, error: str | None) -> None:
-        """Record a call of the loss function. Never raises.
+        """Record a call of the loss function: its result, or the type of its exception. Never raises.
 
         Ctrl-C and exceptions of signal handlers that arrive while memlog or ``on_alert`` runs don't pass
         either: some optimisers hang on an exception in their loss function.
-
-        Args:
-            returned: Result of the call.
-            error: Type of the exception that it raised; ``None``: it raised none.
         """
         if _publishing.silenced():
             return

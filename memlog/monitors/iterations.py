@@ -92,11 +92,9 @@ class track_iterations:  # noqa: N801 - a context manager, used like a function
             return 0 if self.evaluations == 1 else self.iterations + 1
 
     def show(self, loss: str | None, *, quietly: bool) -> None:
-        """Show the loss of an evaluation in the progress line.
+        """Show the loss of an evaluation in the progress line; ``None``: unknown.
 
-        Args:
-            loss: The loss as text; ``None``: unknown.
-            quietly: Only store the loss, because the evaluation prints its own line.
+        ``quietly``: only store the loss, because the evaluation prints its own line.
         """
         self._loss = loss
         if self._line is not None and not quietly:

@@ -18,14 +18,10 @@ KIND = "snapshot"
 
 
 def allocator_snapshot(*, tracing: bool) -> Any:
-    """Return the allocator's blocks, and its history if that is bounded. It takes no device memory.
+    """Return torch's snapshot of the allocator, without device memory; ``None`` if this torch can't make one.
 
-    Args:
-        tracing: True if memlog traces this step. Otherwise a running history belongs to the user, who may let
-            it grow to millions of entries, and it is left out.
-
-    Returns:
-        A snapshot as ``torch.cuda.memory._snapshot()`` returns it; ``None`` if this torch can't make one.
+    If memlog is not tracing this step, a running history belongs to the user, who may let it grow to millions
+    of entries, and it is left out.
     """
     torch: Any = sys.modules["torch"]
     memory = torch.cuda.memory

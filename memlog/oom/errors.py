@@ -102,12 +102,9 @@ def _first_of_its_causes(error: BaseException, seen: set[int]) -> BaseException:
 def describe(
     error: BaseException, step: int | None, raised: BaseException | None = None
 ) -> OutOfMemory:
-    """Return the event of an exception for which `is_out_of_memory` is true.
+    """Return the event of an exception for which `is_out_of_memory` is true, after ``step``.
 
-    Args:
-        error: The exception, with its traceback.
-        step: Last completed step.
-        raised: Exception that ended the program, if it is a different one caused by ``error``.
+    ``raised`` is the exception that ended the program, if it is a different one caused by ``error``.
     """
     message = _informative_line(error)
     ended = _ENDED_WORKER.search(message)

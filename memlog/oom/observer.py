@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
@@ -26,35 +27,21 @@ _watch: AllocatorWatch | None = None
 _attached = False
 
 
+@dataclass(eq=False)
 class AllocatorWatch:
     """Publisher of an `OutOfMemory` event when an allocation on a CUDA device fails.
 
     It is a subscriber that attaches itself when the run first uses a CUDA device. Attaching earlier would
     initialise CUDA.
-
-    Args:
-        publish: Takes the event.
-        step: Returns the last completed step.
-        diagnostics: Counts errors.
-        run: Folder for the allocator's snapshot.
-        tracing: Returns True if memlog traces the current step.
     """
 
-    def __init__(
-        self,
-        publish: Callable[[Event], object],
-        step: Callable[[], int | None],
-        diagnostics: Diagnostics,
-        run: RunDirectory,
-        tracing: Callable[[], bool],
-    ) -> None:
-        self._publish = publish
-        self._step = step
-        self._diagnostics = diagnostics
-        self._run = run
-        self._tracing = tracing
-        self._failed_at: int | None = -1
-        self._snapshots = 0
+    _publish: Callable[[Event], object]
+    _step: Callable[[], int | None]
+    _diagnostics: Diagnostics
+    _run: RunDirectory
+    _tracing: Callable[[], bool]
+    _failed_at: int | None = field(default=-1, init=False)
+    _snapshots: int = field(default=0, init=False)
 
     def __call__(self, event: Event) -> None:
         """Attach the watch when the first CUDA device is in use."""

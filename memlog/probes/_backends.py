@@ -7,7 +7,7 @@ one or resets a statistic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 
 class Figures(NamedTuple):
@@ -36,35 +36,6 @@ LOOK_EVERY_S = 5.0
 """Seconds between checks of devices that were not in use so far."""
 
 
-class Backend(Protocol):
-    """One kind of accelerator. Every method may raise any exception of torch."""
-
-    @property
-    def kind(self) -> str:
-        """Name in front of a device's index, as in ``cuda0``."""
-
-    def possible(self, torch: Any, /) -> bool:
-        """Return True if torch was built for this kind. The answer never changes."""
-
-    def ready(self, torch: Any, /) -> bool:
-        """Return True if the run has initialised this kind. Called at every reading, so it must be fast."""
-
-    def count(self, torch: Any, /) -> int:
-        """Return the number of devices.
-
-        This and the methods below are called only after ``ready`` was true.
-        """
-
-    def current(self, torch: Any, /) -> int:
-        """Return the index of the selected device."""
-
-    def figures(self, torch: Any, index: int, /) -> Figures:
-        """Read one device's statistics, once."""
-
-    def describe(self, torch: Any, index: int, /) -> Description:
-        """Return the product name and capacity of a device."""
-
-
 def parse_nested(stats: Mapping[Any, Any]) -> Figures:
     """Read the allocator's internal form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
 
@@ -90,37 +61,51 @@ def parse_flat(stats: Mapping[str, Any]) -> Figures:
     )
 
 
-class _CudaLike:
-    """Kinds whose module has the same functions as ``torch.cuda``; the module has the kind's name."""
+class Backend:
+    """One kind of accelerator, read through a module of torch like ``torch.cuda`` with the kind's name.
+
+    Every method may raise any exception of torch.
+
+    Attributes:
+        kind: Name in front of a device's index, as in ``cuda0``.
+    """
 
     kind: str
 
-    def possible(self, torch: Any) -> bool:
+    def possible(self, torch: Any, /) -> bool:
+        """Return True if torch was built for this kind. The answer never changes."""
         compiled = getattr(getattr(torch, self.kind), "_is_compiled", None)
         return compiled is None or bool(compiled())
 
-    def ready(self, torch: Any) -> bool:
+    def ready(self, torch: Any, /) -> bool:
+        """Return True if the run has initialised this kind. Called at every reading, so it must be fast."""
         return bool(getattr(torch, self.kind).is_initialized())
 
-    def count(self, torch: Any) -> int:
+    # What follows is called only after `ready` was true.
+
+    def count(self, torch: Any, /) -> int:
+        """Return the number of devices."""
         return int(getattr(torch, self.kind).device_count())
 
-    def current(self, torch: Any) -> int:
+    def current(self, torch: Any, /) -> int:
+        """Return the index of the selected device."""
         return int(getattr(torch, self.kind).current_device())
 
-    def figures(self, torch: Any, index: int) -> Figures:
+    def figures(self, torch: Any, index: int, /) -> Figures:
+        """Read one device's statistics, once."""
         # The public memory_stats flattens and sorts some 100 entries in 129 µs; this takes 21 µs.
         nested = _private(torch, f"_{self.kind}_memoryStats")
         if nested is not None:
             return parse_nested(nested(index))
         return parse_flat(getattr(torch, self.kind).memory_stats(index))
 
-    def describe(self, torch: Any, index: int) -> Description:
+    def describe(self, torch: Any, index: int, /) -> Description:
+        """Return the product name and capacity of a device."""
         properties = getattr(torch, self.kind).get_device_properties(index)
         return Description(properties.name, properties.total_memory)
 
 
-class CudaBackend(_CudaLike):
+class CudaBackend(Backend):
     """Nvidia's GPUs, and AMD's, which torch presents under the same name."""
 
     kind = "cuda"
@@ -143,13 +128,13 @@ def _counts_splits(torch: Any) -> bool:
     return settings is None or "expandable_segments:True" not in settings()
 
 
-class XpuBackend(_CudaLike):
+class XpuBackend(Backend):
     """Intel's GPUs, without figures of splits."""
 
     kind = "xpu"
 
 
-class MpsBackend:
+class MpsBackend(Backend):
     """Apple's GPUs, without peaks and splits. ``torch.accelerator.memory_*`` fails an assertion there.
 
     Every query of its memory initialises it, and torch can't tell whether it is initialised. So memlog
@@ -185,7 +170,7 @@ class MpsBackend:
         return Description(product, torch.mps.recommended_max_memory())
 
 
-class OtherBackend:
+class OtherBackend(Backend):
     """Any other device that ``torch.accelerator`` supports: Gaudi, Ascend, MTIA and the like."""
 
     kind = "accelerator"

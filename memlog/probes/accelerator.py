@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
@@ -30,7 +31,6 @@ class AcceleratorProbe:
     uses two probes.
 
     Args:
-        diagnostics: Counts errors; none is raised.
         clock: Returns seconds. Devices not in use so far are checked every few seconds.
     """
 
@@ -44,12 +44,9 @@ class AcceleratorProbe:
         self._kinds: tuple[_DevicesOfAKind, ...] | None = None
 
     def notice(self, device_type: str) -> None:
-        """Report the device of one of the run's tensors.
+        """Report the device of one of the run's tensors (``tensor.device.type``).
 
         Only ``mps`` needs it, because querying its memory would initialise it.
-
-        Args:
-            device_type: Such as ``"mps"``, from ``tensor.device.type``.
         """
         if device_type == self._mps.kind:
             self._mps.noticed = True
@@ -89,22 +86,16 @@ class AcceleratorProbe:
         return tuple(devices.describe(torch, index) for devices, index in found)
 
 
+@dataclass(eq=False)
 class _DevicesOfAKind:
     """Devices of one backend that the run uses. Once in use, a device is always read."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        diagnostics: Diagnostics,
-        clock: Callable[[], float],
-        new: list[_Found],
-    ) -> None:
-        self.backend = backend
-        self._diagnostics = diagnostics
-        self._clock = clock
-        self._next_scan = float("-inf")
-        self._windows: dict[int, PeakWindow] = {}
-        self._new = new
+    backend: Backend
+    _diagnostics: Diagnostics
+    _clock: Callable[[], float]
+    _new: list[_Found]
+    _next_scan: float = field(default=float("-inf"), init=False)
+    _windows: dict[int, PeakWindow] = field(default_factory=dict, init=False)
 
     def read(self, torch: Any) -> list[DeviceReading]:
         readings = []

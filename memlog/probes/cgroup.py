@@ -34,11 +34,6 @@ def read_cgroup(
 ) -> CgroupReading:
     """Read the memory of a process's control group, version 1 or 2.
 
-    Args:
-        pid: The process.
-        root: Folder in which control groups are mounted.
-        proc: Folder of processes.
-
     Returns:
         Use of the nearest group that accounts for memory, and the smallest limit from there up to the
         visible root. A container sees its own group as that root.
@@ -56,11 +51,6 @@ class OomKills:
     """Counter of processes in a process's control group that the kernel kills because of memory.
 
     Create it while the process is alive, because its group is unknown afterwards.
-
-    Args:
-        pid: The process.
-        root: Folder in which control groups are mounted.
-        proc: Folder of processes.
     """
 
     def __init__(

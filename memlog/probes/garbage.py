@@ -23,11 +23,9 @@ class Collection(NamedTuple):
 
 
 def collect_garbage() -> Collection | None:
-    """Collect young garbage now.
+    """Collect young garbage now; return the bytes freed and left.
 
-    Returns:
-        Bytes freed and left; ``None`` if unknown, because the C library has no such figures, or because
-        garbage collection is switched off.
+    ``None`` if the C library has no such figures, or if garbage collection is switched off.
     """
     if not gc.isenabled():
         return None

@@ -12,6 +12,7 @@ some become known late (an optimizer's state when it first steps).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 from memlog.trace import encoding
 from memlog.trace.encoding import (
@@ -33,18 +34,16 @@ PIECE = 8192
 """Events in a piece."""
 
 
+@dataclass(slots=True, eq=False)
 class LiveStorage:
     """A storage, live or freed."""
 
-    __slots__ = ("alive", "category", "layer", "line", "phase", "size")
-
-    def __init__(self, size: int, layer: int, phase: int, category: int) -> None:
-        self.size = size
-        self.layer = layer
-        self.phase = phase
-        self.category = category
-        self.line = 0
-        self.alive = True
+    size: int
+    layer: int
+    phase: int
+    category: int
+    line: int = 0
+    alive: bool = True
 
     @property
     def final_category(self) -> int:
@@ -56,34 +55,21 @@ class LiveStorage:
         return RECOMPUTED if self.phase == RECOMPUTE else TEMPORARY
 
 
+@dataclass(slots=True, eq=False)
 class Row:
     """Figures of one layer in one phase."""
 
-    __slots__ = (
-        "allocated",
-        "allocations",
-        "calls",
-        "frees",
-        "kept",
-        "peak",
-        "readings",
-        "reserved_peak",
-        "time_ns",
-        "unused_share",
-    )
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.allocations = 0
-        self.allocated = 0
-        self.frees = 0
-        self.peak: int | None = None
-        self.kept = 0
-        self.time_ns = 0
-        self.readings = 0
-        self.reserved_peak = 0
-        self.unused_share = 0.0
-        """Sum of ``(reserved - allocated) / reserved`` over the readings."""
+    calls: int = 0
+    allocations: int = 0
+    allocated: int = 0
+    frees: int = 0
+    peak: int | None = None
+    kept: int = 0
+    time_ns: int = 0
+    readings: int = 0
+    reserved_peak: int = 0
+    unused_share: float = 0.0
+    """Sum of ``(reserved - allocated) / reserved`` over the readings."""
 
     def raise_peak(self, level: int) -> None:
         """Set the peak to ``level`` live bytes if that is higher."""
@@ -93,8 +79,6 @@ class Row:
 
 class _Frame:
     """A module that is running, or a sequence of operations outside all modules."""
-
-    __slots__ = ("began_ns", "layer", "live_at_entry", "peak", "phase", "storages")
 
     def __init__(self, layer: int, phase: int, began_ns: int, live: int) -> None:
         self.layer = layer
@@ -119,11 +103,7 @@ class _Frame:
 
 
 class _Frames:
-    """The running modules of each thread.
-
-    Args:
-        rows: Figures by layer and phase, updated when a frame closes.
-    """
+    """The running modules of each thread."""
 
     def __init__(self, rows: defaultdict[tuple[int, int], Row]) -> None:
         self._rows = rows
@@ -231,12 +211,12 @@ class Accountant:
         self._handlers = {
             encoding.ALLOC: self._alloc,
             encoding.FREE: self._free,
-            encoding.ENTER: self._enter,
-            encoding.EXIT: self._exit,
-            encoding.PHASE_CHANGE: self._change_phase,
+            encoding.ENTER: lambda event: self._frames.enter(event, self.live_bytes),
+            encoding.EXIT: lambda event: self._frames.exit(event, self.live_bytes),
+            encoding.PHASE_CHANGE: lambda event: self._frames.change_phase(event, self.live_bytes),
             encoding.CLASSIFY: self._classify,
             encoding.READING: self._reading,
-            encoding.USES: _ignore,  # predictions alone read it
+            encoding.USES: lambda _: None,  # predictions alone read it
             encoding.LINE: self._line,
         }
 
@@ -310,15 +290,6 @@ class Accountant:
         if storage.phase != BEFORE:
             self.rows[storage.layer, storage.phase].frees += 1
 
-    def _enter(self, event: StreamEvent) -> None:
-        self._frames.enter(event, self.live_bytes)
-
-    def _exit(self, event: StreamEvent) -> None:
-        self._frames.exit(event, self.live_bytes)
-
-    def _change_phase(self, event: StreamEvent) -> None:
-        self._frames.change_phase(event, self.live_bytes)
-
     def _classify(self, event: StreamEvent) -> None:
         storage = self._live.get(event.key)
         if storage is None:
@@ -347,7 +318,3 @@ class Accountant:
         self.live_bytes = allocated - self._first_reading
         self._raise_peak(event.time_ns)
         self._frames.raise_peaks(self.live_bytes)
-
-
-def _ignore(event: StreamEvent) -> None:
-    """Process an event that changes no figure."""

@@ -128,12 +128,7 @@ class Join:
         self.unattributed = 0
 
     def events(self, history: Sequence[Any]) -> Iterator[bytes]:
-        """Yield the stream, packed, one or several events at a time.
-
-        Args:
-            history: One device's part of a snapshot's ``device_traces``. Entries with an unknown action are
-                ignored.
-        """
+        """Yield the stream for a device's part of a snapshot's ``device_traces``, without unknown actions."""
         yield from self._before(history)
         for entry in history:
             action = entry.get("action")

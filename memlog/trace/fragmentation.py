@@ -20,15 +20,10 @@ def of_statistics(allocated: int, reserved: int | None) -> Fragmentation | None:
 
 
 def of_segments(segments: Iterable[Any], device: int) -> Fragmentation | None:
-    """Compute fragmentation from a snapshot's segments and their blocks.
+    """Compute fragmentation from a snapshot's segments and their blocks; ``None`` if the device has none.
 
-    Args:
-        segments: The list that ``torch.cuda.memory_snapshot()`` returns.
-        device: Index of the device whose segments count.
-
-    Returns:
-        ``None`` if the device has no segments. ``inactive_split`` counts the free blocks of segments that are
-        partly in use: no other pool and no other process can use these blocks.
+    ``inactive_split`` counts the free blocks of segments that are partly in use: no other pool and no other
+    process can use these blocks.
     """
     reserved = allocated = inactive = 0
     for segment in segments:

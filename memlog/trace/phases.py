@@ -27,13 +27,7 @@ def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
     """Return the levels of each phase that a traced step reached.
 
     ``data`` is the time before the first call of a module. ``end`` is the time after the backward pass that
-    belongs to no other phase.
-
-    Args:
-        trace: Trace of one step.
-
-    Returns:
-        ``None`` if the trace does not hold every event, or the live bytes are unknown.
+    belongs to no other phase. ``None`` if the trace does not hold every event, or the live bytes are unknown.
     """
     before = trace.result.before
     if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:

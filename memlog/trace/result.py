@@ -42,13 +42,7 @@ class TraceFacts(msgspec.Struct, frozen=True):
 
 
 def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> TraceResult:
-    """Build the result of a trace.
-
-    Args:
-        accountant: Has processed all events, and is finished.
-        paths: Paths of the layers by number.
-        facts: Facts that the events do not hold.
-    """
+    """Build the result of a trace from its finished accounting."""
     known = facts.exactness != "none"
     counted = facts.engine != "sampler"
     before = accountant.before_bytes
@@ -84,9 +78,7 @@ def build(accountant: Accountant, paths: Sequence[str], facts: TraceFacts) -> Tr
 def with_parents(path: str, root: str) -> list[str]:
     """Return a module's path after those of its parents, outermost first: ``root, "blocks", "blocks.0"``.
 
-    Args:
-        path: Path of the module.
-        root: Path of the model itself, which is no prefix of the other paths.
+    ``root`` is the path of the model itself, which is no prefix of the other paths.
     """
     if path in (root, OUTSIDE_PATH):
         return [path]

@@ -18,16 +18,21 @@ class EventLog:
 
     Args:
         max_events: Number of events to keep.
-        accountant: Computes the totals.
+        most_events: Number of folded events that are too many; ``None``: no limit.
 
     Attributes:
         append: Appends any number of packed events: one atomic call, from any thread.
         events: Number of events that have been folded.
+        overflowed: True if there are too many.
+        on_overflow: Called at each fold from then on.
         began_us: Start of the log, in microseconds since the epoch.
     """
 
-    def __init__(self, max_events: int, accountant: Accountant) -> None:
+    def __init__(
+        self, max_events: int, accountant: Accountant, most_events: int | None = None
+    ) -> None:
         self.accountant = accountant
+        self._most_events = most_events
         self.events = 0
         self._max_kept = max_events
         self._kept: list[bytes] = []
@@ -36,8 +41,8 @@ class EventLog:
         self._limit = max_events * encoding.EVENT_BYTES
         self._folding = threading.Lock()
         self.begin()
-        self._most: int | None = None
-        self._overflow: Callable[[], object] | None = None
+        self.overflowed = False
+        self.on_overflow: Callable[[], object] = int
         self.append = self._appended.extend
 
     def begin(self) -> None:
@@ -45,18 +50,14 @@ class EventLog:
         self.began_us = time.time_ns() // 1000
         self._began_ns = time.perf_counter_ns()
 
-    def on_overflow(self, most: int, overflow: Callable[[], object]) -> None:
-        """Call ``overflow`` once ``most`` events have been folded."""
-        self._most, self._overflow = most, overflow
-
     def now(self) -> int:
         """Return nanoseconds since the log began."""
         return time.perf_counter_ns() - self._began_ns
 
-    @property
-    def full(self) -> bool:
-        """True if `fold` should be called. Finalizers must not call `fold`."""
-        return len(self._appended) >= self._limit
+    def fold_when_full(self) -> None:
+        """Fold the appended events if there are many. Finalizers must not call this."""
+        if len(self._appended) >= self._limit:
+            self.fold()
 
     @property
     def size(self) -> int:
@@ -77,9 +78,9 @@ class EventLog:
                 self._limit = _FOLD_AT_ONCE * encoding.EVENT_BYTES
         finally:
             self._folding.release()
-        if self._most is not None and self.events >= self._most and self._overflow is not None:
-            overflow, self._overflow = self._overflow, None
-            overflow()
+        if self._most_events is not None and self.events >= self._most_events:
+            self.overflowed = True
+            self.on_overflow()
 
     def close(self) -> tuple[bytes, int]:
         """Fold the remaining events and finish the totals.

@@ -56,12 +56,7 @@ def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
-    """Return the tensors in a module's arguments, including those in tuples, lists and mappings.
-
-    Args:
-        values: Any value.
-        limit: Maximum number of values to look at.
-    """
+    """Return the tensors among ``limit`` values at most, including those in tuples, lists and mappings."""
     found: list[Tensor] = []
     waiting = [values]
     while waiting and limit > 0:

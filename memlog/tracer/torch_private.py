@@ -47,9 +47,9 @@ DISPATCH_NEEDS = {
 }
 
 
-def missing(needs: dict[str, Any]) -> list[str]:
-    """Return the names of the private calls that this torch lacks."""
-    return sorted(name for name, found in needs.items() if found is None)
+def missing() -> list[str]:
+    """Return the names of the private calls of `DISPATCH_NEEDS` that this torch lacks."""
+    return sorted(name for name, found in DISPATCH_NEEDS.items() if found is None)
 
 
 def operation_name(func: Any) -> str:

@@ -177,22 +177,14 @@ class MemoryTracer:
         """Return the live bytes at the end of each phase of a step, and the most in each phase.
 
         ``data`` is the time before the first module is called. ``forward``, ``backward``, ``optimizer`` and
-        ``end`` follow, as far as the step came.
-
-        Returns:
-            The levels by phase; ``None`` if the trace is not exact or has lost events.
+        ``end`` follow, as far as the step came. ``None`` if the trace is not exact or has lost events.
         """
         return phase_levels(self.recording)
 
     def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
         """Write a flame graph for https://www.speedscope.app: bytes at the peak, time order, milliseconds.
 
-        Args:
-            output_path: Path that ends in ``.speedscope.json``, by which the page recognizes the format. Add
-                ``.gz`` to compress the file.
-
-        Returns:
-            The path of the file.
+        The page recognizes the format by the ending ``.speedscope.json``. Add ``.gz`` to compress the file.
         """
         return exporters.write_json(exporters.flame_graph(self.recording), output_path)
 

@@ -17,6 +17,7 @@ from memlog.tracer.engines import selection
 from memlog.tracer.event_log import EventLog
 
 DEFAULT_MAX_EVENTS = 100_000
+_COMPILED = "The model is compiled: there are no layers inside it."
 
 
 def may_open() -> bool:
@@ -30,7 +31,7 @@ def may_open() -> bool:
         return False
     if torch_private.in_functorch_transform():
         return False
-    if torch_private.missing(torch_private.DISPATCH_NEEDS):
+    if torch_private.missing():
         return True  # the sampler runs then, which needs no mode
     return not torch_private.mode_stack()
 
@@ -82,7 +83,7 @@ class TraceWindow:
         self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
         self._names = ModuleNames(model, others)
         self._accountant = Accountant(by_readings=self.choice.engine == "sampler")
-        self._log = EventLog(max_events, self._accountant)
+        self._log = EventLog(max_events, self._accountant, most_events)
         self._engine = selection.build(
             self.choice,
             self.torch_device,
@@ -93,9 +94,7 @@ class TraceWindow:
             types=types,
         )
         self._optimizers = optimizers
-        self._most_events = most_events
-        if most_events is not None:
-            self._log.on_overflow(most_events, self._engine.stop_recording)
+        self._log.on_overflow = self._engine.stop_recording
         self._trace: RecordedTrace | None = None
 
     def roots(self) -> list[Any]:
@@ -117,7 +116,7 @@ class TraceWindow:
     @property
     def overflowed(self) -> bool:
         """True if the window stopped recording because it reached ``most_events``."""
-        return self._most_events is not None and self._log.events >= self._most_events
+        return self._log.overflowed
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the call in which the window was opened: torch does not call new hooks for it.
@@ -140,13 +139,13 @@ class TraceWindow:
                 engine=self.choice.engine,
                 why=self.choice.why,
                 device=str(self.torch_device),
-                exactness=report.exactness(self.choice.exactness),
+                exactness=report.exactness or self.choice.exactness,
                 started_us=self._log.began_us,
                 duration_ns=duration_ns,
                 events=self._log.events,
                 kept_events=kept,
                 dropped=self._dropped(report.dropped),
-                unseen=self._unseen(report.unseen),
+                unseen=(*((_COMPILED,) if self._compiled else ()), *report.unseen),
                 fragmentation=report.fragmentation,
                 fragmentation_reason=report.fragmentation_reason,
                 lines=report.lines,
@@ -168,13 +167,10 @@ class TraceWindow:
         self._engine.stop()
 
     def leave(self) -> bool:
-        """Remove the dispatch mode if `stop` could not.
+        """Remove the dispatch mode if `stop` could not; return True once nothing is left in torch.
 
         `stop` can't remove the mode if another mode lies on top of it, or if the window belongs to another
         thread. Until it is removed, the mode passes every operation through.
-
-        Returns:
-            True if nothing of the window is left in torch.
         """
         return self._engine.leave()
 
@@ -187,8 +183,3 @@ class TraceWindow:
         if self.health.faults:
             counts["errors inside the tracer"] = sum(self.health.faults.values())
         return counts
-
-    def _unseen(self, unseen: tuple[str, ...]) -> tuple[str, ...]:
-        if self._compiled:
-            unseen = ("The model is compiled: there are no layers inside it.", *unseen)
-        return unseen

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TypeVar
 
+import memlog
+from memlog.events import Trace
 from memlog.journal import RunDirectory
 
 EventT = TypeVar("EventT")
@@ -18,3 +20,14 @@ def events_in(run: RunDirectory, kind: type[EventT]) -> list[EventT]:
     """The trainer's events of one kind, in order."""
     trainers = [file for file in run.files() if file.process.startswith("trainer")]
     return [e.event for file in trainers for e in file.read() if isinstance(e.event, kind)]
+
+
+def recorded(session: memlog.Session, kind: type[EventT]) -> list[EventT]:
+    """A session's events of one kind, in order."""
+    assert session.directory is not None
+    files = RunDirectory(session.directory).files()
+    return [e.event for file in files for e in file.read() if isinstance(e.event, kind)]
+
+
+def traces(session: memlog.Session) -> list[Trace]:
+    return recorded(session, Trace)

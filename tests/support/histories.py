@@ -68,9 +68,6 @@ class SimulatedHistory(TorchDispatchMode):
     def entries(self, snapshot: Any, since_us: int) -> list[Any]:
         return [entry for entry in snapshot["device_traces"][0] if entry["time_us"] >= since_us]
 
-    def may_have_dropped(self, entries: int) -> bool:  # noqa: ARG002 - as the real one is called
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if any(one.alias_info is None for one in func._schema.returns):

@@ -16,9 +16,8 @@ import msgspec
 
 from memlog.errors import ConfigurationError
 from memlog.trace import encoding
-from memlog.trace.exporters.stacks import Stack, ThreadStacks
+from memlog.trace.exporters.stacks import ThreadStacks
 from memlog.trace.records import RecordedTrace
-from memlog.trace.result import common_length
 
 MAX_PROFILER_TRACE = 1 << 30
 """Largest size of a profiler's trace that is read, in bytes after decompression."""
@@ -67,12 +66,7 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def merged(ours: dict[str, Any], profilers: dict[str, Any]) -> dict[str, Any]:
-    """Return the profiler's document with memlog's events added, shifted to the profiler's clock.
-
-    Args:
-        ours: Document from `chrome_trace`.
-        profilers: Document from `read_profiler_trace`.
-    """
+    """Return the profiler's document with memlog's events added, shifted to the profiler's clock."""
     shift = (ours["baseTimeNanoseconds"] - profilers.get("baseTimeNanoseconds", 0)) / _NS_PER_US
     moved = [
         {**event, "ts": event["ts"] + shift} if "ts" in event else event
@@ -86,32 +80,28 @@ def _metadata(name: str, thread: int, value: str) -> dict[str, Any]:
 
 
 def _slices(trace: RecordedTrace) -> Iterator[dict[str, Any]]:
-    threads: dict[int, tuple[ThreadStacks, list[str]]] = {}
+    threads: dict[int, ThreadStacks] = {}
     last = 0.0
     for event in encoding.decode(trace.events):
         if event.kind not in (encoding.ENTER, encoding.EXIT, encoding.PHASE_CHANGE):
             continue
         if event.thread not in threads:
-            threads[event.thread] = ThreadStacks(trace.paths), []
+            threads[event.thread] = ThreadStacks(trace.paths)
             yield _metadata("thread_name", event.thread, f"layers, thread {event.thread}")
-        stacks, opened = threads[event.thread]
-        stack = stacks.after(event)
         last = event.time_ns / _NS_PER_US
-        if stack is not None:
-            yield from _switch(opened, stack, last, event.thread)
+        for opens, name in threads[event.thread].after(event):
+            yield _slice(name, last, event.thread, opens=opens)
     end = max(last, trace.result.duration_ms * 1000)
-    for number, (_, opened) in threads.items():
-        yield from _switch(opened, (), end, number)
+    for number, stacks in threads.items():
+        for opens, name in stacks.close():
+            yield _slice(name, end, number, opens=opens)
 
 
-def _switch(opened: list[str], stack: Stack, at: float, thread: int) -> Iterator[dict[str, Any]]:
-    common = common_length(opened, stack)
+def _slice(name: str, at: float, thread: int, *, opens: bool) -> dict[str, Any]:
     fields = {"pid": PROCESS, "tid": thread, "ts": at}
-    while len(opened) > common:
-        yield {"ph": "E", "name": opened.pop(), **fields}
-    for name in stack[common:]:
-        opened.append(name)
-        yield {"ph": "B", "name": name, "cat": "layer", **fields}
+    if opens:
+        return {"ph": "B", "name": name, "cat": "layer", **fields}
+    return {"ph": "E", "name": name, **fields}
 
 
 def _counters(trace: RecordedTrace) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""Atomic writing of files: a reader sees a whole file or none."""
+"""Atomic writing of files: a reader sees a whole file or none. A name in ``.gz`` compresses the file.
+
+A folder that does not exist raises `ConfigurationError`, and a file that can't be written `OSError`.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +22,17 @@ _PICKLE_PROTOCOL = 4
 
 
 def write_json(document: Any, output_path: str | PathLike[str]) -> Path:
-    """Write a document as JSON, compressed if the name ends in ``.gz``.
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        ConfigurationError: The folder does not exist.
-        OSError: The file can't be written.
-    """
+    """Write a document as JSON and return the file's path."""
     return _write(output_path, lambda file: file.write(msgspec.json.encode(document)))
 
 
 def write_pickle(document: Any, output_path: str | PathLike[str]) -> Path:
-    """Write a document of plain types as a pickle, compressed if the name ends in ``.gz``.
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        ConfigurationError: The folder does not exist.
-        OSError: The file can't be written.
-    """
+    """Write a document of plain types as a pickle and return the file's path."""
     return _write(output_path, lambda file: pickle.dump(document, file, _PICKLE_PROTOCOL))
 
 
 def write_text(text: str, output_path: str | PathLike[str]) -> Path:
-    """Write text as UTF-8, compressed if the name ends in ``.gz``.
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        ConfigurationError: The folder does not exist.
-        OSError: The file can't be written.
-    """
+    """Write text as UTF-8 and return the file's path."""
     return _write(output_path, lambda file: file.write(text.encode("utf-8", "replace")))
 
 

@@ -9,7 +9,6 @@ from memlog.trace import encoding
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
 from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
 from memlog.trace.records import RecordedTrace
-from memlog.trace.result import common_length
 
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4
@@ -75,23 +74,18 @@ class _Thread:
         self._frames = frames
         self._duration = trace.result.duration_ms
         self._events: list[dict[str, Any]] = []
-        self._open: Stack = ()
         self._at = 0.0
-        self._switch(("trace",))
+        self._emit([(True, "trace")])
 
     def apply(self, event: encoding.StreamEvent) -> int:
         """Open and close the frames that an event changes; return the number of entries added."""
-        before = len(self._events)
-        stack = self._stacks.after(event)
-        if stack is not None:
-            self._at = max(self._at, event.time_ns / _NS_PER_MS)
-            self._switch(("trace", *stack))
-        return len(self._events) - before
+        self._at = max(self._at, event.time_ns / _NS_PER_MS)
+        return self._emit(self._stacks.after(event))
 
     def profile(self, name: str, *, cut: bool) -> dict[str, Any]:
         """Close all frames and return the profile."""
         self._at = max(self._at, self._duration)
-        self._switch(())
+        self._emit([*self._stacks.close(), (False, "trace")])
         return {
             "type": "evented",
             "name": f"{name} (its beginning)" if cut else name,
@@ -101,13 +95,9 @@ class _Thread:
             "events": self._events,
         }
 
-    def _switch(self, stack: Stack) -> None:
-        common = common_length(self._open, stack)
-        for frame in reversed(self._open[common:]):
-            self._emit("C", frame)
-        for frame in stack[common:]:
-            self._emit("O", frame)
-        self._open = stack
-
-    def _emit(self, kind: str, frame: str) -> None:
-        self._events.append({"type": kind, "frame": self._frames.number(frame), "at": self._at})
+    def _emit(self, changes: list[tuple[bool, str]]) -> int:
+        self._events += [
+            {"type": "O" if opens else "C", "frame": self._frames.number(frame), "at": self._at}
+            for opens, frame in changes
+        ]
+        return len(changes)

@@ -9,56 +9,55 @@ from memlog.trace.encoding import (
     EXIT,
     FORWARD,
     OUTSIDE,
-    PHASE_CHANGE,
     PHASES,
     RECOMPUTE,
     StreamEvent,
 )
-from memlog.trace.result import with_parents
+from memlog.trace.result import common_length, with_parents
 
 Stack = tuple[str, ...]
 
 
 def path_stack(path: str, paths: Sequence[str]) -> Stack:
-    """Return a layer's path after those of its parents, outermost first.
-
-    Args:
-        path: Path of the layer.
-        paths: Paths of all layers by number; the second is the model.
-    """
+    """Return a layer's path after those of its parents, outermost first. The second path is the model's."""
     return tuple(with_parents(path, paths[1] if len(paths) > 1 else ""))
 
 
 class ThreadStacks:
-    """Stack of one thread after each of its events.
-
-    Args:
-        paths: Paths of the layers by number.
-    """
+    """Frames of one thread that its events open and close."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
         self._outside: Stack = ()
         """Frames of the thread's work outside modules: a backward pass or an optimizer's step."""
         self._modules: list[tuple[int, int]] = []
+        self._open: Stack = ()
 
-    def after(self, event: StreamEvent) -> Stack | None:
-        """Process an event and return the new stack; ``None`` for kinds of events that change no stack."""
+    def after(self, event: StreamEvent) -> list[tuple[bool, str]]:
+        """Process an ENTER, EXIT or PHASE_CHANGE; return frames that it closes (False) or opens (True)."""
         if event.kind == ENTER:
             self._modules.append((event.layer, event.phase))
         elif event.kind == EXIT:
             if event.layer in (layer for layer, _ in self._modules):
                 while self._modules.pop()[0] != event.layer:
                     pass
-        elif event.kind == PHASE_CHANGE:
+        else:
             self._outside = ()
             if event.phase != FORWARD:
                 known = event.layer != OUTSIDE
                 path = path_stack(self._paths[event.layer], self._paths) if known else ()
                 self._outside = (PHASES[event.phase], *path)
-        else:
-            return None
-        return tuple(self._stack())
+        return self._switch(tuple(self._stack()))
+
+    def close(self) -> list[tuple[bool, str]]:
+        """Close the open frames and return them."""
+        return self._switch(())
+
+    def _switch(self, stack: Stack) -> list[tuple[bool, str]]:
+        common = common_length(self._open, stack)
+        closed = [(False, frame) for frame in reversed(self._open[common:])]
+        self._open = stack
+        return closed + [(True, frame) for frame in stack[common:]]
 
     def _stack(self) -> Iterator[str]:
         yield from self._outside

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import html
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from memlog._internal.units import format_bytes
+from memlog.trace.exporters.snapshot_reading import Change, Device, printable, read_devices
 
 _MAX_BANDS = 400
 """Number of storages with a band of their own, the largest; the others are one grey band on top."""
@@ -19,25 +20,14 @@ _MAX_DEVICES = 8
 _WIDTH, _HEIGHT, _MARGIN = 1200.0, 500.0, 90.0
 _TICKS = 5
 _FRAMES = 12
-_LIMIT = 1 << 64
-"""Every address and size is below this. The drawing divides by sums of sizes, so a larger one would overflow
-a float."""
-
-
-class _Change(NamedTuple):
-    """An allocation (size of 0 or more) or a free (negative size)."""
-
-    address: int
-    size: int
-    label: str
 
 
 class _Band:
     """A storage in the drawing, with the level of its lower edge at each change."""
 
-    def __init__(self, size: int, label: str, at: int, level: int) -> None:
-        self.size = size
-        self.label = label
+    def __init__(self, change: Change, at: int, level: int) -> None:
+        self.size = change.size
+        self.label = _label(change)
         self.edge = [(at, level)]
 
     def move(self, at: int, down: int) -> None:
@@ -56,7 +46,7 @@ class _Drawing:
         top: Number of changes so far and bytes of all live storages, those without a band included.
     """
 
-    def __init__(self, changes: list[_Change]) -> None:
+    def __init__(self, changes: list[Change]) -> None:
         self.bands: list[_Band] = []
         self.top = [(0, 0)]
         self._stack: list[_Band] = []
@@ -65,7 +55,7 @@ class _Drawing:
         self._others = 0
         drawn = _largest(changes)
         for at, change in enumerate(changes):
-            if change.size >= 0:
+            if change.is_alloc:
                 self._allocate(at, change, drawn=at in drawn)
             else:
                 self._free(at, change.address)
@@ -83,8 +73,8 @@ class _Drawing:
         """Highest number of live bytes."""
         return max(level for _, level in self.top)
 
-    def _allocate(self, at: int, change: _Change, *, drawn: bool) -> None:
-        band = _Band(change.size, change.label, at, self._level) if drawn else None
+    def _allocate(self, at: int, change: Change, *, drawn: bool) -> None:
+        band = _Band(change, at, self._level) if drawn else None
         self._live[change.address] = band, change.size
         if band is None:
             self._others += change.size
@@ -107,21 +97,17 @@ class _Drawing:
 
 
 def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
-    """Draw a snapshot.
+    """Draw a snapshot of torch's or memlog's as HTML.
 
-    Args:
-        snapshot: Return value of ``torch.cuda.memory._snapshot()`` or `memlog.trace.exporters.snapshot`.
-            Entries of another form are ignored.
-        title: Heading of the page.
-
-    Returns:
-        HTML.
+    Raises:
+        SnapshotError: The snapshot has another form than torch writes.
     """
-    drawings = []
-    for device, history in enumerate(_list(snapshot.get("device_traces"))[:_MAX_DEVICES]):
-        changes = [*_before(snapshot, device, _list(history)), *_changes(_list(history))]
-        if changes:
-            drawings.append(_section(device, _Drawing(changes)))
+    devices = read_devices(snapshot, title)
+    drawings = [
+        _section(number, _Drawing(changes))
+        for number, device in [*devices.items()][:_MAX_DEVICES]
+        if (changes := _changes(device))
+    ]
     body = "\n".join(drawings) or "<p>The snapshot holds no history: nothing was recorded.</p>"
     heading = html.escape(title)
     return (
@@ -134,40 +120,18 @@ def trace_plot(snapshot: Mapping[str, Any], title: str) -> str:
     )
 
 
-def _changes(history: list[Any]) -> Iterator[_Change]:
-    for entry in history:
-        if isinstance(entry, dict) and entry.get("action") in ("alloc", "free_completed"):
-            size = _number(entry.get("size"))
-            label = _label(size, _list(entry.get("frames")))
-            sign = 1 if entry["action"] == "alloc" else -1
-            yield _Change(_number(entry.get("addr")), sign * size, label)
+def _changes(device: Device) -> list[Change]:
+    """Return the device's history, with an allocation first for each storage from before it."""
+    before = [
+        Change(address, size, True, source or {})
+        for address, (source, size) in device.before().items()
+    ]
+    return [*before, *device.history]
 
 
-def _before(snapshot: Mapping[str, Any], device: int, history: list[Any]) -> Iterator[_Change]:
-    """Yield an allocation for each storage from before the history, which frees it or never mentions it."""
-    seen: set[int] = set()
-    for change in _changes(history):
-        if change.size < 0 and change.address not in seen:
-            yield change._replace(size=-change.size)
-        seen.add(change.address)
-    for segment in _list(snapshot.get("segments")):
-        if isinstance(segment, dict) and segment.get("device", 0) == device:
-            yield from _blocks_before(segment, seen)
-
-
-def _blocks_before(segment: Mapping[str, Any], seen: set[int]) -> Iterator[_Change]:
-    address = _number(segment.get("address"))
-    for block in _list(segment.get("blocks")):
-        if isinstance(block, dict):
-            size = _number(block.get("size"))
-            if block.get("state") == "active_allocated" and address not in seen:
-                yield _Change(address, size, _label(size, _list(block.get("frames"))))
-            address += size
-
-
-def _largest(changes: list[_Change]) -> set[int]:
+def _largest(changes: list[Change]) -> set[int]:
     """Return the numbers of the changes that are the largest allocations."""
-    numbers = [number for number, change in enumerate(changes) if change.size > 0]
+    numbers = [number for number, change in enumerate(changes) if change.is_alloc and change.size]
     numbers.sort(key=lambda number: -changes[number].size)
     return set(numbers[:_MAX_BANDS])
 
@@ -202,24 +166,18 @@ def _section(device: int, drawing: _Drawing) -> str:
     )
 
 
-def _label(size: int, frames: list[Any]) -> str:
-    names = [_name(frame.get("name")) for frame in frames[:_FRAMES] if isinstance(frame, dict)]
-    return "\n".join([format_bytes(size), *names])
+def _label(change: Change) -> str:
+    frames = change.source.get("frames")
+    names = [
+        printable(frame["name"])
+        if isinstance(frame, dict) and isinstance(frame.get("name"), str)
+        else "?"
+        for frame in (frames[:_FRAMES] if isinstance(frames, list) else ())
+    ]
+    return "\n".join([format_bytes(change.size), *names])
 
 
 def _colour(label: str) -> str:
     """Return a colour that is the same for storages with the same stack."""
     origin = label.partition("\n")[2]
     return f"hsl({zlib.crc32(origin.encode('utf-8', 'replace')) % 360} 60% 60%)"
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _name(value: Any) -> str:
-    return value[:200] if isinstance(value, str) else "?"
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and 0 <= value < _LIMIT else 0

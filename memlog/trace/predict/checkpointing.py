@@ -73,11 +73,9 @@ def running_statistics(traced: TracedStep, modules: Sequence[str]) -> list[str]:
 
 
 def best_plan(traced: TracedStep, peak: int) -> Plan | None:
-    """Find the sibling modules whose checkpointing gives the lowest peak; ``None`` if none lowers it.
+    """Find the sibling modules whose checkpointing gives the lowest peak.
 
-    Args:
-        traced: The traced step.
-        peak: Bytes of the peak without checkpointing.
+    ``None`` if none lowers ``peak``, the bytes without checkpointing.
     """
     calls = _recomputed_calls(traced)
     plans = [
@@ -95,7 +93,7 @@ def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -
 
     The last module's forward runs again right after its first run, so checkpointing it seldom saves anything.
     """
-    group = [layer for layer in calls if traced.layers.path(layer) in plan.modules]
+    group = [layer for layer in calls if traced.layers.paths[layer] in plan.modules]
     if len(group) > 1:
         last = min(group, key=lambda layer: calls[layer][0].recompute_at)
         fewer = tuple(layer for layer in group if layer != last)
@@ -106,14 +104,14 @@ def _without_last_module(traced: TracedStep, calls: _CallsByLayer, plan: Plan) -
 
 
 def _paths(traced: TracedStep, group: Sequence[int]) -> tuple[str, ...]:
-    return tuple(traced.layers.path(layer) for layer in sorted(group))
+    return tuple(traced.layers.paths[layer] for layer in sorted(group))
 
 
 def _groups(traced: TracedStep, calls: _CallsByLayer, peak: int) -> list[tuple[int, ...]]:
     """Return groups of siblings that would drop much, those that drop most first."""
     siblings: dict[str, list[int]] = {}
     for layer in calls:
-        siblings.setdefault(traced.layers.path(layer).rpartition(".")[0], []).append(layer)
+        siblings.setdefault(traced.layers.paths[layer].rpartition(".")[0], []).append(layer)
     dropped = {
         layer: sum(storage.size for call in of_layer for storage in call.dropped)
         for layer, of_layer in calls.items()
@@ -139,7 +137,7 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
         wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in excluded
         # A norm keeps too little to be checkpointed alone.
         wanted = wanted and "Norm" not in traced.layers.kind(call.layer)
-        if wanted and not traced.layers.path(call.layer).startswith("("):
+        if wanted and not traced.layers.paths[call.layer].startswith("("):
             later = found.get(call.layer)
             recomputed = _recomputed_call(traced, forward_ends, call, later[-1] if later else None)
             if recomputed is not None:
@@ -176,11 +174,7 @@ def _recomputed_call(
 ) -> RecomputedCall | None:
     """Return a call as checkpointing would change it; ``None`` if it would drop nothing.
 
-    Args:
-        traced: The traced step.
-        forward_ends: Return value of `_forward_ends`.
-        call: The call.
-        later: The next call of the same module, which the backward pass reaches first.
+    ``later`` is the next call of the same module, which the backward pass reaches first.
     """
     allocated = _transients(traced, call)
     left = [storage for storage in allocated if storage.end > call.end]

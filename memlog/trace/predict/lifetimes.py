@@ -38,18 +38,6 @@ class ParameterKey(NamedTuple):
 class StorageLifetime:
     """A storage, from its allocation to its free."""
 
-    __slots__ = (
-        "begin",
-        "category",
-        "classified_at",
-        "end",
-        "layer",
-        "phase",
-        "size",
-        "thread",
-        "uses",
-    )
-
     def __init__(self, event: StreamEvent, at: int, end: int) -> None:
         self.begin = START if event.phase == BEFORE else at
         self.classified_at = at
@@ -113,12 +101,8 @@ class Layers:
     """Names of a trace's layers, by the layer's number."""
 
     def __init__(self, trace: RecordedTrace) -> None:
-        self._paths = trace.paths
+        self.paths = trace.paths
         self._kinds = trace.kinds
-
-    def path(self, layer: int) -> str:
-        """Return a layer's path."""
-        return self._paths[layer]
 
     def kind(self, layer: int) -> str:
         """Return the name of a layer's class; empty if unknown."""
@@ -127,19 +111,15 @@ class Layers:
     def subtree(self, layer: int) -> frozenset[int]:
         """Return the numbers of a layer and all layers inside it."""
         if layer == 1:
-            return frozenset(range(1, len(self._paths)))
-        inside = f"{self.path(layer)}."
+            return frozenset(range(1, len(self.paths)))
+        inside = f"{self.paths[layer]}."
         return frozenset(
-            {layer, *(n for n, path in enumerate(self._paths) if path.startswith(inside))}
+            {layer, *(n for n, path in enumerate(self.paths) if path.startswith(inside))}
         )
 
 
 class _StreamReader:
-    """Collector of storages, calls, and phases from a trace's events.
-
-    Args:
-        length: Number of events.
-    """
+    """Collector of storages, calls, and phases from a trace's events."""
 
     def __init__(self, length: int) -> None:
         self.storages: list[StorageLifetime] = []
@@ -324,9 +304,7 @@ class TracedStep:
 
     def next_phase_change(self, at: int) -> int:
         """Return when the phase next changes after a moment; `length` if it does not."""
-        following = bisect_left(self._phase_changes, at + 1, key=_moment)
-        changes = self._phase_changes
-        return changes[following].at if following < len(changes) else self.length
+        return next((change.at for change in self.phase_changes_from(at + 1)), self.length)
 
     def parameters(self) -> dict[int, list[int]]:
         """Return the bytes of each parameter of each layer that has any."""
@@ -343,11 +321,7 @@ class TracedStep:
     def intervals(
         self, sizes: Mapping[StorageLifetime, float] | None = None
     ) -> list[SizedInterval]:
-        """Return the time and bytes of each storage in a step that is not the first.
-
-        Args:
-            sizes: Bytes that replace those of some storages; default: none.
-        """
+        """Return time and bytes of each storage in a later step; ``sizes`` replace those of some."""
         changed = sizes or {}
         return [
             SizedInterval(steady_begin(storage), storage.end, changed.get(storage, storage.size))
@@ -367,15 +341,10 @@ def steady_begin(storage: StorageLifetime) -> int:
 def highest(
     intervals: Iterable[SizedInterval], length: int, spikes: Iterable[tuple[int, float]] = ()
 ) -> int:
-    """Compute the highest number of live bytes of all intervals together.
+    """Compute the highest number of live bytes of all intervals together, in a step of ``length`` events.
 
-    Args:
-        intervals: Bytes with their time; each lasts to the moment before its ``end``.
-        length: Number of events of the step.
-        spikes: Moments with the bytes that are live only there, beyond those just before; default: none.
-
-    Returns:
-        Bytes.
+    Each interval lasts to the moment before its ``end``. ``spikes`` are moments with the bytes that are live
+    only there, beyond those just before.
     """
     changes = [0.0] * (length + 2)  # the first is START
     for begin, end, size in intervals:

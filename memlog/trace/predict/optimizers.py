@@ -71,9 +71,8 @@ def kept_states(traced: TracedStep) -> list[State]:
     has a counter of steps for each parameter). The trace classifies an optimizer's state when the optimizer
     steps, which separates two optimizers over one model's parameters.
 
-    Returns:
-        An empty list if the optimizers keep no state, or if an optimizer's state is not a whole number of
-        times the parameters' bytes. Adafactor's is not: it keeps sums over rows and columns.
+    The list is empty if the optimizers keep no state, or if an optimizer's state is not a whole number of
+    times the parameters' bytes. Adafactor's is not: it keeps sums over rows and columns.
     """
     names = traced.trace.optimizers
     named = len(names) == len(traced.optimizer_steps)
@@ -101,9 +100,7 @@ def kept_states(traced: TracedStep) -> list[State]:
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
     """Compute the peak with other optimizers, whose steps allocate only their state, in bytes.
 
-    Args:
-        traced: The traced step.
-        sizes: Bytes of each new state, by the `State.step` of the state that it replaces.
+    ``sizes`` are the bytes of each new state, by the `State.step` of the state that it replaces.
     """
     intervals = [SizedInterval(START, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))

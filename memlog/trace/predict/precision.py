@@ -104,7 +104,7 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
 def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
     """Yield a storage as it would be under autocast, and its copies for products."""
     begin, end, uses = steady_begin(storage), storage.end, storage.uses
-    if uses.type == HALF and _varies(storage) and not _of_the_loss(traced, storage):
+    if uses.type == HALF and _varies(storage) and "Loss" not in traced.layers.kind(storage.layer):
         yield SizedInterval(begin, end, storage.size * _HALF)
         return
     if not uses.cast_first or uses.type != WIDE:
@@ -148,10 +148,6 @@ def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interv
         first = max(first, step.end)
     if first < last:
         yield Interval(first, last)
-
-
-def _of_the_loss(traced: TracedStep, storage: StorageLifetime) -> bool:
-    return "Loss" in traced.layers.kind(storage.layer)
 
 
 def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:

@@ -23,28 +23,20 @@ def steady_peak(traced: TracedStep) -> int:
 
 
 def with_batch(traced: TracedStep, share: float) -> int:
-    """Compute the peak with another batch size, in bytes.
+    """Compute the peak with another batch size, in bytes; a ``share`` of 0.5 is half of the traced step's.
 
     The inputs grow with the batch, and so does all that a pass allocates, except gradients and copies of
     parameters.
-
-    Args:
-        traced: The traced step.
-        share: New batch size as a part of the traced step's: 0.5 is half of it.
     """
     return highest(traced.intervals(_with_batch(traced, share)), traced.length)
 
 
 def accumulated(traced: TracedStep, share: float) -> int:
-    """Compute the peak with another batch size and accumulated gradients, in bytes.
+    """Compute the peak with a ``share`` of the batch size and accumulated gradients, in bytes.
 
     From the second batch on, the accumulated gradients are live from the previous optimizer step on, and
     replace gradients that were still live then. The backward pass allocates the new gradients besides, adds
     them, and frees them.
-
-    Args:
-        traced: The traced step.
-        share: New batch size as a part of the traced step's: 0.5 is half of it.
     """
     gradients = [
         storage

@@ -5,6 +5,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
+from memlog.trace.encoding import OUTSIDE
+from memlog.tracer import torch_private
+
 MAX_SPANS = 100_000
 """Maximum number of spans to remember (1.2 MB). Beyond it, the oldest half is dropped."""
 
@@ -39,3 +42,51 @@ class SequenceMap:
         """Return the layer that made operation ``number``; ``None`` if it was made before the first mark."""
         index = bisect_right(self._starts, number) - 1
         return self._layers[index] if index >= 0 else None
+
+
+class GraphOwners:
+    """Layers and lines of the program that made the operations of one thread's graph."""
+
+    def __init__(self) -> None:
+        self._layers = SequenceMap()
+        self._lines = SequenceMap()
+        self._last_marked = 0
+        self._backward_mark: int | None = None
+        """Number of the next operation, as last read, if the backward pass makes a graph of its own."""
+
+    def mark(self, layer: int) -> None:
+        """Record that ``layer`` makes the next operations."""
+        number = torch_private.next_sequence_number()
+        if number is not None:
+            self._last_marked = number
+            self._layers.mark(number, layer)
+            self._lines.mark(number, 0)
+
+    def mark_line(self, line: int) -> None:
+        """Assign the operations since the last mark to a line of the program."""
+        number = torch_private.next_sequence_number()
+        if number is not None and number > self._last_marked:
+            self._lines.mark(self._last_marked, line)
+            self._last_marked = number
+
+    def made_by_backward(self, layer: int) -> None:
+        """Assign the graph of a backward pass (``create_graph=True``) to the layer that is differentiated.
+
+        The tracer sees an operation after autograd has numbered it. So the layer gets all numbers since the
+        last operation that the tracer saw.
+        """
+        number = torch_private.next_sequence_number()
+        if number is not None:
+            seen = number - 1 if self._backward_mark is None else self._backward_mark
+            self._layers.since(seen, layer)
+            self._backward_mark = number
+
+    def backward_ends(self, layer: int) -> None:
+        """End the graph of a backward pass: ``layer`` makes the next operations."""
+        if self._backward_mark is not None:
+            self._layers.since(self._backward_mark, layer)
+            self._backward_mark = None
+
+    def owner_of(self, number: int) -> tuple[int, int]:
+        """Return the layer that made operation ``number``, and the line; 0: unknown."""
+        return self._layers.layer_of(number) or OUTSIDE, self._lines.layer_of(number) or 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
@@ -66,20 +67,16 @@ class ModuleNames:
                 self._add_root(module)
 
     def layer_of(self, module: Any, surrounding: int) -> int:
-        """Return the number of a module that is called.
+        """Return the number of a module that the layer ``surrounding`` calls.
 
-        Args:
-            module: A module, known or not.
-            surrounding: Layer that calls it. If the module has several paths in the model, the one nearest to
-                this layer counts.
+        If the module has several paths in the model, the one nearest to ``surrounding`` counts.
         """
         if isinstance(module, Scope):
             inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
             return self.number(f"{inside}({module.name})", "scope")
-        entry = self._known.get(id(module))
-        if entry is None or entry[0]() is not module:
+        numbers = self._numbers_of(module)
+        if not numbers:
             return self._discover(module, surrounding)
-        numbers = entry[1]
         if len(numbers) == 1:
             return numbers[0]
         around = self.paths[surrounding].split(".")
@@ -87,8 +84,11 @@ class ModuleNames:
 
     def knows(self, module: Any) -> bool:
         """Return whether a module has a number."""
+        return bool(self._numbers_of(module))
+
+    def _numbers_of(self, module: Any) -> tuple[int, ...]:
         entry = self._known.get(id(module))
-        return entry is not None and entry[0]() is module
+        return entry[1] if entry is not None and entry[0]() is module else ()
 
     def number(self, path: str, kind: str = "") -> int:
         """Return the number of a path, a new one if needed; beyond the limit that of "outside"."""
@@ -103,12 +103,7 @@ class ModuleNames:
         return number
 
     def owner_of(self, name: str, root: RootModule) -> int:
-        """Return the number of the module that owns a parameter or buffer.
-
-        Args:
-            name: Its name in ``named_parameters`` of ``root``.
-            root: Root module that contains it.
-        """
+        """Return the number of the module that owns a parameter or buffer, by its name in ``root``."""
         root_layer = self._numbers.get(root.path, OUTSIDE)
         path = _plain(name.rpartition(".")[0])
         return self._numbers.get(root.prefix + path, root_layer) if path else root_layer
@@ -140,38 +135,17 @@ class ModuleNames:
         return name
 
     def _add_modules(self, root: Any, path: str, prefix: str) -> None:
-        self._remember(root, path)
-        for name, module in _named_modules(root):
-            # Without a name it is the module inside torch.compile's wrapper: the same layer as the wrapper.
+        # All paths of a shared module, so their number has no limit of its own.
+        named = itertools.islice(root.named_modules(remove_duplicate=False), MAX_NAMES)
+        for name, module in named:
+            # Without a name it is the root, or the module inside torch.compile's wrapper: the same layer.
             self._remember(module, prefix + _plain(name) if _plain(name) else path)
 
     def _remember(self, module: Any, path: str) -> None:
         number = self.number(path, _kind(module))
-        known = self._known.get(id(module))
-        others = known[1] if known is not None and known[0]() is module else ()
+        others = self._numbers_of(module)
         if number not in others and len(self._known) <= 2 * MAX_NAMES:
             self._known[id(module)] = (weakref.ref(module), (*others, number))
-
-
-def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every path of every module below ``root``, in the order of ``named_modules``.
-
-    ``named_modules`` either leaves out further paths of a shared module, or does not end if a module contains
-    its own parent.
-    """
-    waiting: list[tuple[str, Any, tuple[int, ...]]] = [("", root, ())]
-    count = 0
-    while waiting and count <= MAX_NAMES:
-        name, module, above = waiting.pop()
-        if name:
-            count += 1
-            yield name, module
-        inner = [
-            (f"{name}.{key}" if name else key, child, (*above, id(module)))
-            for key, child in module._modules.items()
-            if child is not None and id(child) not in above
-        ]
-        waiting += reversed(inner)
 
 
 def _has_tensors(module: Any) -> bool:

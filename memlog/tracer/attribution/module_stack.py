@@ -19,7 +19,7 @@ from memlog.trace.encoding import (
     RECOMPUTE,
 )
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.autograd_sequence import SequenceMap
+from memlog.tracer.attribution.autograd_sequence import GraphOwners
 from memlog.tracer.attribution.module_names import ModuleNames
 
 _MAX_THREADS = 256
@@ -43,22 +43,8 @@ class ThreadState:
         backward_layer: Layer of the last backward operation.
         line: Program's line that made the last backward operation; 0: unknown.
         node: Number of the last backward node; ``None`` if it accumulates gradients.
-        graph_mark: Number of the next graph operation, as last read, if the backward pass makes a graph of
-            its own.
         inputs: Inputs of the module that is about to begin; an engine writes them with its ENTER event.
     """
-
-    __slots__ = (
-        "backward_layer",
-        "graph_mark",
-        "inputs",
-        "line",
-        "node",
-        "number",
-        "optimizing",
-        "outside_owner",
-        "stack",
-    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -68,7 +54,6 @@ class ThreadState:
         self.backward_layer = OUTSIDE
         self.line = 0
         self.node: int | None = None
-        self.graph_mark: int | None = None
         self.inputs = NO_INPUTS
 
 
@@ -76,7 +61,6 @@ class ModuleStack:
     """Running modules, backward passes and optimizers of the threads that take part in a window.
 
     Args:
-        names: Layer of each module.
         emit: Called with kind, layer, phase and thread state at each change.
         all_threads: Whether all threads that call the model's modules take part. If not, only the thread that
             began the window and those that run its backward pass do.
@@ -93,15 +77,14 @@ class ModuleStack:
         self._emit_event = emit
         self._all_threads = all_threads
         self._thread_states: dict[int, ThreadState] = {}
-        self._sequence = SequenceMap()
-        self._lines = SequenceMap()
-        self._last_marked = 0
+        self._graph = GraphOwners()
+        """Of the thread that began the window."""
         self.closed = False
 
     def begin(self) -> None:
         """Begin the window on this thread."""
         self._thread_states[threading.get_ident()] = ThreadState(0)
-        self._mark(OUTSIDE)
+        self._graph.mark(OUTSIDE)
 
     def close(self) -> None:
         """Close the window and end the open phases."""
@@ -113,8 +96,7 @@ class ModuleStack:
     def thread_state(self, *, join: bool = False) -> ThreadState | None:
         """Return this thread's state; ``None`` if it takes no part in the window.
 
-        Args:
-            join: Whether the thread takes part from now on.
+        With ``join`` it takes part from now on.
         """
         if self.closed:
             return None
@@ -125,34 +107,27 @@ class ModuleStack:
         return thread_state
 
     def module_begins(self, module: Any) -> ThreadState | None:
-        """Record the begin of a module's ``forward``.
-
-        Returns:
-            The state of this thread; ``None`` if it takes no part in the window.
-        """
+        """Record the begin of a module's ``forward``; return this thread's state if it takes part."""
         thread_state = self.thread_state(join=self._all_threads and self._names.knows(module))
         if thread_state is None:
             return None
         task = torch_private.backward_task()
         if task == torch_private.NO_TASK and thread_state.outside_owner[1] == BACKWARD:
-            self._leave_graph(thread_state, thread_state.stack[-1][0])
+            self._backward_ends(thread_state, thread_state.stack[-1][0])
             self.set_phase(thread_state, OUTSIDE, FORWARD)
         layer = self._names.layer_of(module, thread_state.stack[-1][0])
         thread_state.stack.append((layer, task, id(module)))
         if thread_state.number == 0:
-            self._mark(layer)
+            self._graph.mark(layer)
         self._emit_event(
             ENTER, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
         )
         return thread_state
 
     def module_ends(self, module: Any) -> int | None:
-        """Record the end of a module's ``forward``, and of all modules that began in it.
+        """Record the end of a module's ``forward``, and of all modules that began in it; return its layer.
 
-        torch calls the end hook even if another hook raised before memlog's begin hook ran.
-
-        Returns:
-            The module's layer; ``None`` if its begin was not recorded.
+        torch calls the end hook even if another hook raised before memlog's begin hook ran: ``None`` then.
         """
         thread_state, identity, ended = self.thread_state(), id(module), 0
         if thread_state is None or (
@@ -165,7 +140,7 @@ class ModuleStack:
                 EXIT, layer, FORWARD if task == torch_private.NO_TASK else RECOMPUTE, thread_state
             )
         if thread_state.number == 0:
-            self._mark(thread_state.stack[-1][0])
+            self._graph.mark(thread_state.stack[-1][0])
         return layer
 
     def optimizer_begins(self, optimizer: Any) -> None:
@@ -198,7 +173,7 @@ class ModuleStack:
         if task == torch_private.NO_TASK:
             backward = thread_state.outside_owner[1] == BACKWARD
             if backward:
-                self._leave_graph(thread_state, layer)
+                self._backward_ends(thread_state, layer)
             if thread_state.optimizing is not None and len(thread_state.stack) == 1:
                 self.set_phase(thread_state, OUTSIDE, OPTIMIZER)
                 return OUTSIDE, OPTIMIZER
@@ -222,45 +197,19 @@ class ModuleStack:
         number = torch_private.sequence_number(node) if node is not None else None
         thread_state.node = number
         if number is not None:
-            layer = self._sequence.layer_of(number)
-            thread_state.backward_layer = OUTSIDE if layer is None else layer
-            thread_state.line = self._lines.layer_of(number) or 0
+            thread_state.backward_layer, thread_state.line = self._graph.owner_of(number)
         if torch.is_grad_enabled() and thread_state.number == 0:
-            self._make_graph(thread_state, thread_state.backward_layer)
+            self._graph.made_by_backward(thread_state.backward_layer)
         return thread_state.backward_layer
 
-    def _make_graph(self, thread_state: ThreadState, layer: int) -> None:
-        """Assign the graph of a backward pass (``create_graph=True``) to the layer that is differentiated.
-
-        The tracer sees an operation after autograd has numbered it. So the layer gets all numbers since the
-        last operation that the tracer saw.
-        """
-        number = torch_private.next_sequence_number()
-        if number is not None:
-            self._sequence.since(
-                number - 1 if thread_state.graph_mark is None else thread_state.graph_mark, layer
-            )
-            thread_state.graph_mark = number
-
-    def _leave_graph(self, thread_state: ThreadState, layer: int) -> None:
-        """End the graph of a backward pass: ``layer`` makes the next operations."""
-        if thread_state.graph_mark is not None:
-            self._sequence.since(thread_state.graph_mark, layer)
-            thread_state.graph_mark = None
-
-    def _mark(self, layer: int) -> None:
-        number = torch_private.next_sequence_number()
-        if number is not None:
-            self._last_marked = number
-            self._sequence.mark(number, layer)
-            self._lines.mark(number, 0)
+    def _backward_ends(self, thread_state: ThreadState, layer: int) -> None:
+        if thread_state.number == 0:
+            self._graph.backward_ends(layer)
 
     def mark_line(self, line: int, thread_state: ThreadState) -> None:
         """Assign the graph operations since the last mark to a line of the program."""
-        number = torch_private.next_sequence_number()
-        if thread_state.number == 0 and number is not None and number > self._last_marked:
-            self._lines.mark(self._last_marked, line)
-            self._last_marked = number
+        if thread_state.number == 0:
+            self._graph.mark_line(line)
 
     def owner_until_change(self, thread_state: ThreadState) -> tuple[int, int]:
         """Return layer and phase of this thread's work until the next change."""

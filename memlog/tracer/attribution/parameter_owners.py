@@ -14,11 +14,7 @@ from memlog.tracer.tensor_storages import StateTensor
 
 
 class ParameterOwners:
-    """Layers of the parameters in a window. Parameters are held weakly, by identity.
-
-    Args:
-        names: Layer of each module.
-    """
+    """Layers of the parameters in a window. Parameters are held weakly, by identity."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from memlog.errors import ConfigurationError
 from memlog.tracer.hooks.shared_hook import SharedHook
@@ -16,17 +16,10 @@ from memlog.tracer.hooks.shared_hook import SharedHook
 _MAX_LENGTH = 100
 
 
-class Scope:
-    """Placeholder that hooks handle like a module.
+class Scope(NamedTuple):
+    """Placeholder that hooks handle like a module."""
 
-    Args:
-        name: Name of the scope.
-    """
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
 class ScopeListener(Protocol):

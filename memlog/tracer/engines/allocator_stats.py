@@ -32,9 +32,7 @@ def fragmentation(
 ) -> tuple[Fragmentation | None, str | None]:
     """Return the current fragmentation of a device, or the reason why it is unknown.
 
-    Args:
-        device: The device.
-        snapshot: Snapshot of its allocator, to compute the fragmentation from blocks.
+    With a snapshot of the allocator, it is computed from the blocks.
     """
     read = reader(device)
     if read is None:

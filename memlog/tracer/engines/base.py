@@ -21,31 +21,15 @@ class EngineReport(msgspec.Struct, frozen=True):
     """Events that could not be recorded, counted by reason."""
     lines: tuple[str, ...] = ()
     """Lines of the program, in the order of their numbers in events."""
-    incomplete: bool = False
-    """True if allocations may have been missed, so that peaks are lower bounds."""
-    approximate: bool = False
-    """True if tracing changed what operations allocate: the peak without tracing may be lower or higher."""
-
-    def exactness(self, best: Exactness) -> Exactness:
-        """Return how exact the peaks are.
-
-        Args:
-            best: Exactness if nothing was missed.
-        """
-        if self.approximate:
-            return "approximate"
-        return "lower bound" if self.incomplete else best
+    exactness: Exactness | None = None
+    """How exact the peaks are; ``None``: as the engine's choice says."""
 
 
 class Engine(Protocol):
     """Recorder of one window, which writes to an `EventLog`."""
 
     def start(self, optimizers: Sequence[Any] = ()) -> None:
-        """Start recording on this thread.
-
-        Args:
-            optimizers: Optimizers that are known already.
-        """
+        """Start recording on this thread; ``optimizers`` are those that are known already."""
 
     def module_begins(self, module: Any, args: Any) -> None:
         """Record the begin of a module's ``forward``.

@@ -14,13 +14,7 @@ from memlog.tracer.hooks.module_hooks import Hooks
 
 
 class HookEngine:
-    """Engine that follows every thread that calls the model's modules.
-
-    Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
-    """
+    """Engine that follows every thread that calls the model's modules."""
 
     def __init__(self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics) -> None:
         self._log = log
@@ -45,13 +39,13 @@ class HookEngine:
         begun = self._module_stack.module_begins(module)
         self._register_new_roots()
         if begun is not None:
-            self._backward.module_begins(args, surrounding)
+            self._backward.mark(args, surrounding)
 
     def module_ends(self, module: Any, output: Any) -> None:
         """Record the end of a module's ``forward``."""
         layer = self._module_stack.module_ends(module)
         if layer is not None:
-            self._backward.module_ends(output, layer)
+            self._backward.mark(output, layer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Record the begin of an optimizer's step."""

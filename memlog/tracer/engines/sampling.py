@@ -22,14 +22,7 @@ from memlog.tracer.event_log import EventLog
 
 
 class SamplerEngine(HookEngine):
-    """Engine that samples the allocator's statistics.
-
-    Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
-        device: Device whose statistics are read.
-    """
+    """Engine that samples the allocator's statistics."""
 
     def __init__(
         self, log: EventLog, names: ModuleNames, diagnostics: Diagnostics, device: torch.device
@@ -57,8 +50,7 @@ class SamplerEngine(HookEngine):
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         self._sample(layer, phase, thread_state.number)
         self._log.append(pack(0, 0, self._log.now(), layer, kind, phase, 0, thread_state.number))
-        if self._log.full:
-            self._log.fold()
+        self._log.fold_when_full()
 
     def _sample(self, layer: int, phase: int, thread: int) -> None:
         if self._read is not None:

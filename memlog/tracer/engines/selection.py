@@ -59,12 +59,7 @@ def device_of(models: Sequence[Any], named: str | None) -> torch.device:
 
 
 def choose(device: torch.device, wanted: EngineChoice, *, compiled: bool) -> Choice:
-    """Return the engine for a device.
-
-    Args:
-        device: Device to trace.
-        wanted: Engine that the user asked for.
-        compiled: Whether a part of the model was passed to ``torch.compile``.
+    """Return the engine for a device, given the one that the user asked for.
 
     Raises:
         ConfigurationError: The engine that the user asked for can't trace the device.

@@ -21,7 +21,6 @@ class BackwardMarks:
 
     Args:
         reached: Called with the layer that the backward pass reaches, on the thread that runs it.
-        diagnostics: Counter of memlog's own errors.
     """
 
     def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:
@@ -33,15 +32,8 @@ class BackwardMarks:
         """Disable the hooks: the window is over."""
         self._reached = None
 
-    def module_begins(self, args: Any, surrounding: int) -> None:
-        """Mark a module's inputs as made by the surrounding module, unless they are marked already."""
-        self._mark(args, surrounding)
-
-    def module_ends(self, output: Any, layer: int) -> None:
-        """Mark a module's results as made by it, unless a module inside it has marked them."""
-        self._mark(output, layer)
-
-    def _mark(self, values: Any, layer: int) -> None:
+    def mark(self, values: Any, layer: int) -> None:
+        """Mark tensors as made by ``layer``, unless they are marked already, as by a module inside it."""
         for tensor in tensors_in(values):
             node = tensor.grad_fn
             if node is None:

@@ -6,13 +6,12 @@ again at each module call.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from memlog._internal import fork
+from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 
 
@@ -23,34 +22,30 @@ class ClosedWindow(Protocol):
         """Try to remove what is left; return True once nothing is left in torch. Never raises."""
 
 
-class _Waiting:
+class _WaitingWindows(SharedHook[ClosedWindow]):
+    """Closed windows that wait, and the hook that tries again."""
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._windows: list[ClosedWindow] = []
+        super().__init__()
         self._handle: Any = None
 
-    def add(self, window: ClosedWindow) -> None:
-        with self._lock:
-            self._windows.append(window)
-            if self._handle is None:
-                COMPILE_WARNING_FILTER.add(self)
-                self._handle = register_module_forward_pre_hook(_module_called)
-
     def attempt(self) -> None:
-        if not self._windows or not self._lock.acquire(blocking=False):
-            return  # another thread is doing it
-        try:
-            self._windows = [window for window in self._windows if not window.leave()]
-            if not self._windows and self._handle is not None:
-                self._handle.remove()
-                self._handle = None
-                COMPILE_WARNING_FILTER.remove(self)
-        finally:
-            self._lock.release()
+        """Remove what can be removed on this thread now."""
+        for window in self.holders:
+            if window.leave():
+                self.remove(window)
+
+    def _install(self) -> None:
+        COMPILE_WARNING_FILTER.add(self)
+        self._handle = register_module_forward_pre_hook(_module_called)
+
+    def _uninstall(self) -> None:
+        self._handle.remove()
+        COMPILE_WARNING_FILTER.remove(self)
 
 
-_waiting = _Waiting()
-fork.renew(_waiting, "_lock", threading.Lock)
+_waiting = _WaitingWindows()
+remove_waiting = _waiting.attempt
 
 
 def remove_when_possible(window: ClosedWindow) -> None:
@@ -59,11 +54,6 @@ def remove_when_possible(window: ClosedWindow) -> None:
         _waiting.add(window)
     else:
         _waiting.attempt()  # its mode may have covered one that waits
-
-
-def remove_waiting() -> None:
-    """Remove what can be removed on this thread now."""
-    _waiting.attempt()
 
 
 def _module_called(_module: Any, _inputs: Any) -> None:

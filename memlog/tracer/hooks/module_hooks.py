@@ -52,12 +52,7 @@ class Listener(OptimizerListener, Protocol):
 
 
 class Hooks:
-    """Hooks of one engine.
-
-    Args:
-        listener: Listener to call. Its errors are counted and not raised.
-        diagnostics: Counter of these errors.
-    """
+    """Hooks of one engine. Errors of the listener are counted and not raised."""
 
     def __init__(self, listener: Listener, diagnostics: Diagnostics) -> None:
         self._listener = listener
@@ -125,11 +120,8 @@ class Hooks:
 class OptimizerSubscription:
     """Subscription to optimizer steps until `remove`. The hooks stay in torch as long.
 
-    Within an optimizer's step, do not create the first subscription, and do not remove the last.
-
-    Args:
-        listener: Listener to call. Its errors are counted and not raised.
-        diagnostics: Counter of these errors.
+    Errors of the listener are counted and not raised. Within an optimizer's step, do not create the first
+    subscription, and do not remove the last.
     """
 
     def __init__(self, listener: OptimizerListener, diagnostics: Diagnostics) -> None:

@@ -42,22 +42,26 @@ class Budget:
 
     Args:
         share: Share of training time that tracing may cost, 0 to 1.
-        now: Start of training, in seconds of any steady clock.
+        now: Start of training, in seconds of any steady clock. ``None``: `begin` tells.
 
     Attributes:
+        spent: Seconds that tracing has cost so far, without set-up.
         set_up: Seconds spent on set-up.
     """
 
-    def __init__(self, share: float, now: float) -> None:
-        self.set_up = 0.0
+    def __init__(self, share: float, now: float | None = None) -> None:
+        self.spent = self.set_up = 0.0
         self._share = share
         self._started = now
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self._costs: deque[float] = deque(maxlen=_NEWEST)
         self._since = SPACING
         self._steps = self._last_traced = 0
-        self._spent = 0.0
         self._unsettled = 0
+
+    def begin(self, now: float) -> None:
+        """Start training at ``now``, unless it has started."""
+        self._started = now if self._started is None else self._started
 
     def plain_step(self, seconds: float) -> None:
         """Record the duration of a step without tracing, in seconds."""
@@ -91,7 +95,7 @@ class Budget:
             self._unsettled += steps if usual is None else 0
             self._costs.clear()
         else:
-            self._spent += cost
+            self.spent += cost
         self._costs.append(cost)
 
     def charge(self, seconds: float, *, setting_up: bool = False) -> None:
@@ -100,7 +104,7 @@ class Budget:
         if setting_up:
             self.set_up += seconds
         else:
-            self._spent += seconds
+            self.spent += seconds
             self._costs.append(seconds)
 
     @property
@@ -108,22 +112,16 @@ class Budget:
         """Median seconds of a step without tracing; ``None`` if there was none yet."""
         return statistics.median(self._plain) if self._plain else None
 
-    def spent(self) -> float:
-        """Return the seconds that tracing has cost so far, without set-up."""
-        return self._spent
-
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
-        """Return whether another trace with the expected cost stays within the share.
+        """Return whether another trace with the expected cost stays within the share at ``now``, in seconds.
 
-        Args:
-            now: Current time in seconds.
-            outdated: Whether the kept trace no longer describes what the run does.
+        ``outdated``: the kept trace no longer describes what the run does.
         """
         if self._since < SPACING:
             return False
         another = statistics.fmean(self._costs) if self._costs else 0.0
-        with_another = self._spent + another
-        elapsed = now - self._started
+        with_another = self.spent + another
+        elapsed = 0.0 if self._started is None else now - self._started
         if with_another <= _USED * self._share * elapsed:
             return True
         early = self._since >= _EARLY_SPACING and 2 * (self._last_traced - 1) <= self._steps

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 from memlog.tracer.schedule.top_modules import RootModules
-
-if TYPE_CHECKING:
-    from memlog.tracer.hooks.first_call import ModuleCallHook
 
 _STEADY = 3
 """Steps after which ``torch.compile`` has compiled the model. A hook that is there earlier costs a second
@@ -19,59 +17,76 @@ compilation."""
 
 
 class CallWaiter:
-    """Hook for module calls that causes no compilation.
+    """One global hook for module calls outside compiled code. It causes no compilation.
 
     Args:
-        called: Called with each module that is called, and with its inputs.
-        diagnostics: Counter of memlog's own errors.
+        called: Called with each module that is called, and with its inputs. Its errors are counted and not
+            raised.
+        diagnostics: Counter of these errors.
     """
 
     def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
         self._called = called
         self._diagnostics = diagnostics
         self._lock = threading.RLock()  # steps end on any thread, and signals interrupt
-        self._hook: ModuleCallHook | None = None
+        self._handle: Any = None
+        self._paused = False
+        self._compilations: Callable[[], int] = int
+        self._compiled = 0
 
     @property
     def waiting(self) -> bool:
         """True if module calls are reported."""
-        hook = self._hook
-        return hook is not None and not hook.paused
+        return self._handle is not None and not self._paused
 
     def start(self) -> None:
         """Start to wait. A second call does nothing."""
-        from memlog.tracer.hooks.first_call import ModuleCallHook  # noqa: PLC0415 - torch is loaded already
-
         with self._lock:
-            if self._hook is None:
-                self._hook = ModuleCallHook(self._called, self._diagnostics)
+            if self._handle is None:
+                self._install()
 
     def stop(self) -> None:
         """Remove the hook. A second call does nothing."""
         with self._lock:
-            hook, self._hook = self._hook, None
-        if hook is not None:
-            hook.remove()
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                handle.remove()
+                COMPILE_WARNING_FILTER.remove(self)
 
     def stop_or_pause(self) -> None:
         """Stop, or pause if removing the hook would cause what was compiled since to be compiled again."""
-        hook = self._hook
-        if hook is not None and hook.compiled_since:
-            hook.paused = True
+        if self._handle is not None and self._compilations() != self._compiled:
+            self._paused = True
         else:
             self.stop()
 
+    def _install(self) -> None:
+        import torch  # noqa: PLC0415 - loaded already
+
+        from memlog.tracer.torch_private import compilations  # noqa: PLC0415 - torch is loaded already
+
+        compiling = torch.compiler.is_compiling
+
+        def hook(module: Any, inputs: Any) -> None:
+            if compiling() or self._paused:
+                return
+            try:
+                self._called(module, inputs)
+            except Exception as error:  # noqa: BLE001 - training goes on
+                self._diagnostics.fault("noticing a module that is called", error)
+
+        self._paused, self._compilations = False, compilations
+        self._compiled = compilations()
+        COMPILE_WARNING_FILTER.add(self)
+        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
+
 
 def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
-    """Return when a hook for module calls causes no compilation.
+    """Return when a hook for module calls causes no compilation, after so many steps of the session.
 
     If the compiler is in use, that is certain only for a compiled module, which calls global hooks outside
     the compiled code, and only after it was compiled. On the CPU, no engine sees anything inside such a
     module.
-
-    Args:
-        roots: Root modules of the session.
-        steps: Steps of the session so far.
     """
     if not _compiler_in_use():
         return "now"

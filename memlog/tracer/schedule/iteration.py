@@ -161,8 +161,6 @@ class _OptimizerSteps:
         thread: Thread of its last step.
     """
 
-    __slots__ = ("had_state", "in_window", "interval", "last", "optimizer", "thread")
-
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.last = 0

@@ -75,9 +75,7 @@ class KeptTrace:
     def add(self, step_trace: StepTrace, *, outdated: bool = False) -> None:
         """Publish a trace, and keep it if it is more representative.
 
-        Args:
-            step_trace: The trace.
-            outdated: Whether an optimizer takes part now that made no step in the kept trace.
+        ``outdated``: an optimizer takes part now that made no step in the kept trace.
         """
         if outdated:
             self._rank = -1
@@ -87,11 +85,8 @@ class KeptTrace:
     def add_undecided(self, step_trace: StepTrace, *, whole: bool) -> None:
         """Add the first trace, which is published later: the next optimizer step shows whether it was whole.
 
-        It was whole if the next optimizer that steps is one that stepped in the trace.
-
-        Args:
-            step_trace: The trace, as if it was whole.
-            whole: Assumption until then.
+        It was whole if the next optimizer that steps is one that stepped in the trace. Until then, the guess
+        ``whole`` counts.
         """
         self._undecided = step_trace, whole
         self._keep_if_more_representative(step_trace if whole else step_trace.as_partial())
@@ -104,8 +99,7 @@ class KeptTrace:
 
     def step_ended(self) -> None:
         """Decide about the first trace: a step ended without an optimizer, so the user marks the steps."""
-        if self._undecided is not None:
-            self._decide(whole=self._undecided[1])
+        self._decide()
 
     def optimizer_ended(self, optimizer: Any) -> None:
         """Assign the first trace to an optimizer in whose step it began, if it contains no step."""
@@ -114,22 +108,19 @@ class KeptTrace:
             self._undecided = step_trace._replace(members=(weakref.ref(optimizer),)), whole
 
     def finish(self, *, outdated: bool) -> None:
-        """Decide about the first trace at the end of the session.
-
-        Args:
-            outdated: As in `add`.
-        """
-        if self._undecided is not None:
-            self._decide(whole=self._undecided[1])
+        """Decide about the first trace at the end of the session; ``outdated`` as in `add`."""
+        self._decide()
         if outdated and self._rank > 0:
             kept = msgspec.msgpack.decode(self._file.read_bytes(), type=tuple[Trace, RecordedTrace])
             event, trace = kept
             self._keep(StepTrace(trace, event, self.members, whole=True, warm=False).as_partial())
 
-    def _decide(self, *, whole: bool) -> None:
+    def _decide(self, *, whole: bool | None = None) -> None:
+        """Publish the first trace, if that was put off; ``None``: it is what was assumed."""
         if self._undecided is None:
             return
         (step_trace, assumed), self._undecided = self._undecided, None
+        whole = assumed if whole is None else whole
         decided = step_trace if whole else step_trace.as_partial()
         if whole != assumed:
             self._keep(decided)

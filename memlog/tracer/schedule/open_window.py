@@ -21,11 +21,7 @@ class OpenWindow:
     """Window that is opened at a module call of this thread.
 
     Args:
-        module: Module that is called.
-        inputs: Its inputs.
         roots: Known root modules; if empty, ``module`` is the first.
-        optimizers: Known optimizers.
-        diagnostics: Counter of memlog's own errors.
         usual_step: Seconds of a step without tracing; ``None`` if unknown.
 
     Attributes:

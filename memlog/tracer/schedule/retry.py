@@ -44,8 +44,7 @@ class RetryPolicy:
     def next_step(self, *, allowed: bool) -> bool:
         """Return whether to try to trace the step that begins.
 
-        Args:
-            allowed: Whether the budget allows a trace that was not requested.
+        ``allowed``: the budget allows a trace that was not requested.
         """
         if self._disabled:
             return False

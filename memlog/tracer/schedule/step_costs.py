@@ -19,12 +19,13 @@ class StepCosts:
 
     Attributes:
         steps: Number of steps so far.
+        budget: Account of the costs; it begins with the first step or trace.
     """
 
     def __init__(self, share: float) -> None:
         self.steps = 0
+        self.budget = Budget(share)
         self._share = share
-        self._budget: Budget | None = None
         self._step_began = 0.0
         self._trace_began: float | None = None
         self._traced_at = 0
@@ -33,12 +34,12 @@ class StepCosts:
     def step_ended(self, now: float) -> None:
         """Count a step."""
         self.steps += 1
-        self._begin_budget(now)
+        self.budget.begin(now)
 
     def plain_step(self, now: float) -> None:
         """Record the duration of a step, unless tracing was a part of it."""
-        if self._trace_began is None and self._step_began and self._budget is not None:
-            self._budget.plain_step(now - self._step_began)
+        if self._trace_began is None and self._step_began:
+            self.budget.plain_step(now - self._step_began)
 
     def step_begins(self) -> None:
         """Start to time the next step."""
@@ -55,7 +56,8 @@ class StepCosts:
 
     def window_failed(self, seconds: float, now: float) -> None:
         """Charge the seconds of a window that gave no trace."""
-        self._begin_budget(now).charge(seconds, setting_up=not self._traced)
+        self.budget.begin(now)
+        self.budget.charge(seconds, setting_up=not self._traced)
 
     def forget_step(self) -> None:
         """Do not time the current step: it began as a traced one, and is neither that nor a plain one."""
@@ -65,8 +67,8 @@ class StepCosts:
     def settle(self, now: float) -> None:
         """Charge the traced steps, all of them whole, after a step without an open window."""
         began, self._trace_began = self._trace_began, None
-        if began is not None and self._budget is not None:
-            self._budget.traced_step(
+        if began is not None:
+            self.budget.traced_step(
                 now - began,
                 time.perf_counter() - now,
                 self.steps - self._traced_at,
@@ -76,31 +78,13 @@ class StepCosts:
     def may_trace(self, now: float, *, outdated: Callable[[], bool]) -> bool:
         """Return whether the next step may be traced.
 
-        Args:
-            now: Current time, as `time.perf_counter` gives it.
-            outdated: Returns whether the kept trace no longer describes what the run does.
+        ``outdated`` returns whether the kept trace no longer describes what the run does.
         """
         if not self._share:
             return False
         if 0 < self._traced < _SET_UP:
             return self.steps > self._traced_at + 1
-        budget = self._begin_budget(now)
-        return budget.allows_another(now) or (
-            budget.allows_another(now, outdated=True) and outdated()
+        self.budget.begin(now)
+        return self.budget.allows_another(now) or (
+            self.budget.allows_another(now, outdated=True) and outdated()
         )
-
-    @property
-    def usual_step(self) -> float | None:
-        """Median seconds of a step without tracing; ``None`` if there was none yet."""
-        return self._budget.median_step if self._budget is not None else None
-
-    def spent(self) -> tuple[float, float]:
-        """Return the seconds that tracing has cost, without set-up, and those of set-up."""
-        return (
-            (self._budget.spent(), self._budget.set_up) if self._budget is not None else (0.0, 0.0)
-        )
-
-    def _begin_budget(self, now: float) -> Budget:
-        if self._budget is None:
-            self._budget = Budget(self._share, now)
-        return self._budget

@@ -113,7 +113,7 @@ class PeriodicTracer:
 
     def cost(self) -> tuple[float, float]:
         """Return the seconds that tracing has cost, without set-up, and those of set-up."""
-        return self._costs.spent()
+        return self._costs.budget.spent, self._costs.budget.set_up
 
     def finish(self, *, failed: bool = True) -> None:
         """End the session; keep the events of an open step if it ``failed`` midway."""
@@ -213,7 +213,7 @@ class PeriodicTracer:
                 roots=self._roots.modules(),
                 optimizers=self._schedule.optimizers(),
                 diagnostics=self._diagnostics,
-                usual_step=self._costs.usual_step,
+                usual_step=self._costs.budget.median_step,
             )
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
@@ -229,11 +229,7 @@ class PeriodicTracer:
         self._open = opened
 
     def _take_open(self, *, any_thread: bool) -> OpenWindow | None:
-        """Take the open window, so that only the caller closes it.
-
-        Args:
-            any_thread: Whether to take the window of another thread, too.
-        """
+        """Take the open window of this thread, or of ``any_thread``, so that only the caller closes it."""
         with self._lock:
             opened = self._open
             if opened is None or not (any_thread or opened.thread is threading.current_thread()):
@@ -242,11 +238,9 @@ class PeriodicTracer:
         return opened
 
     def _close(self, *, any_thread: bool = False, failed: bool | None = None) -> None:
-        """Close the window at the end of a step, or at the end of the session.
+        """Close the window of this thread, or of ``any_thread``.
 
-        Args:
-            any_thread: Whether to close the window of another thread, too.
-            failed: At the end of the session, whether it failed; ``None`` at the end of a step.
+        ``failed``: at the end of the session, whether it failed; ``None`` at the end of a step.
         """
         opened = self._open
         if opened is not None:
@@ -284,13 +278,7 @@ class PeriodicTracer:
         self._costs.window_failed(now - opened.opened, now)
 
     def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
-        """Publish a trace, and keep it if it is the most representative.
-
-        Args:
-            trace: Trace of the window.
-            window: The window.
-            failed: At the end of the session, whether it failed; ``None`` at the end of a step.
-        """
+        """Publish a trace, and keep it if it is the most representative; ``failed`` as in `_close`."""
         schedule, step_ended = self._schedule, failed is None
         step_trace = StepTrace(
             trace,

@@ -44,13 +44,9 @@ class RootModules:
         return [module for module in roots if module is not None]
 
     def remember(self, roots: Sequence[Any], thread: threading.Thread | None) -> None:
-        """Replace the root modules of one thread.
+        """Replace the root modules of one thread by those of its last trace.
 
         Modules without parameters are not remembered, nor are parts of other modules.
-
-        Args:
-            roots: Root modules of one trace.
-            thread: Thread that was traced.
         """
         trained = [root for root in roots if next(root.parameters(), None) is not None]
         parts = {id(part) for root in trained for part in root.modules() if part is not root}

@@ -15,10 +15,7 @@ TOP_LINES = 4
 def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trace:
     """Return the event of one traced step.
 
-    Args:
-        result: Result of the trace.
-        step: Number of the step; ``None`` if the step did not end.
-        skipped: Number of windows that could not open so far.
+    ``step`` is ``None`` if the step did not end. ``skipped`` windows could not open so far.
     """
     ranked = sorted(result.layers, key=lambda layer: (-(layer.at_peak or 0), layer.path))[:TOP]
     held = sum(share.size for share in result.shares if share.path == OUTSIDE_PATH)

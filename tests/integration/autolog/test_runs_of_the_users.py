@@ -140,7 +140,6 @@ def test_ctrl_c_ends_the_run_as_killed(tmp_path: Path) -> None:
     """,
         tmp_path,
     )
-    assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=240)

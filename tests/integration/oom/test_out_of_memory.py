@@ -82,12 +82,16 @@ def child(tmp_path: Path, program: str, **options: Any) -> "subprocess.Popen[str
     )
 
 
-def ended(tmp_path: Path, program: str) -> str:
-    """What a child that fails prints as its error."""
+def ended(tmp_path: Path, program: str, code: int = 1) -> str:
+    """What a child that ends with a code prints as its error."""
     with child(tmp_path, program) as process:
         _, errors = process.communicate(timeout=150)
-    assert process.returncode == 1, errors
+    assert process.returncode == code, errors
     return errors
+
+
+def limited(body: str) -> str:
+    return LIMITED.format(body=textwrap.indent(textwrap.dedent(body), " " * 8))
 
 
 def only_run(tmp_path: Path) -> RunDirectory:
@@ -133,9 +137,7 @@ def test_torch_on_the_cpu_names_the_layer(tmp_path: Path) -> None:
     assert "It happened in the forward pass, layer: 1.0 (Greedy)." in text
     (failure,) = [e for e in events(only_run(tmp_path)) if isinstance(e, OutOfMemory)]
     assert failure.requested == 2**35
-    assert failure.free is not None
     assert failure.free < 8 * 1024**3
-    assert failure.free_after is not None
     assert failure.free <= failure.free_after
 
 
@@ -152,8 +154,7 @@ CHAINED = """
 
 
 def test_numpy_says_how_much_and_is_found_behind_what_left_the_program(tmp_path: Path) -> None:
-    program = LIMITED.format(body=textwrap.indent(textwrap.dedent(CHAINED), " " * 8))
-    assert "the data set can't be loaded" in ended(tmp_path, program)
+    assert "the data set can't be loaded" in ended(tmp_path, limited(CHAINED))
     text = wait_for_report(only_run(tmp_path))
     assert text.startswith("# Out of memory on the host after step 2, 8.0 GiB requested\n")
     assert (
@@ -297,10 +298,7 @@ IN_A_THREAD = """
 
 
 def test_a_thread_that_says_so_is_explained(tmp_path: Path) -> None:
-    program = LIMITED.format(body=textwrap.indent(textwrap.dedent(IN_A_THREAD), " " * 8))
-    with child(tmp_path, program) as process:
-        _, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
+    ended(tmp_path, limited(IN_A_THREAD), code=0)
     assert wait_for_report(only_run(tmp_path)).startswith(
         "# Out of memory on the host after step 2"
     )
@@ -332,10 +330,7 @@ def test_a_survived_failure_is_no_failed_run(tmp_path: Path) -> None:
         except MemoryError:
             memlog.finish()
     """
-    program = LIMITED.format(body=textwrap.indent(textwrap.dedent(body), " " * 8))
-    with child(tmp_path, program) as process:
-        _, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
+    ended(tmp_path, limited(body), code=0)
     kinds = {type(event) for event in events(only_run(tmp_path))}
     assert OutOfMemory in kinds
     assert not kinds & {Alert, Artifact}
@@ -398,9 +393,7 @@ def test_a_batch_that_grew_is_told_so_rather_than_a_lighter_optimizer(tmp_path: 
 
 def test_a_killed_trainers_newest_trace_is_named(tmp_path: Path) -> None:
     body = textwrap.indent(textwrap.dedent(IS_KILLED), "    ")
-    with child(tmp_path, TRAINS.format(body=body.strip())) as process:
-        _, errors = process.communicate(timeout=150)
-    assert process.returncode == -signal.SIGKILL, errors
+    ended(tmp_path, TRAINS.format(body=body.strip()), code=-signal.SIGKILL)
     text = wait_for_report(only_run(tmp_path))
     newest = text.partition("## The newest traced step")[2].partition("##")[0]
     assert "(dispatch), at its peak of " in newest
@@ -410,7 +403,6 @@ def test_a_killed_trainers_newest_trace_is_named(tmp_path: Path) -> None:
 
 def test_the_helper_explains_a_trainer_that_was_killed(tmp_path: Path) -> None:
     with child(tmp_path, FOREVER) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         process.kill()
     text = wait_for_report(only_run(tmp_path))
@@ -434,7 +426,6 @@ def test_a_process_group_that_is_killed_is_explained(tmp_path: Path) -> None:
         + textwrap.dedent(FOREVER).replace("print(helper", "print(worker.pid, helper")
     )
     with child(tmp_path, program, start_new_session=True) as process:
-        assert process.stdout is not None
         worker, _ = map(int, process.stdout.readline().split())
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
@@ -559,7 +550,6 @@ def test_a_device_names_the_layer_and_leaves_a_snapshot(tmp_path: Path, in_backw
 
 def test_sync_explains_where_the_helper_died_too(tmp_path: Path) -> None:
     with child(tmp_path, FOREVER) as process:
-        assert process.stdout is not None
         helper = int(process.stdout.readline())
         os.kill(helper, signal.SIGKILL)
         process.kill()

@@ -58,12 +58,10 @@ def running(program: str, held_mib: int) -> Iterator[list[int]]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         yield [int(pid) for pid in process.stdout.readline().split()]
 
 
 def pss(reading: TreeReading) -> int:
-    assert reading.pss is not None
     return reading.pss
 
 

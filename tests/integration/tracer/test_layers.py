@@ -3,29 +3,18 @@
 import gzip
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.events import recorded, traces
+from support.modes import Users
 
 import memlog
-from memlog.events import Artifact, Batch, Event, Trace
-from memlog.journal import RunDirectory
+from memlog.events import Artifact, Batch
 from memlog.metrics import values
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
-    torch._dynamo.reset()  # where something was compiled before, no window would open
-    yield tmp_path
-    memlog.finish()
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_compiled", "runs")]
 
 
 class Model(torch.nn.Module):
@@ -50,16 +39,6 @@ class Loop:
         self.optimizer.zero_grad()
 
 
-def events(session: memlog.Session) -> list[Event]:
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    return [entry.event for file in run.files() for entry in file.read()]
-
-
-def traces(session: memlog.Session) -> list[Trace]:
-    return [event for event in events(session) if isinstance(event, Trace)]
-
-
 def test_the_first_step_is_traced_and_a_warm_one_whose_flame_graph_is_kept() -> None:
     loop = Loop()
     session = memlog.init("local", model=loop.model, layers=True)
@@ -69,8 +48,6 @@ def test_the_first_step_is_traced_and_a_warm_one_whose_flame_graph_is_kept() -> 
     first, trace = traces(session)
     assert (first.step, first.engine, first.exact) == (0, "dispatch", True)
     assert (trace.step, trace.engine, trace.exact) == (2, "dispatch", True)
-    assert trace.peak is not None
-    assert first.peak is not None
     assert trace.peak > first.peak  # the optimizer's state is there from the start
     activations = 512 * 256 * 4
     assert trace.at_peak["activations"] >= activations
@@ -80,14 +57,12 @@ def test_the_first_step_is_traced_and_a_warm_one_whose_flame_graph_is_kept() -> 
     names = {value.name for value in values(trace)}
     assert {"memory/trace/peak_mib", "memory/trace/activations_mib"} <= names
     assert "memory/layers/encoder.0/peak_mib" in names
-    *_, artifact = [event for event in events(session) if isinstance(event, Artifact)]
+    *_, artifact = recorded(session, Artifact)
     assert artifact.kind == "flamegraph"
-    assert session.directory is not None
     graph = json.loads(gzip.decompress((session.directory / artifact.path).read_bytes()))
     assert graph["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     assert any("encoder.0" in frame["name"] for frame in graph["shared"]["frames"])
-    steps = [event.step for event in events(session) if isinstance(event, Batch)]
-    assert steps == list(range(5))
+    assert [event.step for event in recorded(session, Batch)] == list(range(5))
 
 
 def test_a_sessions_first_step_is_told_as_a_tracer_tells_it() -> None:
@@ -107,31 +82,13 @@ def test_a_sessions_first_step_is_told_as_a_tracer_tells_it() -> None:
     }
 
 
-def test_nothing_is_left_in_torch() -> None:
-    from torch.nn.modules import module
-
-    hooks = [
-        getattr(module, name)
-        for name in dir(module)
-        if name.startswith("_global_") and "hook" in name
-    ]
-    before = [len(found) for found in hooks if hasattr(found, "__len__")]
-    loop = Loop()
-    memlog.init("local", layers=True)
-    loop.step()
-    loop.step()
-    memlog.finish()
-    assert [len(found) for found in hooks if hasattr(found, "__len__")] == before
-    assert torch._C._len_torch_dispatch_stack() == 0
-
-
 @pytest.mark.seed(194)
 def test_a_worse_step_takes_the_place_of_the_graph() -> None:
     loop = Loop()
     session = memlog.init("local", layers=True, config={"memlog": {"sample_interval": 0.05}})
     loop.step()
     deadline = time.monotonic() + 60
-    while not any(isinstance(event, Artifact) for event in events(session)):
+    while not recorded(session, Artifact):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for batch in (8, 4096):
@@ -140,11 +97,8 @@ def test_a_worse_step_takes_the_place_of_the_graph() -> None:
     memlog.finish()
     first, smaller, larger = traces(session)
     assert (smaller.step, larger.step) == (1, 2)
-    assert smaller.peak is not None
-    assert first.peak is not None
-    assert larger.peak is not None
     assert smaller.peak < first.peak < larger.peak
-    kept = [event for event in events(session) if isinstance(event, Artifact)]
+    kept = recorded(session, Artifact)
     assert len(kept) == 2
     assert kept[0].name == kept[1].name
 
@@ -176,13 +130,6 @@ def test_evaluation_is_not_taken_for_training() -> None:
     assert [trace.step for trace in traces(session)] == [0]
 
 
-class Users(TorchDispatchMode):
-    """A mode of the user's own."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 def test_a_window_stays_shut_where_the_user_has_a_mode() -> None:
     loop = Loop()
     session = memlog.init("local", layers=True)
@@ -193,7 +140,6 @@ def test_a_window_stays_shut_where_the_user_has_a_mode() -> None:
     loop.step()
     memlog.finish()
     (trace,) = traces(session)
-    assert trace.step is not None
     assert trace.step >= 1
     assert trace.skipped >= 1
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -18,19 +17,12 @@ from memlog.journal import RunDirectory
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import Advice, advise
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runs")]
 
 Make: TypeAlias = Callable[[Any], torch.optim.Optimizer]
 Step: TypeAlias = Callable[[], None]
 ADAM: Make = torch.optim.Adam
 MOMENTUM: Make = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
-
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
-    yield tmp_path
-    memlog.finish()
 
 
 def adversarial(make: Make, *, detached: bool = True, ratio: int = 1) -> Step:
@@ -97,7 +89,6 @@ def advice_on(training: Step, steps: int = 40) -> Advice:
         training()
     memlog.finish()
     assert not session.health.faults
-    assert session.directory is not None
     return advise(read_worst_step(RunDirectory(session.directory)).trace)
 
 

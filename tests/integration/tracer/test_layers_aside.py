@@ -2,36 +2,27 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch._dynamo
+from support.events import recorded, traces
+from support.modes import Users
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.func import functional_call, grad_and_value
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import memlog
-from memlog.events import Event, Health, Trace
-from memlog.journal import RunDirectory
+from memlog.events import Health
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_compiled", "runs")]
 
 BATCH = torch.ones(4, 16)
-
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    yield tmp_path
-    memlog.finish()
-    torch._dynamo.reset()
 
 
 def network() -> nn.Sequential:
@@ -48,20 +39,9 @@ def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def events(session: memlog.Session) -> list[Event]:
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    return [entry.event for file in run.files() for entry in file.read()]
-
-
-def traces(session: memlog.Session) -> list[Trace]:
-    return [event for event in events(session) if isinstance(event, Trace)]
-
-
 def skipped(session: memlog.Session) -> int:
     """As the run's last words tell it."""
-    told = [event for event in events(session) if isinstance(event, Health)]
-    return told[-1].dropped.get("trace_skipped", 0)
+    return recorded(session, Health)[-1].dropped.get("trace_skipped", 0)
 
 
 def left() -> list[Any]:
@@ -95,19 +75,6 @@ def test_a_compiled_model_costs_no_warning_and_no_compilation(named: str) -> Non
     assert not traces(session)
     assert skipped(session) == 2
     assert not session.health.faults
-
-
-def test_a_model_that_is_compiled_later_is_compiled_once() -> None:
-    counter = CompileCounter()
-    model = network()
-    optimizer = sgd(model)
-    session = memlog.init("local", layers=True)
-    compiled = torch.compile(model, backend=counter)
-    for _ in range(4):
-        step(compiled, optimizer)
-    memlog.finish()
-    assert counter.frame_count == 1
-    assert skipped(session) == 1
 
 
 def test_a_compiled_loss_is_compiled_once() -> None:
@@ -164,13 +131,6 @@ def test_operations_without_end_are_abandoned_too(monkeypatch: pytest.MonkeyPatc
     memlog.finish()
     assert left() == []
     assert skipped(session) == 1
-
-
-class Users(TorchDispatchMode):
-    """A mode of the user's own."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

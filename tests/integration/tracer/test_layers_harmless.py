@@ -2,29 +2,20 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
+from support.events import traces
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memlog
 from memlog.events import Trace
-from memlog.journal import RunDirectory
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runs")]
 
 STEPS = 24
-
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
-    yield
-    memlog.finish()
 
 
 class Net(nn.Module):
@@ -123,20 +114,17 @@ def trained(step: Step, *, traced: bool) -> tuple[bytes, list[Trace]]:
             session.snapshot()
         step(training, number)
     memlog.finish()
-    assert session.directory is not None
-    files = RunDirectory(session.directory).files()
-    found = [entry.event for file in files for entry in file.read()]
     assert not session.health.faults
-    return training.state(), [event for event in found if isinstance(event, Trace)]
+    return training.state(), traces(session)
 
 
 @pytest.mark.parametrize("step", [plain, accumulating, autocast, scaled, failing])
 def test_training_is_bit_for_bit_the_same(step: Step) -> None:
     without, nothing = trained(step, traced=False)
-    traced, traces = trained(step, traced=True)
+    traced, found = trained(step, traced=True)
     assert traced == without
     assert not nothing
-    assert len(traces) >= 6
+    assert len(found) >= 6
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -150,7 +138,7 @@ def test_the_micro_batches_of_one_step_are_traced_together() -> None:
         model(torch.ones(size, 64)).square().mean().backward()
     optimizer.step()
     memlog.finish()
-    (trace,) = traces_of(session)
+    (trace,) = traces(session)
     assert trace.step == 0
     assert trace.at_peak["activations"] >= 64 * 256 * 4
     assert trace.at_peak["gradients"] > 0
@@ -165,7 +153,7 @@ def test_autocasts_copies_of_the_weights_are_seen() -> None:
     loss.backward()
     optimizer.step()
     memlog.finish()
-    (trace,) = traces_of(session)
+    (trace,) = traces(session)
     copy = 512 * 512 * 2
     (layer,) = [layer for layer in trace.layers if layer.path == "Linear"]
     assert layer.kept >= copy  # the backward pass needs it
@@ -184,15 +172,9 @@ def test_two_networks_that_take_turns_are_both_found_and_keep_their_names() -> N
         optimizers[number % 2].step()
     memlog.finish()
     weights = sum(p.nbytes for net in (made, judged) for p in net.parameters())
-    seen = traces_of(session)
+    seen = traces(session)
     assert {trace.at_peak["parameters"] for trace in seen} == {weights}
     names = {layer.path for trace in seen for layer in trace.layers}
     assert any(name.startswith("(Sequential)") for name in names)
     assert not any(name.startswith("(Net)") for name in names)
     assert not session.health.faults
-
-
-def traces_of(session: memlog.Session) -> list[Any]:
-    assert session.directory is not None
-    found = [entry.event for f in RunDirectory(session.directory).files() for entry in f.read()]
-    return [event for event in found if isinstance(event, Trace)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,27 +14,21 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.allocator import AllocatorTruth
+from support.events import recorded, traces
 from torch import Tensor, nn
 
 import memlog
 from memlog.cli.main import cli
 from memlog.events import Batch, Trace
-from memlog.journal import RunDirectory
+from memlog.journal import RunDirectory, list_runs
 from memlog.reports.summary import summarize
 from memlog.reports.worst_step import WorstStep, read_worst_step
 from memlog.trace.predict import advise
 from memlog.tracer import torch_private
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runs")]
 
 ITERATIONS = 40
-
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
-    yield tmp_path
-    memlog.finish()
 
 
 def network(*widths: int) -> nn.Sequential:
@@ -237,11 +231,8 @@ def trained(kind: type[Loop], iterations: int = ITERATIONS) -> Outcome:
         loop.iterate()
     memlog.finish()
     assert not session.health.faults
-    assert session.directory is not None
     run = RunDirectory(session.directory)
-    events = [entry.event for file in run.files() for entry in file.read()]
-    traces = [event for event in events if isinstance(event, Trace)]
-    return Outcome(read_worst_step(run), traces, loop.state, run)
+    return Outcome(read_worst_step(run), traces(session), loop.state, run)
 
 
 def needed(kind: type[Loop], iterations: int = 8) -> int:
@@ -272,7 +263,6 @@ def test_the_step_that_is_kept_is_a_whole_iteration(kind: type[Loop]) -> None:
     outcome, truth = trained(kind), needed(kind)
     kept = outcome.kept.event
     assert kept.peak == pytest.approx(truth, rel=0.01)
-    assert kept.step is not None
     assert kept.step >= 2
     if kind is Lbfgs:  # its state is a history, that grows
         assert kept.at_peak["optimizer state"] > 0
@@ -338,10 +328,7 @@ def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
         loop.iterate()
     assert not torch_private.mode_stack()
     memlog.finish()
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
-    assert [event.step for event in events if isinstance(event, Batch)] == [0, 1, 2, 3]
+    assert [event.step for event in recorded(session, Batch)] == [0, 1, 2, 3]
 
 
 def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
@@ -354,13 +341,11 @@ def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
             with torch.no_grad():
                 loop.net(torch.ones(4096, 16))
     memlog.finish()
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
-    first, behind, *later = [event for event in events if isinstance(event, Trace)]
+    first, behind, *later = traces(session)
     assert (behind.step, behind.exact) == (2, False)
     assert later
     assert all(event.exact for event in (first, *later))
+    (run,) = list_runs(runs)
     kept = read_worst_step(run).event
     assert kept.exact
     assert kept.peak == later[0].peak
@@ -382,12 +367,9 @@ def test_what_another_thread_calls_begins_no_trace() -> None:
         loop.iterate()
     memlog.finish()
     assert "trace_skipped" not in session.health.dropped
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
-    traces = [event for event in events if isinstance(event, Trace)]
-    assert [event.step for event in traces][:2] == [0, 2]
-    assert traces[1].peak == pytest.approx(needed(Distilling), rel=0.01)
+    found = traces(session)
+    assert [event.step for event in found][:2] == [0, 2]
+    assert found[1].peak == pytest.approx(needed(Distilling), rel=0.01)
 
 
 def test_a_new_optimizer_ever_so_often_is_traced_with_the_state_of_those_that_are_kept() -> None:
@@ -400,10 +382,7 @@ def test_a_new_optimizer_ever_so_often_is_traced_with_the_state_of_those_that_ar
         net(torch.ones(8, 16)).square().mean().backward()
         kept[-1].step()
     memlog.finish()
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
-    last = [event for event in events if isinstance(event, Trace)][-1]
+    last = traces(session)[-1]
     weights = sum(parameter.nbytes for parameter in net.parameters())
     assert last.exact
     assert last.at_peak["optimizer state"] >= 2 * weights * 4
@@ -421,11 +400,7 @@ def test_a_step_that_is_said_by_hand_is_whole_by_that() -> None:
                 parameter.grad = None
         session.step()
     memlog.finish()
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
-    traces = [(event.step, event.exact) for event in events if isinstance(event, Trace)]
-    assert traces == [(0, True), (2, True)]
+    assert [(event.step, event.exact) for event in traces(session)] == [(0, True), (2, True)]
 
 
 def test_a_snapshot_alone_begins_no_tracing_of_its_own_accord() -> None:
@@ -436,7 +411,4 @@ def test_a_snapshot_alone_begins_no_tracing_of_its_own_accord() -> None:
             session.snapshot()
         loop.iterate()
     memlog.finish()
-    assert session.directory is not None
-    run = RunDirectory(session.directory)
-    events: list[Any] = [entry.event for file in run.files() for entry in file.read()]
-    assert [event.step for event in events if isinstance(event, Trace)] == [5]
+    assert [event.step for event in traces(session)] == [5]

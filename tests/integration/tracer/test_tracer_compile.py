@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,11 +36,9 @@ class Graphs:
 
 
 @pytest.fixture
-def graphs() -> Iterator[Graphs]:
-    torch._dynamo.reset()
+def graphs(nothing_compiled: None) -> Graphs:
     torch._dynamo.utils.counters.clear()
-    yield Graphs()
-    torch._dynamo.reset()
+    return Graphs()
 
 
 def train(model: Any, times: int = 2) -> None:

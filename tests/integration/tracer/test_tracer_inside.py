@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from memlog.tracer.engines.cpu import dispatch_mode
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.usefixtures("nothing_compiled"),
     # Compiling inside torch looks at things that it has deprecated itself.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -30,13 +31,6 @@ OLD_COND = pytest.mark.skipif(
 )
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def cond() -> Tensor:

@@ -54,9 +54,6 @@ def traced(model: nn.Module, batch: Any) -> Any:
     result, truth = tracer.result, allocator.result()
     assert not tracer.health.faults
     assert result.categories["parameters"] == size(model)
-    assert result.peak is not None
-    assert result.end is not None
-    assert result.before is not None
     assert result.peak - result.before == pytest.approx(truth.peak, rel=0.002)
     assert result.end - result.before == truth.end
     return result

@@ -2,7 +2,6 @@
 
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,8 @@ import memlog
 from memlog.console import ProgressLine
 from memlog.events import Evaluation
 from memlog.journal import RunDirectory
-from memlog.monitors import _publishing
 
-
-@pytest.fixture(autouse=True)
-def nothing_goes_wrong_inside() -> Iterator[None]:
-    before = dict(_publishing.HEALTH.faults)
-    yield
-    assert dict(_publishing.HEALTH.faults) == before
+pytestmark = pytest.mark.usefixtures("nothing_goes_wrong_inside")
 
 
 def rosenbrock(x: Any) -> tuple[Any, Any]:

@@ -21,12 +21,7 @@ import memlog
 from memlog.monitors import _deferred_losses, _publishing
 from memlog.monitors._losses import Pending, Value, known, read
 
-
-@pytest.fixture(autouse=True)
-def nothing_goes_wrong_inside() -> typing.Iterator[None]:
-    before = dict(_publishing.HEALTH.faults)
-    yield
-    assert dict(_publishing.HEALTH.faults) == before
+pytestmark = pytest.mark.usefixtures("nothing_goes_wrong_inside")
 
 
 class Output:

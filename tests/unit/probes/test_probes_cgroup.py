@@ -49,13 +49,6 @@ def test_v2_the_smallest_limit_up_the_path_counts(machine: Machine) -> None:
     assert machine.read() == CgroupReading(3 * GIB, 16 * GIB)
 
 
-def test_v2_without_a_limit(machine: Machine) -> None:
-    machine.belongs("0::/job")
-    machine.group("job", current=3 * GIB, max="max")
-
-    assert machine.read() == CgroupReading(3 * GIB, None)
-
-
 def test_v2_inside_a_container_the_root_is_its_own_group(machine: Machine) -> None:
     machine.belongs("0::/")
     machine.group("", current=2 * GIB, max=8 * GIB)
@@ -88,13 +81,6 @@ def test_v1(machine: Machine) -> None:
     assert machine.read() == CgroupReading(4 * GIB, 10 * GIB)
 
 
-def test_v1_without_a_limit(machine: Machine) -> None:
-    machine.belongs("4:memory:/job")
-    machine.group("memory/job", usage_in_bytes=4 * GIB, limit_in_bytes=NO_LIMIT_V1)
-
-    assert machine.read() == CgroupReading(4 * GIB, None)
-
-
 def test_v1_inside_a_container_that_sees_the_hosts_path(machine: Machine) -> None:
     machine.belongs("4:memory:/docker/0123abcd", "0::/docker/0123abcd")
     machine.group("memory", usage_in_bytes=2 * GIB, limit_in_bytes=8 * GIB)
@@ -122,10 +108,6 @@ def test_what_is_not_there_is_unknown(machine: Machine, lines: tuple[str, ...]) 
     if lines != ("",):
         machine.belongs(*lines)
 
-    assert machine.read() == CgroupReading(None, None)
-
-
-def test_a_vanished_process_is_unknown(machine: Machine) -> None:
     assert machine.read() == CgroupReading(None, None)
 
 

@@ -10,25 +10,9 @@ def test_without_a_mark_there_is_no_peak() -> None:
     assert PeakWindow().advance(10, None) == (None, None)
 
 
-def test_the_first_mark_may_be_older_than_the_window() -> None:
-    assert PeakWindow().advance(10, 50) == (50, "watermark")
-
-
-def test_a_mark_that_rose_is_the_peak_of_the_window() -> None:
-    window = PeakWindow()
-    window.advance(10, 50)
-    assert window.advance(20, 70) == (70, "exact")
-
-
-def test_a_mark_that_stood_still_is_an_upper_bound() -> None:
-    window = PeakWindow()
-    window.advance(10, 50)
-    assert window.advance(45, 50) == (50, "watermark")
-
-
 def test_a_mark_that_fell_leaves_the_highest_known_value() -> None:
     window = PeakWindow()
-    window.advance(60, 100)
+    assert window.advance(60, 100) == (100, "watermark")
     assert window.advance(20, 30) == (60, "sampled")
     assert window.advance(20, 30) == (30, "watermark")
     assert window.advance(20, 40) == (40, "exact")

@@ -219,7 +219,6 @@ def test_fragmentation_is_told_by_the_blocks() -> None:
         {"device": 1, "total_size": 9000, "blocks": []},
     ]
     found = of_segments(segments, 0)
-    assert found is not None
     assert (found.reserved, found.allocated, found.inactive_split) == (2000, 600, 300)
     assert found.ratio == (2000 - 600) / 2000
     assert of_segments(segments, 2) is None

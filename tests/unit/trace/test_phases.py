@@ -23,7 +23,6 @@ def test_levels_of_known_sizes() -> None:
         optimizer.step()
         optimizer.zero_grad()
     levels = tracer.get_phase_levels()
-    assert levels is not None
     assert list(levels) == ["data", "forward", "backward", "optimizer", "end"]
     weight, rows, scalar = WIDTH * ROW, BATCH * ROW, 4
     assert levels["data"].after == weight + rows
@@ -44,7 +43,6 @@ def test_with_accumulated_gradients_the_first_forward_and_last_backward_count() 
         for _ in range(2):
             model(batch).square().sum().backward()
     levels = tracer.get_phase_levels()
-    assert levels is not None
     weight, rows = WIDTH * ROW, BATCH * ROW
     assert levels["forward"].after == weight + 2 * rows + 8
     assert levels["forward"].highest == 2 * weight + 3 * rows + 4  # the second, beside the gradient

@@ -17,7 +17,7 @@ from torch.nn import functional
 from memlog import MemoryTracer
 from memlog.trace import encoding
 from memlog.trace.predict import Advice, Hint, advise
-from memlog.trace.predict.lifetimes import SizedInterval, TracedStep, highest
+from memlog.trace.predict.lifetimes import SizedInterval, highest
 from memlog.trace.records import RecordedTrace
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
@@ -436,7 +436,6 @@ def test_an_optimizer_without_state_has_no_lighter_one() -> None:
 
 def test_the_first_step_predicts_a_later_steps_peak() -> None:
     first = advise(traced(CASES["gpt"], step=0))
-    assert first.traced_peak is not None
     assert first.peak == pytest.approx(advice_for("gpt").peak, rel=0.001)
     assert first.traced_peak < (first.peak or 0)
     assert any("was the first" in note for note in first.notes)
@@ -483,9 +482,3 @@ def test_levels_and_spikes() -> None:
     assert highest(intervals, 10) == 25
     assert highest(intervals, 10, [(8, 30)]) == 35
     assert highest([], 0) == 0
-
-
-def test_a_replayed_step_has_the_traces_own_peak() -> None:
-    for case in CASES:
-        step = TracedStep(trace_of(case))
-        assert highest(step.intervals(), step.length) == trace_of(case).result.peak

@@ -25,7 +25,7 @@ def test_nothing_was_traced_yet() -> None:
 def test_a_traced_step_costs_what_it_took_beyond_a_plain_one() -> None:
     budget = settled()
     budget.traced_step(1.5, between=0.1)
-    assert budget.spent() == pytest.approx(0.6)
+    assert budget.spent == pytest.approx(0.6)
     plain_steps(budget)
     # One more as dear: 1.2 s of 199 s are over six tenths of 1 %, of 201 s they are not.
     assert not budget.allows_another(now=199)
@@ -35,7 +35,7 @@ def test_a_traced_step_costs_what_it_took_beyond_a_plain_one() -> None:
 def test_several_that_were_traced_together_cost_what_they_took_beyond_as_many() -> None:
     budget = settled()
     budget.traced_step(5.5, between=0.1, steps=5)
-    assert budget.spent() == pytest.approx(0.6)
+    assert budget.spent == pytest.approx(0.6)
 
 
 def test_what_is_done_once_stands_apart() -> None:
@@ -44,7 +44,7 @@ def test_what_is_done_once_stands_apart() -> None:
     budget.plain_step(1.0)
     assert budget.set_up == pytest.approx(2.5)  # the step itself would have taken 1 s of it
     budget.traced_step(1.3, between=0.1, setting_up=True)
-    assert (budget.spent(), budget.set_up) == (0, pytest.approx(2.9))
+    assert (budget.spent, budget.set_up) == (0, pytest.approx(2.9))
     plain_steps(budget)
     # The second tells what one more costs: 0.4 s are six tenths of 1 % of 67 s.
     assert not budget.allows_another(now=66)
@@ -56,13 +56,13 @@ def test_one_slow_step_does_not_buy_tracing() -> None:
     for seconds in (0.1, 0.1, 9.0, 0.1):
         budget.plain_step(seconds)
     budget.traced_step(0.5, between=0.0)
-    assert budget.spent() == pytest.approx(0.4)
+    assert budget.spent == pytest.approx(0.4)
 
 
 def test_nor_does_a_machine_that_becomes_slower() -> None:
     budget = settled(share=1.0, step=0.1)
     budget.traced_step(0.1, between=0.0)  # by the clock tracing was free
-    assert budget.spent() > 0
+    assert budget.spent > 0
     for _ in range(SPACING - 1):
         budget.plain_step(10.0)
         assert not budget.allows_another(now=1e9)
@@ -77,7 +77,7 @@ def test_one_dear_trace_does_not_stand_for_all_that_come() -> None:
     for _ in range(8):
         budget.traced_step(1.1, between=0.0)
     plain_steps(budget)
-    assert budget.spent() == pytest.approx(10.8)
+    assert budget.spent == pytest.approx(10.8)
     assert not budget.allows_another(now=1810)
     assert budget.allows_another(now=1820)
 
@@ -104,7 +104,7 @@ def test_it_holds_over_a_long_run() -> None:
     seconds, steps = 0.005, 20_000
     budget, traced = trained(seconds, 0.025, steps)
     assert len(traced) > 10
-    assert budget.spent() <= 0.01 * seconds * steps
+    assert budget.spent <= 0.01 * seconds * steps
 
 
 @pytest.mark.parametrize("dearer", [0.4, 1.0, 1.7])
@@ -114,13 +114,13 @@ def test_a_short_runs_second_half_is_traced_too(seconds: float, dearer: float) -
     for steps in range(60, 400):
         budget, traced = trained(seconds, dearer * seconds, steps)
         assert traced[-1] >= steps // 2
-        assert budget.spent() <= 0.055 * seconds * steps
+        assert budget.spent <= 0.055 * seconds * steps
 
 
 @pytest.mark.parametrize("dearer", [0.4, 1.7, 3.0])
 def test_what_that_costs_is_within_the_share_of_a_run_that_goes_on(dearer: float) -> None:
     budget, _ = trained(1.0, dearer, 5_000)
-    assert budget.spent() <= 0.01 * 5_000
+    assert budget.spent <= 0.01 * 5_000
 
 
 def test_one_dear_trace_does_not_keep_the_next_from_a_young_run() -> None:
@@ -137,7 +137,7 @@ def test_a_run_of_less_than_a_minute_may_spend_as_much_as_one_of_a_minute() -> N
     seconds, cost = 0.002, 0.006
     budget, traced = trained(seconds, cost, 300)
     assert traced == [32, 64, 128, 256]
-    assert 0.01 * seconds * 300 < budget.spent() <= 0.6
+    assert 0.01 * seconds * 300 < budget.spent <= 0.6
     # A trace that costs more waits until it is a twentieth of the time so far.
     _, costly = trained(0.05, 0.7, 1000)
     assert costly[0] * 0.05 == pytest.approx(14, rel=0.1)

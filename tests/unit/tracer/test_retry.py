@@ -49,7 +49,7 @@ def test_what_came_to_nothing_is_paid_for() -> None:
     budget.charge(2.0)
     for _ in range(SPACING):
         budget.plain_step(0.1)
-    assert budget.spent() == 2.0
+    assert budget.spent == 2.0
     assert budget.median_step == 0.1
     assert not budget.allows_another(now=600.0)  # one more may come to nothing, too
     assert budget.allows_another(now=700.0)

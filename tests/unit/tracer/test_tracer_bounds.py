@@ -113,8 +113,7 @@ def test_the_log_does_not_grow_past_its_limit() -> None:
     for number in range(100_000):
         log.append(pack(number, 512, number, 0, ALLOC, FORWARD, ACTIVATION, 0))
         log.append(pack(number, 0, number, 0, FREE, 0, 0, 0))
-        if log.full:
-            log.fold()
+        log.fold_when_full()
         largest = max(largest, log.size)
     assert largest <= (1000 + 8192 + 2) * EVENT_BYTES
     _, kept = log.close()

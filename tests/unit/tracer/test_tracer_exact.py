@@ -9,21 +9,12 @@ import pytest
 import torch
 from support.allocator import AllocatorTruth
 from support.models import GPT, UNet, mlp, text
+from support.training import entropy, squares
 from torch import Tensor, nn
-from torch.nn import functional
 
 from memlog import MemoryTracer
 
 TOLERANCE = 0.002
-
-
-def squares(out: Tensor) -> Tensor:
-    return out.square().mean()
-
-
-def entropy(out: Tensor) -> Tensor:
-    flat = out.flatten(0, 1)
-    return functional.cross_entropy(flat, torch.arange(len(flat)) % flat.shape[1])
 
 
 def gpt(checkpointing: str | None = None) -> nn.Module:
@@ -69,13 +60,9 @@ def test_the_trace_is_the_allocators_own(case: str, step: str) -> None:
 
     truth, result = allocator.result(), tracer.result
     assert result.exactness == "exact"
-    assert result.peak is not None
-    assert result.before is not None
-    assert result.end is not None
     assert result.peak - result.before == pytest.approx(truth.peak, rel=TOLERANCE)
     assert result.end - result.before == truth.end
     assert sum(share.size for share in result.shares) == result.peak
-    assert result.attributed is not None
     assert result.attributed >= 0.9
     assert not tracer.health.faults
 
@@ -102,7 +89,6 @@ def test_known_sizes_have_their_categories() -> None:
     first = tracer.get_layer_figures("0")
     assert first.at_peak >= 4 * 4 * 100 * 200
     forward = first.phase("forward")
-    assert forward is not None
     assert (forward.calls, forward.allocated, forward.kept) == (1, 16 * 200 * 4, 16 * 200 * 4)
 
 
@@ -191,9 +177,6 @@ def test_sparse_gradients_that_accumulate_are_the_allocators() -> None:
             model(words).sum().backward()
 
     truth, result = allocator.result(), tracer.result
-    assert result.end is not None
-    assert result.before is not None
-    assert result.peak is not None
     assert result.end - result.before == truth.end == 3 * 200 * (64 * 4 + 8)
     assert result.peak - result.before == pytest.approx(truth.peak, rel=TOLERANCE)
     assert result.exactness == "lower bound"
@@ -211,8 +194,6 @@ def test_sparse_gradients_that_were_there_are_followed() -> None:
     with tracer.trace(model):
         model(words).sum().backward()
     result = tracer.result
-    assert result.end is not None
-    assert result.before is not None
     assert result.end - result.before == held_by(weight.grad) - before > 0
 
 
@@ -246,8 +227,6 @@ def test_a_sparse_tensor_from_before_is_followed_where_it_is_written_to(change: 
         else:
             torch.add(more, more, out=sparse)
     result = tracer.result
-    assert result.end is not None
-    assert result.before is not None
     assert result.before == 4 * 72 + before
     assert result.end - result.before == held_by(sparse) - before
     assert result.exactness == "lower bound"
@@ -266,8 +245,6 @@ def test_a_buffer_from_before_is_nothing_new_where_a_result_is_put_into_it() -> 
         torch.mm(square, square, out=empty)
         torch.mm(square, square, out=foreign)
     truth, result = allocator.result(), tracer.result
-    assert result.end is not None
-    assert result.before is not None
     assert result.before == 4 * 72 + buffer.nbytes  # numpy's memory is not torch's
     assert result.end - result.before == truth.end == empty.nbytes
     assert not tracer.health.faults

@@ -197,7 +197,6 @@ def test_a_gradient_of_gradients_belongs_to_the_layers() -> None:
     with tracer.trace(critic):
         (slope,) = torch.autograd.grad(critic(batch).sum(), batch, create_graph=True)
         slope.square().sum().backward()
-    assert tracer.result.attributed is not None
     assert tracer.result.attributed > 0.9
     # What squares them keeps two of their size.
     assert tracer.result.unattributed["backward"] <= 3 * slope.nbytes

@@ -17,11 +17,11 @@ import torch
 from support import speedscope
 from support.allocator import AllocatorTruth
 from support.models import mlp
+from support.modes import Users
 from torch import nn
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import ConfigurationError, MemoryTracer
 from memlog.events import Trace
@@ -251,42 +251,8 @@ def test_what_is_traced_is_not_kept_alive() -> None:
     assert tracer.result.peak
 
 
-def test_results_are_the_same_with_and_without() -> None:
-    def losses(tracer: MemoryTracer | None) -> list[float]:
-        torch.manual_seed(1)
-        model = mlp()
-        optimizer = torch.optim.Adam(model.parameters())
-        found = []
-        for _ in range(3):
-            window = tracer.trace(model) if tracer else None
-            if window:
-                window.__enter__()
-            loss = model(BATCH).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if window:
-                window.__exit__(None, None, None)
-            found.append(loss.item())
-        return found
-
-    assert losses(MemoryTracer()) == losses(None)
-
-
-class Counting(TorchDispatchMode):
-    """A user's own mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_users_dispatch_modes_work_inside_and_around() -> None:
-    tracer, model, mode = MemoryTracer(), mlp(), Counting()
+    tracer, model, mode = MemoryTracer(), mlp(), Users()
     with tracer.trace(model), mode:
         model(BATCH)
     inside = mode.count
@@ -299,7 +265,7 @@ def test_the_users_dispatch_modes_work_inside_and_around() -> None:
 
 
 def test_a_window_that_is_closed_below_the_users_mode_leaves_later() -> None:
-    model, mode = mlp(), Counting()
+    model, mode = mlp(), Users()
     assert may_open()
     window = TraceWindow(model)
     window.start()
@@ -315,12 +281,6 @@ def test_a_window_that_is_closed_below_the_users_mode_leaves_later() -> None:
     assert may_open()
 
 
-def test_no_window_of_its_own_accord_opens_below_the_users_mode() -> None:
-    with Counting():
-        assert not may_open()
-    assert may_open()
-
-
 def test_a_window_opened_and_closed_in_hooks_traces_what_lies_between() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -332,7 +292,6 @@ def test_a_window_opened_and_closed_in_hooks_traces_what_lies_between() -> None:
     opened.remove()
     closed.remove()
     result = window.stop().result
-    assert result.attributed is not None
     assert result.attributed > 0.9
     assert {figures.phase for layer in result.layers for figures in layer.phases} == {
         "forward",
@@ -375,29 +334,20 @@ def test_asking_before_tracing_is_an_error() -> None:
         MemoryTracer().get_layer_stats()
 
 
-def test_the_sampler_says_what_it_cannot_see_on_a_cpu() -> None:
-    tracer, model = MemoryTracer(engine="sampler"), mlp()
-    with tracer.trace(model):
-        model(BATCH).sum().backward()
-    result = tracer.result
-    assert (result.peak, result.exactness) == (None, "none")
-    assert tracer.get_peak_memory_per_layer() == {}
-    stats = tracer.get_layer_stats()["2"]
-    assert (stats.peak_allocated, stats.avg_fragmentation) == (None, None)
-    assert stats.duration_ms > 0
-    backward: Any = tracer.get_layer_figures("2").phase("backward")
-    assert backward.calls == 1
-
-
 def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracer, model = MemoryTracer(engine="sampler"), mlp()
     with tracer.trace(model):
         model(BATCH).sum().backward()
+    assert (tracer.result.peak, tracer.result.exactness) == (None, "none")
+    assert tracer.get_peak_memory_per_layer() == {}
     stats = tracer.get_layer_stats()["2"]
     assert (stats.total_allocations, stats.total_deallocations) == (None, None)
+    assert (stats.peak_allocated, stats.avg_fragmentation) == (None, None)
+    assert stats.duration_ms > 0
     layer = tracer.get_layer_figures("2")
+    assert [phase.calls for phase in layer.phases] == [1, 1]
     assert (layer.allocated, layer.at_peak, layer.at_peak_total) == (None, None, None)
     for phase in layer.phases:
         assert (phase.allocations, phase.allocated, phase.frees) == (None, None, None)
@@ -435,7 +385,7 @@ def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_inside_the_tracer_never_reaches_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from memlog.tracer.engines.cpu import live_storages, model_tensors
+    from memlog.tracer.engines.cpu import live_storages
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")
@@ -448,12 +398,6 @@ def test_an_error_inside_the_tracer_never_reaches_training(
     assert tracer.health.faults["recording an operation: RuntimeError"] > 3
     assert tracer.result.dropped["errors inside the tracer"] > 3
     assert caplog.text.count("training goes on") == 1
-
-    with monkeypatch.context() as broken:
-        broken.setattr(model_tensors.ModelTensors, "add_new_roots", fail)
-        with tracer.trace(model):
-            model(BATCH).sum().backward()
-    assert tracer.health.faults["beginning a trace: RuntimeError"] == 1
 
 
 @pytest.mark.parametrize("model", ["model", len, [nn.Linear(2, 2)]])
@@ -477,6 +421,7 @@ def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.Mo
     monkeypatch.setattr(model_tensors.ModelTensors, "add_new_roots", fail)
     with tracer.trace(model):
         model(BATCH)
+    assert tracer.health.faults["beginning a trace: RuntimeError"] == 1
     with pytest.raises(ConfigurationError, match="could not begin"):
         tracer.print_summary()
     with pytest.raises(ConfigurationError, match="could not begin"):

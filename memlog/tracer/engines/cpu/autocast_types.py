@@ -61,11 +61,7 @@ def type_of(tensor: Tensor) -> int:
 
 
 class AutocastTypes:
-    """Type analysis of operations, in the order in which they run.
-
-    Args:
-        live_storages: Tracked storages, whose types this object sets.
-    """
+    """Type analysis of operations, in the order in which they run."""
 
     def __init__(self, live_storages: LiveStorages) -> None:
         self._live_storages = live_storages
@@ -75,15 +71,7 @@ class AutocastTypes:
         """Type of the backward pass's last result that was made of floating-point numbers."""
 
     def operation(self, func: Any, args: Any, out: Any, layer: int, phase: int, now: int) -> int:
-        """Set the types of an operation's results.
-
-        Args:
-            func: The operation.
-            args: Its positional arguments.
-            out: Its result.
-            layer: Layer that it belongs to.
-            phase: Phase in which it ran.
-            now: Last serial before it.
+        """Set the types of an operation's results; ``now`` is the last serial before it.
 
         Returns:
             The type of the results, and so of the operation's workspace.

@@ -71,11 +71,7 @@ _OURS: Final = "memlog.tracer."
 
 
 class ModeCopies:
-    """Search for the storage that an operation would have written into in an untraced step.
-
-    Args:
-        live_storages: The live storages.
-    """
+    """Search for the storage that an operation would have written into in an untraced step."""
 
     def __init__(self, live_storages: LiveStorages) -> None:
         self._live_storages = live_storages
@@ -92,12 +88,7 @@ class ModeCopies:
     ) -> TrackedStorage | None:
         """Return the storage that an untraced step would have written into, if it is freed next.
 
-        Args:
-            func: An operation that made ``out``.
-            args: Its positional arguments.
-            out: Its result, whose storage is not tracked yet.
-            phase: The phase in which it ran.
-            thread_state: The thread that ran it.
+        The storage of ``out``, the operation's result, is not tracked yet.
         """
         role = _role_of(func)
         if phase == BACKWARD:
@@ -114,13 +105,9 @@ class ModeCopies:
         return None
 
     def altered(self, peak: int) -> str | None:
-        """Name the derivatives that an untraced step computes in another way.
+        """Name the derivatives that an untraced step computes in another way, in a sentence.
 
-        Args:
-            peak: Most bytes live in the trace.
-
-        Returns:
-            A sentence; ``None`` if these derivatives allocated at most a thousandth of the peak.
+        ``None`` if they allocated at most a thousandth of ``peak``, the most bytes live in the trace.
         """
         if sum(self._altered.values()) <= _NEGLIGIBLE * peak:
             return None
@@ -232,10 +219,8 @@ def _role_of(func: Any) -> int:
 def unshared_reference_count() -> int:
     """Return the references to an operation's first argument if no Python code holds it.
 
-    An experiment finds the number, because it depends on the versions of torch and Python.
-
-    Returns:
-        -1 if the number is the same with and without such Python code.
+    An experiment finds the number, because it depends on the versions of torch and Python. It is -1 if the
+    number is the same with and without such Python code.
     """
     counter = _ReferenceCounter()
     bias = torch.zeros(1)

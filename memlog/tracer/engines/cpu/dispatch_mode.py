@@ -61,11 +61,7 @@ class Observer(Protocol):
 
 
 class ObservingMode(TorchDispatchMode):
-    """Mode that passes every operation through, and never raises an error of its own into it.
-
-    Args:
-        observer: Receiver of the results. Its errors are counted and not raised.
-        diagnostics: Counter of these errors.
+    """Mode that passes every operation through. Errors of the observer are counted and never raised.
 
     Attributes:
         failures: Operations that were not recorded because of an error in memlog.
@@ -113,14 +109,12 @@ class ObservingMode(TorchDispatchMode):
         self._observer = None
 
     def leave(self) -> bool:
-        """Remove the mode if it is on top of this thread's stack; until then it passes everything through.
+        """Remove the mode if it is on top of this thread's stack, and return whether it is removed.
 
-        Each mode pops whatever is on top. Removing a mode from below another would therefore leave the other
-        one active for good. Each thread has a stack of its own, which other threads can't reach. Within a
-        backward pass the stack is a copy: a mode that is removed there is back after the pass.
-
-        Returns:
-            True if the mode is removed.
+        Until then it passes everything through. Each mode pops whatever is on top. Removing a mode from below
+        another would therefore leave the other one active for good. Each thread has a stack of its own, which
+        other threads can't reach. Within a backward pass the stack is a copy: a mode that is removed there is
+        back after the pass.
         """
         self.stop_observing()
         thread = self._thread
@@ -286,5 +280,5 @@ def _is_written_tensor(arguments: Any) -> bool:
 
 def refusal() -> str | None:
     """Return why this torch can't run the engine; ``None`` if it can."""
-    lacking = torch_private.missing(torch_private.DISPATCH_NEEDS)
+    lacking = torch_private.missing()
     return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None

@@ -22,6 +22,7 @@ from memlog.trace.encoding import (
     OUTSIDE,
     pack,
 )
+from memlog.trace.records import Exactness
 from memlog.trace.storage_uses import UNKNOWN_TYPE
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -47,9 +48,6 @@ class DispatchEngine:
     """Engine that records the thread that starts it, and the threads that run its backward pass.
 
     Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
         types: Whether to find out the type of each storage under autocast.
     """
 
@@ -108,6 +106,11 @@ class DispatchEngine:
         accountant = self._log.accountant
         altered = self._copies.altered(accountant.before_bytes + accountant.peak_bytes)
         missed = self._missed()
+        incomplete = missed or self._live_storages.omitted
+        # With altered derivatives, the peak without tracing may be lower or higher.
+        exactness: Exactness = (
+            "approximate" if altered else "lower bound" if incomplete else "exact"
+        )
         return EngineReport(
             unseen=(
                 *limitations.ALWAYS,
@@ -118,8 +121,7 @@ class DispatchEngine:
             fragmentation_reason=allocator_stats.NOTHING_RESERVED,
             dropped={reason: count for reason, count in dropped.items() if count},
             lines=tuple(self._calling_lines.lines),
-            incomplete=bool(missed or self._live_storages.omitted),
-            approximate=altered is not None,
+            exactness=exactness,
         )
 
     def _missed(self) -> tuple[str, ...]:
@@ -211,20 +213,24 @@ class DispatchEngine:
         layer, phase = self._owner(thread_state)
         made = UNKNOWN_TYPE
         if result == dispatch_mode.NEW:
-            if not (func is _LIFT_FRESH and self._is_foreign(out)):
+            if func is not _LIFT_FRESH or not self._live_storages.is_foreign(out.untyped_storage()):
                 made = self._track_results(func, args, out, layer, phase, thread_state)
         elif result:
             self._live_storages.sparse = self._live_storages.sparse or bool(
                 result & dispatch_mode.WRITTEN
             )
-            self._track_resized(out, layer, phase, thread_state)
+            for tensor in tensors_in(out):
+                if tensor.is_cpu:
+                    self._live_storages.track_resized(
+                        tensor.untyped_storage(), layer, phase, thread_state.number
+                    )
         if inside is not None:
             self._live_storages.add_workspace(
                 inside.peak - inside.kept, layer, phase, thread_state.number, made
             )
         elif kind > dispatch_mode.RESULT and not self._fakes:
             self._unmeasured[str(func)] += 1
-        self._fold()
+        self._log.fold_when_full()
 
     def _owner(self, thread_state: ThreadState) -> tuple[int, int]:
         """Return layer and phase of the current operation; set the line if it runs in no module."""
@@ -250,25 +256,10 @@ class DispatchEngine:
             return UNKNOWN_TYPE
         return self._autocast_types.operation(func, args, out, layer, phase, before)
 
-    def _is_foreign(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies on memory that is not torch's, such as numpy's."""
-        return not (self._fakes or tensor.untyped_storage().resizable())
-
-    def _track_resized(self, out: Any, layer: int, phase: int, thread_state: ThreadState) -> None:
-        for tensor in tensors_in(out):
-            if tensor.is_cpu:
-                self._live_storages.track_resized(
-                    tensor.untyped_storage(), layer, phase, thread_state.number
-                )
-
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         key, size = thread_state.inputs if kind == ENTER else (0, 0)
         self._live_storages.write_pending()
         self._log.append(
             pack(key, size, self._log.now(), layer, kind, phase, 0, thread_state.number)
         )
-        self._fold()
-
-    def _fold(self) -> None:
-        if self._log.full:
-            self._log.fold()
+        self._log.fold_when_full()

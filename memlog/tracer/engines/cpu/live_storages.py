@@ -103,12 +103,8 @@ class TrackedStorage(weakref.ref[Any]):
 class _PendingAllocation:
     """A new storage whose allocation is not written yet.
 
-    Args:
-        tracked: The new storage.
-        instead: Older storage that the new one replaces if the older one is freed next.
-        event: Allocation event of the new storage.
-
     Attributes:
+        instead: Older storage that the new one replaces if the older one is freed next.
         workspace: Events of the operation's workspace.
     """
 
@@ -127,7 +123,6 @@ class LiveStorages:
     """Tracker of live storages: writes their ALLOC, FREE and CLASSIFY events, each once.
 
     Args:
-        log: Log for the events.
         fakes: Whether to count fake tensors as if they had bytes.
         types: Whether to track the types of storages under autocast.
 
@@ -136,6 +131,7 @@ class LiveStorages:
         sparse: True if sparse tensors were seen.
         complex: True if complex tensors were seen.
         nested: True if nested tensors were seen.
+        serial: Number of the storage that was tracked last.
         line: Number of the program's line that makes storages now; 0: a module makes them.
     """
 
@@ -147,7 +143,7 @@ class LiveStorages:
         self.sparse = self.complex = self.nested = False
         self.line = 0
         self._tracked: dict[int, TrackedStorage] = {}
-        self._serial = 0
+        self.serial = 0
         self._pending: list[_PendingAllocation] = []
         self._on_free = self._finalizer()
         self._closed = False
@@ -172,13 +168,8 @@ class LiveStorages:
     ) -> None:
         """Record the storage of a tensor that an operation has returned, if it is new.
 
-        Args:
-            tensor: The result.
-            layer: Its owner.
-            phase: The phase in which the operation ran.
-            thread: The thread on which it ran.
-            instead: The storage that an untraced step would have written the result into. If it is freed
-                before anything else happens, the new storage counts as the same one.
+        An untraced step would have written the result into the storage ``instead``. If that is freed before
+        anything else happens, the new storage counts as the same one.
         """
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
@@ -196,13 +187,12 @@ class LiveStorages:
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
-                if storage._cdata not in self._tracked and (self._fakes or storage.resizable()):
+                if storage._cdata not in self._tracked and not self.is_foreign(storage):
                     self._add(storage, OUTSIDE, BEFORE, OTHER, 0, self._type_of(plain))
 
-    @property
-    def serial(self) -> int:
-        """Number of the storage that was tracked last."""
-        return self._serial
+    def is_foreign(self, storage: Any) -> bool:
+        """Return whether a storage lies on memory that is not torch's, such as numpy's."""
+        return not (self._fakes or storage.resizable())
 
     def tracked(self, tensor: Tensor) -> TrackedStorage | None:
         """Return the tracked storage of a tensor; ``None`` if there is none."""
@@ -215,7 +205,7 @@ class LiveStorages:
     ) -> None:
         """Record that an operation allocated and freed ``size`` bytes beside its results."""
         if size > 0 and not self._closed:
-            self._serial = serial = self._serial + 1
+            self.serial = serial = self.serial + 1
             now = self._log.now()
             events = pack(serial, size, now, layer, ALLOC, phase, TEMPORARY, thread)
             events += self._made_by(serial, now) + pack(serial, 0, now, 0, FREE, made, 0, 0)
@@ -227,40 +217,26 @@ class LiveStorages:
     def track_resized(self, storage: Any, layer: int, phase: int, thread: int) -> None:
         """Record the new size of a storage, if it has changed."""
         tracked = self._tracked.get(storage._cdata)
-        category = UNDECIDED
+        category, kind = UNDECIDED, UNKNOWN_TYPE
         if tracked is not None:
             if tracked.size == storage.nbytes():
                 return
-            category = tracked.category
+            category, kind = tracked.category, tracked.type
             del self._tracked[tracked.pointer]
             self.write_pending()
             self._log.append(tracked.use_event(FREE, self._log.now()))
             tracked.serial = -1
-        self._add(
-            storage,
-            layer,
-            phase,
-            category,
-            thread,
-            UNKNOWN_TYPE if tracked is None else tracked.type,
-        )
+        self._add(storage, layer, phase, category, thread, kind)
 
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
-        """Record the category of a storage.
+        """Record the category of a storage; return True if it was unknown and is added.
 
         A parameter or buffer keeps its category. So does an input that a gradient holds: the indices of an
         embedding's sparse gradient are the tokens themselves. An argument of the model may lie on memory that
         is not torch's (numpy's, or shared memory of a data loader's workers), and does not count then.
 
-        Args:
-            tensor: Tensor of the storage.
-            layer: Layer that owns it.
-            category: Its category, as in `memlog.trace.encoding`.
-            phase: Phase in which an unknown storage was made. If the tensor is a part of its storage (of a
-                buffer that collects gradients for several ranks), the storage existed before.
-
-        Returns:
-            True if an unknown storage was added.
+        An unknown storage was made in ``phase``. If the tensor is a part of its storage (of a buffer that
+        collects gradients for several ranks), the storage existed before.
         """
         added = False
         for plain in storage_tensors(tensor):
@@ -269,7 +245,7 @@ class LiveStorages:
             storage = plain.untyped_storage()
             tracked = self._tracked.get(storage._cdata)
             if tracked is None:
-                foreign = category == INPUT and not (self._fakes or storage.resizable())
+                foreign = category == INPUT and self.is_foreign(storage)
                 if not foreign and not self._is_omitted(plain):
                     made = phase if plain.nbytes == storage.nbytes() else BEFORE
                     kind = self._type_of(plain)
@@ -339,7 +315,7 @@ class LiveStorages:
         if not size or self._closed or not (self._fakes or _has_bytes(storage)):
             return False
         tracked = TrackedStorage(storage, self._on_free)
-        self._serial = serial = self._serial + 1
+        self.serial = serial = self.serial + 1
         tracked.pointer = pointer = storage._cdata
         tracked.serial, tracked.size, tracked.category = serial, size, category
         tracked.type = kind

@@ -25,10 +25,6 @@ from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of
 class ModelTensors:
     """Classification of the storages that belong to models and optimizers.
 
-    Args:
-        names: Layer of each module.
-        live_storages: Tracked storages.
-
     Attributes:
         late_gradients: True if there was a gradient whose operation was not seen.
     """

@@ -74,10 +74,9 @@ _precisions: tuple[str, ...] = ()
 
 
 def update_precisions() -> bool:
-    """Read oneDNN's precisions. A measurement is valid only for the precisions that it was made with.
+    """Read oneDNN's precisions; return True if they have changed since the last call.
 
-    Returns:
-        True if they have changed since the last call.
+    A measurement is valid only for the precisions that it was made with.
     """
     global _precisions
     before, _precisions = _precisions, torch_private.onednn_precisions()
@@ -121,11 +120,10 @@ def _is_fraction(value: Any) -> bool:
 
 
 def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
-    """Run an operation.
+    """Run an operation; return its result and its workspace.
 
-    Returns:
-        Its result and its workspace. The workspace is ``None`` if it can't be measured: another profiler
-        is on, or this torch lacks the legacy one.
+    The workspace is ``None`` if it can't be measured: another profiler is on, or this torch lacks the legacy
+    one.
     """
     try:
         key = _key(func, args, kwargs)
@@ -143,17 +141,11 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
         return None
     signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]
     for value in args:
-        if isinstance(value, Tensor):
-            if value.layout is not torch.strided:
-                return None
-            # The class counts: an operation on a fake tensor allocates nothing, on a real tensor it may.
-            signature += (type(value), value.shape, value.stride(), value.dtype)
-        elif isinstance(value, (list, tuple)):
-            if _is_indexing(func) and _has_mask(value):
-                return None
-            signature.append(tuple(map(_signature, value)))
-        else:
-            signature.append(value if isinstance(value, _PLAIN) else type(value))
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            return None
+        if isinstance(value, (list, tuple)) and _is_indexing(func) and _has_mask(value):
+            return None
+        signature.append(_signature(value))
     if kwargs:
         signature += ((name, _signature(value)) for name, value in kwargs.items())
     return tuple(signature)
@@ -221,6 +213,7 @@ def _has_mask(values: Any) -> bool:
 
 def _signature(value: Any) -> Any:
     if isinstance(value, Tensor):
+        # The class counts: an operation on a fake tensor allocates nothing, on a real tensor it may.
         return type(value), value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
         return tuple(map(_signature, value))

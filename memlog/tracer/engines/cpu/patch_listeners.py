@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
@@ -12,32 +13,21 @@ from memlog.tracer.engines.cpu.live_storages import LiveStorages
 from memlog.tracer.engines.cpu.patches import FunctionPatch
 
 
+@dataclass(eq=False)
 class PatchListeners:
     """Listeners of the patched functions while a window is open.
-
-    Args:
-        live_storages: Tracked storages.
-        module_stack: Current module of each thread.
-        owner: Returns layer and phase of what a thread does now.
-        diagnostics: Counter of memlog's own errors.
 
     Attributes:
         compiled_calls: Number of calls of compiled code.
     """
 
-    def __init__(
-        self,
-        live_storages: LiveStorages,
-        module_stack: ModuleStack,
-        owner: Callable[[ThreadState], tuple[int, int]],
-        diagnostics: Diagnostics,
-    ) -> None:
-        self.compiled_calls = 0
-        self._live_storages = live_storages
-        self._module_stack = module_stack
-        self._owner = owner
-        self._diagnostics = diagnostics
-        self._compiled: Sequence[FunctionPatch] = ()
+    _live_storages: LiveStorages
+    _module_stack: ModuleStack
+    _owner: Callable[[ThreadState], tuple[int, int]]
+    """Returns layer and phase of what a thread does now."""
+    _diagnostics: Diagnostics
+    _compiled: Sequence[FunctionPatch] = field(default=(), init=False)
+    compiled_calls: int = field(default=0, init=False)
 
     def subscribe(self) -> None:
         """Start to listen."""

@@ -72,11 +72,7 @@ class AllocatorHistory:
             self._set_note(text)
 
     def stop(self) -> Any:
-        """Read the history, and turn it off if this object turned it on.
-
-        Returns:
-            The snapshot of ``torch.cuda.memory._snapshot()``.
-        """
+        """Return torch's snapshot, and turn the history off if this object turned it on."""
         try:
             self.note("")
             return self._memory._snapshot()
@@ -91,10 +87,6 @@ class AllocatorHistory:
         index = self.device.index or 0
         found = traces[index] if index < len(traces) else []
         return [entry for entry in found if entry.get("time_us", since_us) >= since_us]
-
-    def may_have_dropped(self, entries: int) -> bool:
-        """Return whether the ring may have been too small for the window."""
-        return entries >= MAX_ENTRIES
 
     def _on(self) -> bool:
         enabled = getattr(torch._C, f"_{self.device.type}_isHistoryEnabled", None)

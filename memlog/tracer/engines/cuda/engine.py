@@ -17,7 +17,7 @@ from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
 from memlog.tracer.attribution.parameter_owners import ParameterOwners
 from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.cuda.allocator_history import AllocatorHistory
+from memlog.tracer.engines.cuda.allocator_history import MAX_ENTRIES, AllocatorHistory
 from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import (
@@ -41,10 +41,6 @@ class NativeEngine(HookEngine):
     """Engine that records one window of one device.
 
     Args:
-        log: Log for the events.
-        names: Layer of each module.
-        diagnostics: Counter of memlog's own errors.
-        history: History of the device's allocator.
         readings: Whether to read the allocator's statistics at every change of layer, for the fragmentation
             of each layer.
     """
@@ -99,8 +95,7 @@ class NativeEngine(HookEngine):
         )
         for event in join.events(entries):
             self._log.append(event)
-            if self._log.full:
-                self._log.fold()
+            self._log.fold_when_full()
         self._marks = []
         self._report = self._make_report(snapshot, len(entries), join)
         return self._report
@@ -156,8 +151,7 @@ class NativeEngine(HookEngine):
     def _add_roots(self, *, late: bool = False) -> None:
         """Record the existing tensors of root modules that were found since the last call.
 
-        Args:
-            late: Whether the window is open already, so that the tensors may have been made in it.
+        If the window is open already (``late``), the tensors may have been made in it.
         """
         for tensor, layer, category in self._owners.register_new_roots():
             for address, size in self._blocks(tensor):
@@ -167,10 +161,9 @@ class NativeEngine(HookEngine):
 
     def _add_optimizer(self, optimizer: Any) -> None:
         """Record an optimizer's existing state, and its parameters that no module has."""
-        states = list(optimizer_tensors(optimizer))
         self._existing += [
             ExistingStorage(address, size, self._owners.of_state(state), OPTIMIZER_STATE)
-            for state in states
+            for state in optimizer_tensors(optimizer)
             for address, size in self._blocks(state.tensor)
         ]
         self._existing += [
@@ -208,7 +201,7 @@ class NativeEngine(HookEngine):
     def _make_report(self, snapshot: Any, entries: int, join: Join) -> EngineReport:
         found, reason = allocator_stats.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
-        if self._history.may_have_dropped(entries):
+        if entries >= MAX_ENTRIES:
             dropped["history ring was full: the window's first events are missing"] = 1
         if join.unattributed:
             dropped["backward allocations without a layer"] = join.unattributed

@@ -1,0 +1,178 @@
+"""Reading of an allocator's snapshot, which is untrusted input: it may hold plain types in any shape.
+
+A snapshot of another form than torch writes is refused, and its size is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from memlog._internal.units import format_bytes
+from memlog.errors import SnapshotError
+
+_MAX_DEVICES = 16
+_MAX_ENTRIES = 5_000_000
+_MAX_TEXT = 200
+_MAX_SIZE = 1 << 50
+
+STATES = {
+    "active_allocated": "[allocated]",
+    "active_pending_free": "[freed, waiting for another stream]",
+    "inactive": "[unused]",
+}
+
+
+class Block(NamedTuple):
+    """A block of a segment, free or in use."""
+
+    segment: str
+    pool: str
+    address: int
+    size: int
+    state: str
+    source: dict[str, Any]
+
+
+class Change(NamedTuple):
+    """An allocation or a free in the history."""
+
+    address: int
+    size: int
+    is_alloc: bool
+    source: dict[str, Any]
+
+
+class Device:
+    """Blocks and history of one device."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.history: list[Change] = []
+        self.failed: list[int] = []
+
+    def newest(self) -> dict[int, dict[str, Any]]:
+        """Return the entry of the newest allocation at each address."""
+        return {change.address: change.source for change in self.history if change.is_alloc}
+
+    def before(self) -> dict[int, tuple[dict[str, Any] | None, int]]:
+        """Return entry (if known) and bytes of blocks live when the history began, by address."""
+        first: dict[int, Change] = {}
+        for change in self.history:
+            first.setdefault(change.address, change)
+        live: dict[int, tuple[dict[str, Any] | None, int]] = {
+            change.address: (None, change.size) for change in first.values() if not change.is_alloc
+        }
+        for block in self.blocks:
+            if block.state == "active_allocated" and block.address not in first:
+                live[block.address] = (block.source, _requested_size(block))
+        return live
+
+
+def read_devices(snapshot: Mapping[str, Any], name: str) -> dict[int, Device]:
+    """Return the devices of a snapshot that have blocks or a history, by number.
+
+    Raises:
+        SnapshotError: The snapshot has another form than torch writes.
+    """
+    try:
+        return _devices(snapshot)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise SnapshotError(
+            f"{name} is damaged ({printable(str(error))}): write it again with _dump_snapshot()"
+        ) from None
+
+
+def _devices(snapshot: Mapping[str, Any]) -> dict[int, Device]:
+    devices: dict[int, Device] = {}
+    remaining = _MAX_ENTRIES
+    _require_distinct([segment["blocks"] for segment in snapshot["segments"] if segment["blocks"]])
+    _require_distinct([history for history in snapshot["device_traces"] if history])
+    for segment in snapshot["segments"]:
+        number = _whole_number(segment.get("device", 0), "a device's number")
+        device = devices.setdefault(number, Device())
+        remaining -= len(segment["blocks"]) + 1
+        _require_bounded(remaining, devices)
+        device.blocks += [_block(segment, block) for block in segment["blocks"]]
+    for number, history in enumerate(snapshot["device_traces"]):
+        if history:
+            device = devices.setdefault(number, Device())
+            remaining -= len(history)
+            _require_bounded(remaining, devices)
+            for entry in history:
+                _add_entry(device, entry)
+    return {
+        number: device
+        for number, device in sorted(devices.items())
+        if device.blocks or device.history
+    }
+
+
+def _require_bounded(remaining: int, devices: dict[int, Device]) -> None:
+    if remaining < 0:
+        raise ValueError(f"it has more than {_MAX_ENTRIES:,} entries")
+    if len(devices) > _MAX_DEVICES:
+        raise ValueError(f"it has more than {_MAX_DEVICES} devices")
+
+
+def _block(segment: dict[str, Any], block: dict[str, Any]) -> Block:
+    state = block["state"]
+    if state not in STATES:
+        # torch's documentation has this name for a freed block that waits for another stream.
+        state = "active_pending_free" if state == "active_awaiting_free" else "inactive"
+    private = segment.get("segment_pool_id", (0, 0))
+    kind = segment.get("segment_type")
+    kind = printable(kind) if isinstance(kind, str) else "unknown"
+    address = _whole_number(segment["address"], "an address", 1 << 64)
+    size = _whole_number(segment["total_size"], "a size")
+    return Block(
+        segment=f"segment {address:#x}, {format_bytes(size)}",
+        pool=f"{kind} pool" if private == (0, 0) else f"private {kind} pool {_pool(private)}",
+        address=_whole_number(block.get("address", 0), "an address", 1 << 64),
+        size=_whole_number(block["size"], "a size"),
+        state=state,
+        source=block,
+    )
+
+
+def _require_distinct(lists: Sequence[Any]) -> None:
+    """Refuse lists that are one object: a small file that shares a list can have countless entries."""
+    if len({id(entries) for entries in lists}) < len(lists):
+        raise ValueError("several of its parts are one list, which torch does not write")
+
+
+def _pool(identity: Any) -> str:
+    plain = isinstance(identity, tuple) and all(type(part) is int for part in identity[:2])
+    return ".".join(str(part % (1 << 64)) for part in identity[:2]) if plain else "unknown"
+
+
+def _add_entry(device: Device, entry: dict[str, Any]) -> None:
+    """Add an entry to the device's history; entries with an unknown action are ignored."""
+    action = entry["action"]
+    if action in ("alloc", "free_requested"):
+        address = _whole_number(entry["addr"], "an address", 1 << 64)
+        size = _whole_number(entry["size"], "a size")
+        device.history.append(Change(address, size, action == "alloc", entry))
+    elif action == "oom":
+        device.failed.append(_whole_number(entry["size"], "a size"))
+
+
+def _whole_number(value: Any, what: str, limit: int = _MAX_SIZE) -> int:
+    if type(value) is not int:
+        # The message names the type only: the text of lists that share lists can be endless.
+        raise ValueError(f"{what} is a {type(value).__name__}")
+    if not 0 <= value < limit:
+        raise ValueError(f"{what} is out of range")
+    return value
+
+
+def _requested_size(block: Block) -> int:
+    """Return a block's size before the allocator rounded it up, as the history counts it."""
+    requested = block.source.get("requested_size")
+    return requested if type(requested) is int and 0 < requested <= block.size else block.size
+
+
+def printable(text: str, *, end: bool = False) -> str:
+    """Shorten a snapshot's text, to its end if ``end``, and replace control characters."""
+    cut = text[-_MAX_TEXT:] if end else text[:_MAX_TEXT]
+    return "".join(character if character.isprintable() else "?" for character in cut)

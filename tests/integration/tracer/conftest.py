@@ -1,0 +1,25 @@
+"""Folders for runs, and a compiler that has compiled nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+
+import memlog
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("MEMLOG_DIR", str(tmp_path))
+    yield tmp_path
+    memlog.finish()
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """What was compiled before changes what is compiled again, and opens no window."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
