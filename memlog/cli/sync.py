@@ -17,7 +17,6 @@ from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.delivery.in_process.saved_state import ClaimOf, InProcessState, all_states, claims_of
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import (
     ConfigurationError,
@@ -27,6 +26,7 @@ from memlog.errors import (
 )
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
+from memlog.journal.in_process_state import ClaimOf, InProcessState, claims_of
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory
@@ -88,7 +88,7 @@ def sync(
     """
     found = find_run(runs_directory(directory), run)
     explain_afterwards(found)
-    summary = summarize(found, all_states(found), remember=True)
+    summary = summarize(found, remember=True)
     failures: list[MemlogError] = []
     elsewhere = backend is not None
     for name in _backends(summary, backend):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memlog._internal.redact import remember, without_credentials
-from memlog.delivery.in_process.saved_state import ClaimOf
 from memlog.delivery.uploader import outbox
 from memlog.delivery.uploader.artifact_files import Copies
 from memlog.delivery.uploader.cursor import Reading
@@ -14,6 +13,7 @@ from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableErro
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, held_name
+from memlog.journal.in_process_state import ClaimOf
 from memlog.metrics import Plan
 from memlog.sink import Connection, Sink, Target, TrackerRun
 

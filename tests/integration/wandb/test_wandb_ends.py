@@ -7,7 +7,6 @@ from support import child
 from support.in_process import PREAMBLE, assert_every_step_is_there, full_plan, recorded, sync_offline
 from support.wandb_file import WandbFile, find_runs, read_run
 
-from memlog.delivery.in_process.saved_state import all_states
 from memlog.reports import summarize
 from memlog.reports.schema import Delivery
 
@@ -28,7 +27,7 @@ def held(directory: Path) -> list[WandbFile]:
 
 def delivery_of(directory: Path) -> Delivery:
     run = recorded(directory)
-    (delivery,) = summarize(run, all_states(run)).health.delivered.values()
+    (delivery,) = summarize(run).health.delivered.values()
     return delivery
 
 

@@ -13,7 +13,7 @@ from support.in_process import (
 )
 from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
-from memlog.delivery.in_process.saved_state import InProcessState, all_states
+from memlog.journal.in_process_state import InProcessState
 from memlog.journal import RunDirectory
 from memlog.reports import summarize
 
@@ -250,7 +250,7 @@ def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
     assert told == sorted(
         (p.axis, str(p.index), str(p.time_us), p.name, repr(p.value)) for p in full_plan(run)
     )
-    (delivery,) = summarize(run, all_states(run)).health.delivered.values()
+    (delivery,) = summarize(run).health.delivered.values()
     assert (delivery.stage, delivery.problem) == ("done", None)
     assert [(tracked.id, tracked.own) for tracked in delivery.runs] == [(held.run_id, False)]
 

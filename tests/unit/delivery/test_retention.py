@@ -106,7 +106,7 @@ def test_what_every_sink_has_had_goes_first_and_is_no_loss(tmp_path: Path) -> No
     carrier.deliver()
     size = trainer(run).size
     enforce(run, size // 2)
-    summary = summarize(run, [carrier.state])
+    summary = summarize(run)
     assert summary.health.thinned > 0
     assert summary.health.dropped == {}
 
