@@ -19,10 +19,9 @@ from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
 from memlog_mlflow.alerts import ALERTS_FILE, alert_table, alert_tags
-from memlog_mlflow.artifacts import folder_of
 from memlog_mlflow.databases import make_if_missing
 from memlog_mlflow.errors import translated
-from memlog_mlflow.keys import safe_key
+from memlog_mlflow.keys import ARTIFACTS, safe_key
 from memlog_mlflow.probe import probe
 from memlog_mlflow.replays import StoredRows
 from memlog_mlflow.uris import is_folder
@@ -233,7 +232,7 @@ class _OpenRun:
 
     def store(self, artifact: Artifact, file: Path) -> None:
         with self._asked():
-            self._client.log_artifact(self.run_id, str(file), folder_of(artifact))
+            self._client.log_artifact(self.run_id, str(file), f"{ARTIFACTS}/{artifact.kind}")
 
     def end(self, status: str, ended_us: int | None) -> None:
         with self._asked():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from memlog._internal.redact import bare_address
+from memlog._internal.redact import bare_address, without_credentials
+
+_MAX_TEXT = 200
 
 _REASONS = (
     (("Connection refused", "ECONNREFUSED"), "connection refused"),
@@ -58,3 +60,14 @@ def does_not_answer(tracker: str, address: str | None, reason: str) -> str:
     """
     at = "" if address is None else f" at {bare_address(address)}"
     return f"{tracker}{at} does not answer ({reason})"
+
+
+def in_full(text: str) -> str:
+    """Return a client's message on one line, without credentials."""
+    return without_credentials(" ".join(text.split()))
+
+
+def in_short(text: str) -> str:
+    """Return the beginning of `in_full`, for a line in a terminal."""
+    line = in_full(text)
+    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"
