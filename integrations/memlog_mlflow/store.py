@@ -26,7 +26,7 @@ _MAX_KINDS = 100
 
 
 class MlflowStore:
-    """A `memlog.sink.ArtifactStore` for MLflow.
+    """A `memlog.sink.ArtifactStore` for MLflow; its methods raise what that says.
 
     Args:
         connection: How to reach MLflow; without a URI, at MLflow's own default.
@@ -37,13 +37,7 @@ class MlflowStore:
         self._client: MlflowClient | None = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """Return the files below ``memlog/artifacts`` of a run.
-
-        Raises:
-            UnknownRunError: MLflow has no such run.
-            TrackerRejectedError: MLflow has refused the request.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Return the files below ``memlog/artifacts`` of a run."""
         client = self._connected()
         self._require(client, run_id)
         found = []
@@ -63,12 +57,7 @@ class MlflowStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Download one file into ``directory``.
-
-        Raises:
-            TrackerRejectedError: MLflow has refused the request.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Download one file into ``directory``."""
         if artifact.name in {"", ".", ".."} or posixpath.basename(artifact.name) != artifact.name:
             raise TrackerRejectedError(
                 f"{artifact.name!r} is not the name of a file of memlog's: `memlog show` lists them"

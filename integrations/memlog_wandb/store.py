@@ -30,7 +30,9 @@ _API_TIMEOUT = 20
 
 
 class WandbStore:
-    """A `memlog.sink.ArtifactStore` for W&B. It takes a run's id, its path, or its address.
+    """A `memlog.sink.ArtifactStore` for W&B; its methods raise what that says.
+
+    A run is named by its id, its path, or its address.
 
     Args:
         connection: Its environment was applied before wandb was imported. If its address is that of a run,
@@ -44,12 +46,7 @@ class WandbStore:
         self._api: Any = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """Return the newest version of each file that memlog stored in the run.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            TrackerUnavailableError: W&B can't be reached.
-        """
+        """Return the newest version of each file that memlog stored in the run."""
         return [stored for stored, _ in self._found(run_id)]
 
     def fetch(
@@ -59,12 +56,7 @@ class WandbStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Download one file into ``directory``, under its name.
-
-        Raises:
-            TrackerRejectedError: the run does not have it.
-            TrackerUnavailableError: W&B can't be reached.
-        """
+        """Download one file into ``directory``, under its name."""
         for stored, version in self._found(run_id):
             if (stored.name, stored.kind) == (artifact.name, artifact.kind):
                 with translated():
