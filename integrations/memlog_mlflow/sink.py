@@ -76,8 +76,7 @@ class MlflowSink:
         return TrackerRun(self._opened().run_id, uri=self._uri)
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points, with the times of their events. A repeated point adds nothing.
-        """
+        """Store at most `max_points` points, with their events' times. A repeated point adds nothing."""
         metrics = [
             Metric(safe_key(point.name), point.value, point.time_us // 1000, point.index)
             for point in points

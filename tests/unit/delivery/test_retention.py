@@ -153,17 +153,6 @@ def test_positions_mean_the_same_as_before(tmp_path: Path) -> None:
             assert rest == [entry.seq for entry in left if entry.seq > at.seq]
 
 
-def test_compacting_twice_is_compacting_once(tmp_path: Path) -> None:
-    run = filled(tmp_path, 200).directory
-    first = trainer(run).path(1)
-
-    def left() -> bytes:
-        compact(first, WHOLE_SEGMENT, lambda _: {}, delivered=False)
-        return first.read_bytes()
-
-    assert left() == left()
-
-
 def test_a_compaction_that_fails_leaves_the_segment_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
