@@ -308,13 +308,9 @@ def _end_of(run: RunDirectory, reported: End | None) -> End | None:
         run: The run's folder.
         reported: The end that the trainer sent to the helper process; ``None``: it sent none.
     """
-    files = run.files()
-    # The helper process writes the end if the trainer's journal had no room for it.
-    for file in sorted(files, key=lambda file: not file.process.startswith("trainer")):
-        last = max(file.segments, default=1)
-        for entry in file.read(Position(last - 1, 0)):
-            if isinstance(entry.event, End):
-                return entry.event
+    end = run.end()
+    if end is not None:
+        return end
     if reported is not None or run.is_alive():
         return reported
     return End(int(run.last_write() * 1e6), "killed")

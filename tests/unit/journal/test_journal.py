@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,7 +13,6 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
 from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
-from memlog.journal.segment_output import SegmentFile
 
 
 def batch(step: int) -> Batch:
@@ -69,16 +67,6 @@ def test_a_batch_event_with_one_device_takes_at_most_150_bytes(tmp_path: Path) -
         journal.append(Batch(1_795_000_000_000_000, step, largest, largest, "watermark", (device,)))
     per_event = (segment(tmp_path).stat().st_size - before) / 100
     assert per_event <= 150
-
-
-def test_reading_goes_on_from_a_position(tmp_path: Path) -> None:
-    journal = writer(tmp_path)
-    for step in range(5):
-        journal.append(batch(step))
-    entries = list(reader(tmp_path).read())
-    journal.append(batch(5))
-    rest = [entry.event for entry in reader(tmp_path).read(entries[2].end)]
-    assert rest == [batch(3), batch(4), batch(5)]
 
 
 def test_a_new_segment_begins_when_one_is_full(tmp_path: Path) -> None:
@@ -332,28 +320,3 @@ def test_ranks_that_begin_at_once_share_a_folder_that_none_has_made_yet(tmp_path
             begun = [pool.submit(begin, root, barrier) for _ in range(ranks)]
             assert len({run.result(30) for run in begun}) == ranks
         assert (root / ".gitignore").read_text().endswith("*\n")
-
-
-def test_ctrl_c_at_a_new_segment_leaves_the_users_files_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once the old segment is closed, its number may belong to a file of the user's."""
-    journal = writer(tmp_path, segment_bytes=4096)
-    close = SegmentFile.close
-
-    def interrupted(file: SegmentFile) -> None:
-        close(file)
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SegmentFile, "close", interrupted)
-    with suppress(KeyboardInterrupt):
-        for step in range(1_000):
-            journal.append(batch(step))
-    assert step < 999
-    with (tmp_path / "the user's").open("w") as users:
-        for step in range(3):
-            journal.append(batch(step))
-        journal.close()
-        users.write("mine")
-    assert (tmp_path / "the user's").read_text() == "mine"
