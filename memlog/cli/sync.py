@@ -101,7 +101,7 @@ def sync(
         except MemlogError as error:  # the other trackers are still delivered to
             failures.append(error)
     if failures:
-        raise _joined(failures)
+        raise type(failures[0])("; ".join(map(str, failures)))
     if summary.status == "running":
         click.echo(
             f"run {found.id} is still running: call `memlog sync {found.id}` again for its newest points"
@@ -124,11 +124,6 @@ def _choices() -> str:
     installed = ", ".join(sorted(find_backends()))
     remedy = f"installed: {installed}" if installed else "pip install mlflow, or pip install wandb"
     return f"name one with --to ({remedy})"
-
-
-def _joined(failures: list[MemlogError]) -> MemlogError:
-    """Join several errors into one of the first error's type."""
-    return type(failures[0])("; ".join(str(failure) for failure in failures))
 
 
 class _Delivery(NamedTuple):

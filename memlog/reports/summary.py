@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
-from memlog.events import Alert, Artifact, Device
+from memlog.events import Alert, Artifact
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState, all_states
@@ -161,13 +161,12 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
         host=header.process.host if header else None,
         pid=header.process.pid if header else None,
         backends=list(begin.backends) if begin else [],
-        devices=_sorted({name: _device(event) for name, event in totals.devices.items()}),
+        devices={
+            name: DeviceFacts(product=event.product, capacity_bytes=event.capacity)
+            for name, event in sorted(totals.devices.items())
+        },
         parameters=_sorted(totals.parameters),
     )
-
-
-def _device(event: Device) -> DeviceFacts:
-    return DeviceFacts(product=event.product, capacity_bytes=event.capacity)
 
 
 def _alert(event: Alert) -> AlertFacts:
