@@ -16,7 +16,7 @@ programs open so many files."""
 
 
 class Descriptor:
-    """A descriptor that memlog owns.
+    """A descriptor that memlog owns and closes only if its number still refers to its file.
 
     It moves to a high number at once. A program that closes all descriptors and then opens files gets the
     lowest numbers for them. A write by memlog then fails instead of reaching one of those files.
@@ -30,17 +30,23 @@ class Descriptor:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self._file = os.fstat(number)
         self.number = _moved(number)
 
     def status(self) -> os.stat_result | None:
-        """Return the file's status; ``None`` if it is closed."""
+        """Return the file's status; ``None`` if it is closed or the number refers to another file."""
         try:
-            return os.fstat(self.number)
+            status = os.fstat(self.number)
         except OSError:
             return None
+        return status if self.stands_for(status) else None
+
+    def stands_for(self, status: os.stat_result) -> bool:
+        """Return True if ``status`` belongs to the file that was opened."""
+        return os.path.samestat(status, self._file)
 
     def close(self) -> None:
-        """Close the file. Calling it again is harmless, also if the program has closed it."""
+        """Close the file if the number still refers to it. Calling it again is harmless."""
         if self.number >= 0 and self.status() is not None:
             os.close(self.number)
         self.number = -1

@@ -97,6 +97,8 @@ class SegmentOutput:
     def close(self) -> None:
         """Close the segment after all queued lines, or after `memlog.journal.queue.CLOSE_TIMEOUT` seconds."""
         if self._queue is None or self._queue.close():
+            if self._file.is_there():
+                self._count_lost_to_another_file(self._unchecked)
             self._file.close()
         else:
             self._diagnostics.drop(
@@ -153,9 +155,10 @@ class SegmentOutput:
             )
 
     def _check_file(self) -> None:
-        """Count events that were written to a deleted file."""
+        """Count events that were written to a deleted file, or to another file with the same number."""
         unseen, self._unchecked = self._unchecked, 0
         if not self._gone and self._file.is_there():
+            self._count_lost_to_another_file(unseen - 1)  # one of them is still to be written
             return
         self._gone = True
         self._diagnostics.drop(
@@ -164,6 +167,15 @@ class SegmentOutput:
             "the end how many events are lost)",
             count=unseen,
         )
+
+    def _count_lost_to_another_file(self, unseen: int) -> None:
+        if not self._file.is_whole():
+            self._diagnostics.drop(
+                "journal_write",
+                f"this program closed the journal in {self._directory}, and memlog has opened it again "
+                "(memlog prints at the end how many events are lost at most)",
+                count=unseen,
+            )
 
     def _move_to_queue(self) -> None:
         self._queue = WriteQueue(self._diagnostics)
@@ -239,6 +251,17 @@ class SegmentFile:
         status = self._status() or self._open_again()
         return status is not None and status.st_nlink > 0
 
+    def is_whole(self) -> bool:
+        """Return True if the file has all bytes that were written.
+
+        Bytes are missing if they went to another file with the same number. Each loss is reported once.
+        """
+        status = self._status()
+        if status is None or status.st_size >= self.size:
+            return True
+        self.size = status.st_size
+        return False
+
     def close(self) -> None:
         """Close the file. Calling it again is harmless."""
         descriptor, self._descriptor, self._fd = self._descriptor, None, -1
@@ -249,12 +272,19 @@ class SegmentFile:
         return None if self._descriptor is None else self._descriptor.status()
 
     def _open_again(self) -> os.stat_result | None:
-        if self._descriptor is None:
+        before = self._descriptor
+        if before is None:
             return None
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._descriptor = Descriptor(os.open(self._path, flags))
+            again = Descriptor(
+                os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+            )
         except OSError:  # it was deleted
             return None
-        self._fd = self._descriptor.number
-        return self._status()
+        status = again.status()
+        if status is None or not before.stands_for(status):  # another file has its name now
+            again.close()
+            return None
+        before.number = -1  # it is closed, and the new one may have its number
+        self._descriptor, self._fd = again, again.number
+        return status

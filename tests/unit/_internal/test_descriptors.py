@@ -23,6 +23,19 @@ def test_its_number_is_high_and_child_programs_do_not_inherit_it(tmp_path: Path)
     assert not Path(f"/proc/self/fd/{number}").exists()
 
 
+def test_a_number_that_is_another_files_now_is_left_alone(tmp_path: Path) -> None:
+    descriptor = opened(tmp_path / "a")
+    number = descriptor.number
+    with (tmp_path / "b").open("wb", buffering=0) as other:
+        os.dup2(other.fileno(), number)
+        assert descriptor.status() is None
+        descriptor.close()
+        del descriptor
+        os.write(number, b"still open")
+        os.close(number)
+    assert (tmp_path / "b").read_bytes() == b"still open"
+
+
 def test_a_forgotten_descriptor_is_closed_with_its_owner(tmp_path: Path) -> None:
     descriptor = opened(tmp_path / "a")
     number = descriptor.number

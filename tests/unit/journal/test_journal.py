@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
 from memlog.journal import Binding, Entry, JournalFile, JournalWriter, find_run, list_runs, new_run
+from memlog.journal.segment_output import SegmentFile
 
 
 def batch(step: int) -> Batch:
@@ -320,3 +322,28 @@ def test_ranks_that_begin_at_once_share_a_folder_that_none_has_made_yet(tmp_path
             begun = [pool.submit(begin, root, barrier) for _ in range(ranks)]
             assert len({run.result(30) for run in begun}) == ranks
         assert (root / ".gitignore").read_text().endswith("*\n")
+
+
+def test_ctrl_c_at_a_new_segment_leaves_the_users_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the old segment is closed, its number may belong to a file of the user's."""
+    journal = writer(tmp_path, segment_bytes=4096)
+    close = SegmentFile.close
+
+    def interrupted(file: SegmentFile) -> None:
+        close(file)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SegmentFile, "close", interrupted)
+    with suppress(KeyboardInterrupt):
+        for step in range(1_000):
+            journal.append(batch(step))
+    assert step < 999
+    with (tmp_path / "the user's").open("w") as users:
+        for step in range(3):
+            journal.append(batch(step))
+        journal.close()
+        users.write("mine")
+    assert (tmp_path / "the user's").read_text() == "mine"

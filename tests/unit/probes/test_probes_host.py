@@ -133,6 +133,20 @@ def test_close_releases_the_descriptors(health: Diagnostics, tmp_path: Path) -> 
 
 
 @linux
+def test_never_closes_a_file_that_reuses_its_descriptor(
+    health: Diagnostics, tmp_path: Path
+) -> None:
+    probe = HostProbe(health)
+    number = probe._memory._statm  # type: ignore[union-attr]
+    with (tmp_path / "the user's").open("w") as users:
+        os.dup2(users.fileno(), number)
+    probe.close()
+    os.write(number, b"mine")
+    os.close(number)
+    assert (tmp_path / "the user's").read_text() == "mine"
+
+
+@linux
 def test_a_forked_child_reads_its_own_and_keeps_no_more(health: Diagnostics) -> None:
     probe = HostProbe(health)
     before = open_figures()
