@@ -74,6 +74,9 @@ def apply(connection: Connection) -> None:
 
     Call it before mlflow is imported, because mlflow reads some of these variables only then.
     """
+    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+
+    bound_answers()
     os.environ.update(connection.environment)
     for name in _NEVER:
         os.environ.pop(name, None)

@@ -93,6 +93,9 @@ def _written(file: Path) -> dict[str, str]:
 
 def apply(connection: Connection) -> None:
     """Prepare this process, one of memlog's own, for W&B's client."""
+    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the trainer's process needs no HTTP client
+
+    bound_answers()
     os.environ.update(connection.environment)
     for name in _NEVER:
         os.environ.pop(name, None)

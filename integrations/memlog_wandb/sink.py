@@ -11,7 +11,7 @@ from typing import Any
 import wandb
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.timeouts import limited
+from memlog._internal.response_limits import patience
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
@@ -204,8 +204,8 @@ def _bounded(settings: wandb.Settings) -> wandb.Settings:
     wanted: dict[str, Any] = {
         "console": "off",
         "silent": True,
-        "init_timeout": limited(INIT_TIMEOUT),
-        "x_graphql_timeout_seconds": limited(
+        "init_timeout": patience(INIT_TIMEOUT),
+        "x_graphql_timeout_seconds": patience(
             getattr(settings, "x_graphql_timeout_seconds", None) or INIT_TIMEOUT
         ),
         "finish_timeout": getattr(settings, "finish_timeout", 0) or FINISH_TIMEOUT,

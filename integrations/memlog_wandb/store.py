@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import wandb
 
-from memlog._internal.download import watched
+from memlog._internal.response_limits import RATE
 from memlog.errors import MemlogError, TrackerRejectedError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
 from memlog_wandb.addresses import RunPath, offline_folder, run_path
@@ -21,9 +22,11 @@ from memlog_wandb.environment import DIR
 from memlog_wandb.errors import LOG_IN, translated, unavailable
 from memlog_wandb.probe import probe
 
+_POLL = 0.1
+"""Seconds between checks of how much of a file has arrived."""
 _QUIET = 2.0
 """Seconds without a byte after which memlog checks the server itself: wandb retries for hours."""
-_STALLED = 60.0
+_PATIENCE = 60.0
 """Seconds without a byte after which a download fails although the server can be reached."""
 _API_TIMEOUT = 20
 """Seconds that W&B's client waits for an answer."""
@@ -122,37 +125,43 @@ def _folders_elsewhere() -> Iterator[None]:
 
 
 def _download(version: Any, name: str, directory: Path, progress: Callable[[int], object]) -> Path:
-    """Download an artifact's file, and report progress meanwhile."""
-    watched(
-        lambda: version.download(root=str(directory), path_prefix=name, skip_cache=True),
-        directory,
-        progress,
-        _Progress().check,
-    )
+    """Download in a thread, and report progress meanwhile."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            version.download(root=str(directory), path_prefix=name, skip_cache=True)
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="memlog-download", daemon=True)
+    thread.start()
+    _wait_for(thread, directory, progress)
+    if errors:
+        raise errors[0]
     file = directory / name
     if file.resolve().parent != directory.resolve() or not file.is_file():
         raise TrackerRejectedError(f"the artifact {version.name!r} has no file {name!r}")
     return file
 
 
-class _Progress:
-    """Check that a download goes on, because wandb itself retries for hours."""
-
-    def __init__(self) -> None:
-        self._received = self._asked = time.monotonic()
-        self._arrived = 0
-
-    def check(self, arrived: int) -> None:
-        """Raise if the server has stopped answering.
-
-        Args:
-            arrived: Bytes that have arrived so far.
-        """
-        now = time.monotonic()
-        if arrived > self._arrived:
-            self._arrived, self._received, self._asked = arrived, now, now
-        if now - self._received >= _STALLED:
-            raise unavailable(f"nothing has arrived for {_STALLED:g} s")
-        if now - self._asked >= _QUIET:
+def _wait_for(thread: threading.Thread, directory: Path, progress: Callable[[int], object]) -> None:
+    """Report progress until a download has ended; raise if the server stops answering or is too slow."""
+    begun = received = asked = time.monotonic()
+    reported = 0
+    while True:
+        thread.join(_POLL)
+        alive, now = thread.is_alive(), time.monotonic()
+        arrived = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        if arrived > reported:
+            progress(arrived - reported)
+            reported, received, asked = arrived, now, now
+        if not alive:
+            return
+        if now - received >= _PATIENCE:
+            raise unavailable(f"nothing has arrived for {_PATIENCE:g} s")
+        if now - begun >= _PATIENCE + reported / RATE:
+            raise unavailable(f"only {reported:,} bytes have arrived in {now - begun:.0f} s")
+        if now - asked >= _QUIET:
             probe(wandb.setup().settings.base_url)
-            self._asked = now
+            asked = now

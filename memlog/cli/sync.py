@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from memlog._internal.timeouts import limited_to
+from memlog._internal.response_limits import waiting_at_most
 from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
@@ -226,7 +226,7 @@ def _deliver(uploader: Uploader, timeout: float, *, complete: bool) -> None:
     while True:
         left = since + timeout - time.monotonic()
         try:
-            with limited_to(max(left, _LEAST)):
+            with waiting_at_most(max(left, _LEAST)):
                 return _attempt(uploader, complete=complete)
         except TrackerUnavailableError as error:
             if uploader.state.delivered > delivered:

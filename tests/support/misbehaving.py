@@ -1,4 +1,4 @@
-"""Servers that answer without end, or not at all."""
+"""Servers that answer as no honest one does: without end, byte by byte, or with a bomb."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import contextlib
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 
+BOMB = 256 * 1024**2
+"""Bytes that the bomb unpacks to."""
 _BLOCK = b" " * 65_536
+_DRIP = 0.2
 
 
 class Misbehaving:
@@ -57,6 +61,47 @@ def _endless(_: Misbehaving) -> Iterator[bytes]:
         yield _BLOCK
 
 
+def _endless_chunks(_: Misbehaving) -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    while True:
+        yield b"10000\r\n" + _BLOCK + b"\r\n"
+
+
+def _endless_headers(_: Misbehaving) -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\n"
+    while True:
+        yield b"X-More: " + b"x" * 1000 + b"\r\n"
+
+
+def _redirects(server: Misbehaving) -> Iterator[bytes]:
+    yield f"HTTP/1.1 302 Found\r\nLocation: {server.url}/again\r\n\r\n".encode()
+    while True:
+        yield _BLOCK
+
+
+def _bomb(_: Misbehaving) -> Iterator[bytes]:
+    packer = zlib.compressobj(1, wbits=31)
+    packed = b"".join(packer.compress(_BLOCK) for _ in range(BOMB // len(_BLOCK))) + packer.flush()
+    yield b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Type: application/json\r\n"
+    yield f"Content-Length: {len(packed)}\r\n\r\n".encode()
+    yield packed
+
+
+def _drip(server: Misbehaving, content: bytes) -> Iterator[bytes]:
+    for at in range(len(content)):
+        yield content[at : at + 1]
+        server.stopped.wait(_DRIP)
+
+
+def _slow_headers(server: Misbehaving) -> Iterator[bytes]:
+    yield from _drip(server, b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 10_000)
+
+
+def _slow_body(server: Misbehaving) -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n"
+    yield from _drip(server, b" " * 10_000)
+
+
 def _silence(server: Misbehaving) -> Iterator[bytes]:
     server.stopped.wait(600)
     yield b""
@@ -64,6 +109,12 @@ def _silence(server: Misbehaving) -> Iterator[bytes]:
 
 ANSWERS: dict[str, Callable[[Misbehaving], Iterator[bytes]]] = {
     "a body without end": _endless,
+    "chunks without end": _endless_chunks,
+    "headers without end": _endless_headers,
+    "redirects without end": _redirects,
+    "a bomb of gzip": _bomb,
+    "headers byte by byte": _slow_headers,
+    "a body byte by byte": _slow_body,
     "silence": _silence,
 }
 

@@ -1,9 +1,10 @@
-"""Servers that never answer the trackers' real clients, or without end."""
+"""Servers that answer the trackers' real clients without end: a command ends soon and small, in one line."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from support import child
@@ -21,12 +22,34 @@ MIB = 1024**2
 SOON = 75.0
 """Seconds from the first question to the end, on a busy machine too: some took over 100 s, or as long as the
 server did."""
+SMALL = 500 * MIB
+"""Bytes: MLflow's client alone has 180 MiB."""
+
+COMMAND = """
+    from pathlib import Path
+    from memlog.cli.main import main
+
+    try:
+        main()
+    finally:
+        # Not ru_maxrss: the kernel hands that down from the process that started this one.
+        status = Path("/proc/self/status").read_text()
+        print("peak", int(status.split("VmHWM:")[1].split()[0]) * 1024)
+"""
 
 
-def command(server: Misbehaving, directory: Path, *arguments: str) -> tuple[float, str]:
-    """A command that fails, in one line: the seconds since the server was first asked, and the line."""
+class Ended(NamedTuple):
+    took: float
+    """Seconds since the server was first asked."""
+    peak: int
+    """Bytes of the process at its highest."""
+    line: str
+
+
+def command(server: Misbehaving, directory: Path, *arguments: str) -> Ended:
+    """A command that fails, in one line."""
     process = child.start(
-        "from memlog.cli.main import main\nmain()",
+        COMMAND,
         directory,
         *arguments,
         MEMLOG_DIR=str(directory / "runs"),
@@ -35,13 +58,13 @@ def command(server: Misbehaving, directory: Path, *arguments: str) -> tuple[floa
         WANDB_API_KEY="0" * 40,
     )
     try:
-        _, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 1, errors
     [line] = errors.splitlines()
     assert server.asked_at is not None
-    return time.monotonic() - server.asked_at, line
+    return Ended(time.monotonic() - server.asked_at, int(output.split()[-1]), line)
 
 
 def recorded(directory: Path, backend_name: str) -> None:
@@ -50,14 +73,33 @@ def recorded(directory: Path, backend_name: str) -> None:
     ).closed()
 
 
-@pytest.mark.parametrize("backend_name", ["mlflow", "wandb"])
-def test_sync_ends_soon_if_the_server_never_answers(tmp_path: Path, backend_name: str) -> None:
+@pytest.mark.parametrize(
+    ("backend_name", "answer"),
+    [
+        ("mlflow", "headers byte by byte"),
+        ("mlflow", "a body byte by byte"),
+        ("mlflow", "silence"),
+        ("mlflow", "a body without end"),
+        ("wandb", "silence"),
+    ],
+)
+def test_sync_ends_soon(tmp_path: Path, backend_name: str, answer: str) -> None:
     recorded(tmp_path, backend_name)
-    with misbehaving_server("silence") as server:
-        took, line = command(server, tmp_path, "sync", "latest", "--timeout", "5")
-    assert took < SOON
-    assert line.startswith(f"memlog: {backend_name}: ")
-    assert "gave up after 5 s" in line
+    with misbehaving_server(answer) as server:
+        ended = command(server, tmp_path, "sync", "latest", "--timeout", "5")
+    assert ended.took < SOON
+    assert ended.peak < SMALL
+    assert ended.line.startswith(f"memlog: {backend_name}: ")
+    assert "gave up after 5 s" in ended.line
+
+
+@pytest.mark.parametrize("answer", ["a bomb of gzip", "chunks without end", "a body byte by byte"])
+def test_pull_ends_and_stays_small(tmp_path: Path, answer: str) -> None:
+    with misbehaving_server(answer) as server:
+        ended = command(server, tmp_path, "pull", "a" * 32, "--backend", "mlflow", "-o", "out")
+    assert ended.took < SOON
+    assert ended.peak < SMALL
+    assert ended.line.startswith("memlog: mlflow: ")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:mlflow")
