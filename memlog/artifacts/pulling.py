@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import filecmp
 import os
+import resource
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,6 +22,8 @@ from memlog.sink import ArtifactStore, StoredArtifact
 
 MAX_FILES = 5000
 MAX_FILE_BYTES = 8 * 1024**3
+_SLACK = 64 * 1024**2
+"""Bytes by which a file may exceed its listed size: a store may list the size before it compresses."""
 
 Outcome: TypeAlias = Literal["written", "same", "replaced"]
 
@@ -112,13 +116,18 @@ class Puller:
             progress: Called with the number of bytes of each part that arrives.
 
         Raises:
-            ArtifactError: The download is no plain file, or it can't be moved to its place.
+            ArtifactError: The download is too large or no plain file, or it can't be moved to its place.
             DeliveryError: The tracker fails.
         """
+        limit = MAX_FILE_BYTES if artifact.size is None else artifact.size + _SLACK
         with tempfile.TemporaryDirectory(prefix=".memlog-pull-", dir=self._directory) as scratch:
             folder = Path(scratch)
-            came = self._store.fetch(self._run_id, artifact, folder, progress)
-            return self._put(artifact, came, _size_of(came, folder, artifact))
+            with _file_limit(limit):
+                came = self._store.fetch(
+                    self._run_id, artifact, folder, _bounded(progress, artifact, limit)
+                )
+            size = _size_of(came, folder, artifact)
+            return self._put(artifact, came, size)
 
     def _put(self, artifact: StoredArtifact, came: Path, size: int) -> Pulled:
         for name in numbered(artifact.name):
@@ -134,6 +143,38 @@ class Puller:
             self._taken.add(name)
             return Pulled(artifact, target, size, outcome)
         raise AssertionError  # numbers don't end
+
+
+def _bounded(
+    progress: Callable[[int], object], artifact: StoredArtifact, limit: int
+) -> Callable[[int], object]:
+    """Return a ``progress`` that raises if more than ``limit`` bytes arrive."""
+    arrived = 0
+
+    def report(count: int) -> None:
+        nonlocal arrived
+        arrived += count
+        if arrived > limit:
+            raise ArtifactError(
+                f"{artifact.name!r} is larger than the tracker lists ({format_bytes(artifact.size)}): "
+                "it is not kept"
+            )
+        progress(count)
+
+    return report
+
+
+@contextmanager
+def _file_limit(size: int) -> Iterator[None]:
+    """Limit files to ``size`` bytes (RLIMIT_FSIZE), because a tracker's client may not call ``progress``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    allowed = max(size, _SLACK) + 1
+    lower = [bound for bound in (allowed, soft, hard) if bound != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(lower), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _size_of(came: Path, folder: Path, artifact: StoredArtifact) -> int:

@@ -177,3 +177,19 @@ def test_what_is_no_file_of_the_folder_is_not_kept(
     with pytest.raises(ArtifactError, match="no plain file"):
         pulled(DictStore({"passwd": b""}, bring=bring), tmp_path)
     assert contents(tmp_path) == {}
+
+
+def too_much(path: Path) -> Path:
+    """Write without reporting progress, as some clients do."""
+    with path.open("wb") as file:
+        file.truncate(2 * 64 * 1024**2)
+    return path
+
+
+def test_a_file_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
+    large = DictStore({"x": bytes(64 * 1024**2 + 2)}, [stored("x", size=1)])
+    with pytest.raises(ArtifactError, match="larger than the tracker lists"):
+        pulled(large, tmp_path)
+    with pytest.raises(OSError, match="large"):  # by the system, without the client's help
+        pulled(DictStore({}, [stored("x", size=1)], bring=too_much), tmp_path)
+    assert contents(tmp_path) == {}
