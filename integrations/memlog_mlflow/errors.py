@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from mlflow.exceptions import MlflowException
 
-from memlog._internal.connection_errors import does_not_answer, reason_of
-from memlog._internal.redact import without_credentials
+from memlog._internal.connection_errors import does_not_answer, in_full, in_short, reason_of
 from memlog.errors import (
     DeliveryError,
     MemlogError,
@@ -35,7 +34,6 @@ _REJECTED = frozenset(
 _REFUSED = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
 _REFUSALS = frozenset({401, 403})
 _TOO_LARGE = 413
-_MAX_TEXT = 200
 _ANSWERED = re.compile(r"failed with error code (\d{3}) != 200|too many (\d{3}) error responses")
 _REQUEST = re.compile(r"API request to \S+ failed with exception ")
 """Beginning of a client's message, before the reason. memlog's message replaces it."""
@@ -80,7 +78,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
         text: Description of the failure, such as a client's message.
         address: Address of the tracker; ``None``: as in the text.
     """
-    detail = _in_full(text)
+    detail = in_full(text)
     if answered := _ANSWERED.search(text):
         told = f"MLflow is not available (it answers {answered[1] or answered[2]})"
     elif _NO_JSON in text:
@@ -106,7 +104,7 @@ def _translation(error: Exception, address: str | None) -> DeliveryError:
     # batches are sent.
     too_large = status == _TOO_LARGE or f"failed with error code {_TOO_LARGE} " in text
     if code in _REJECTED or too_large:
-        return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}", _in_full(text))
+        return TrackerRejectedError(f"MLflow refused it: {_one_line(text)}", in_full(text))
     return unavailable(text, address)
 
 
@@ -116,11 +114,6 @@ def _http_status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _in_full(text: str) -> str:
-    return without_credentials(" ".join(text.split()))
-
-
 def _one_line(text: str) -> str:
     """Return ``text`` on one line, without credentials and the rows that a database error repeats."""
-    line = _in_full(_NOISE.split(text)[0])
-    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"
+    return in_short(_NOISE.split(text)[0])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+ARTIFACTS = "memlog/artifacts"
+"""Artifact path of memlog's files: a folder for each kind, in which the files keep their names."""
 MAX_KEY = 250
 """Characters."""
 

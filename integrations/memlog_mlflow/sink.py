@@ -19,10 +19,9 @@ from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
 from memlog_mlflow.alerts import ALERTS_FILE, alert_table, alert_tags
-from memlog_mlflow.artifacts import folder_of
 from memlog_mlflow.databases import make_if_missing
 from memlog_mlflow.errors import translated
-from memlog_mlflow.keys import safe_key
+from memlog_mlflow.keys import ARTIFACTS, safe_key
 from memlog_mlflow.probe import probe
 from memlog_mlflow.replays import StoredRows
 from memlog_mlflow.uris import is_folder
@@ -38,7 +37,7 @@ _STATUSES: Mapping[Status, str] = {
 
 
 class MlflowSink:
-    """A `memlog.sink.Sink` for MLflow.
+    """A `memlog.sink.Sink` for MLflow; its methods raise what that says.
 
     It has a client of its own and names the run by its id, because the fluent API's active run belongs to the
     user's thread.
@@ -69,30 +68,15 @@ class MlflowSink:
         return self.diagnostics.dropped
 
     def probe(self) -> None:
-        """Check, for about two seconds, whether MLflow can be reached.
-
-        Raises:
-            TrackerUnavailableError: MLflow can't be reached, or refuses the credentials.
-        """
+        """Check, for about two seconds, whether MLflow can be reached."""
         probe(self._uri)
 
     def open(self) -> TrackerRun:
-        """Join the user's run, or find or create memlog's own.
-
-        Raises:
-            RunRefusedError: the run is deleted, or does not exist.
-            TrackerRejectedError: the experiment is deleted.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Join the user's run, or find or create memlog's own."""
         return TrackerRun(self._opened().run_id, uri=self._uri)
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points, with the times of their events. A repeated point adds nothing.
-
-        Raises:
-            RunRefusedError: the run is deleted, or does not exist.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Store at most `max_points` points, with their events' times. A repeated point adds nothing."""
         metrics = [
             Metric(safe_key(point.name), point.value, point.time_us // 1000, point.index)
             for point in points
@@ -102,12 +86,7 @@ class MlflowSink:
             self._opened().log(metrics)
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """Store parameters under ``memlog/``. A parameter that the run already has is not changed.
-
-        Raises:
-            RunRefusedError: the run is deleted, or does not exist.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Store parameters under ``memlog/``. A parameter that the run already has is not changed."""
         wanted = {
             safe_key(f"memlog/{name}"): str(value)[:MAX_VALUE] for name, value in parameters.items()
         }
@@ -125,35 +104,16 @@ class MlflowSink:
         """Write all alerts to ``memlog/alerts.json``, and the last one to tags.
 
         MLflow has no alerts of its own (its webhooks are for other things).
-
-        Raises:
-            RunRefusedError: the run is deleted, or does not exist.
-            TrackerUnavailableError: MLflow can't be reached.
         """
         if alerts[first_new:]:
             self._opened().show_alerts(alerts)
 
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """Store a file as ``memlog/artifacts/<kind>/<name>``, so that the run's page previews it.
-
-        Raises:
-            RunRefusedError: the run is deleted, or does not exist.
-            TrackerRejectedError: MLflow refuses the file.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Store a file as ``memlog/artifacts/<kind>/<name>``, so that the run's page previews it."""
         self._opened().store(artifact, file)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """End memlog's own run. A joined run is not ended.
-
-        Args:
-            status: How the run ended; ``None``: it has not ended, and stays open.
-            ended_us: Time of the end, Unix time in microseconds; ``None``: now.
-
-        Raises:
-            RunRefusedError: the run is deleted, or does not exist.
-            TrackerUnavailableError: MLflow can't be reached; the run can be closed again later.
-        """
+        """End memlog's own run. A joined run is not ended."""
         if self._open is None:
             return
         if self._target.joined is None and status is not None:
@@ -233,7 +193,7 @@ class _OpenRun:
 
     def store(self, artifact: Artifact, file: Path) -> None:
         with self._asked():
-            self._client.log_artifact(self.run_id, str(file), folder_of(artifact))
+            self._client.log_artifact(self.run_id, str(file), f"{ARTIFACTS}/{artifact.kind}")
 
     def end(self, status: str, ended_us: int | None) -> None:
         with self._asked():
@@ -245,11 +205,7 @@ class _OpenRun:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """Translate the errors of a request; after a refusal, check whether the run itself is the cause.
-
-        Raises:
-            RunRefusedError: the run is deleted, or does not exist.
-        """
+        """Translate the errors of a request; after a refusal, check whether the run itself is the cause."""
         try:
             with translated():
                 yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +10,12 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from memlog._internal.download import watched
 from memlog._internal.redact import bare_address
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
-from memlog_mlflow.artifacts import FOLDER
 from memlog_mlflow.errors import error_code, translated
+from memlog_mlflow.keys import ARTIFACTS
 from memlog_mlflow.probe import probe
 from memlog_mlflow.uris import absolute_uri, local_path
 
@@ -23,12 +23,10 @@ _UNKNOWN = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT
 """Error codes for a run's id that does not exist, or that can't be an id."""
 _MAX_KINDS = 100
 """Folders that are listed at most, with one request each."""
-_POLL = 0.1
-"""Seconds between checks of how much has arrived."""
 
 
 class MlflowStore:
-    """A `memlog.sink.ArtifactStore` for MLflow.
+    """A `memlog.sink.ArtifactStore` for MLflow; its methods raise what that says.
 
     Args:
         connection: How to reach MLflow; without a URI, at MLflow's own default.
@@ -39,18 +37,12 @@ class MlflowStore:
         self._client: MlflowClient | None = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """Return the files below ``memlog/artifacts`` of a run.
-
-        Raises:
-            UnknownRunError: MLflow has no such run.
-            TrackerRejectedError: MLflow has refused the request.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Return the files below ``memlog/artifacts`` of a run."""
         client = self._connected()
         self._require(client, run_id)
         found = []
         with translated():
-            kinds = [info for info in client.list_artifacts(run_id, FOLDER) if info.is_dir]
+            kinds = [info for info in client.list_artifacts(run_id, ARTIFACTS) if info.is_dir]
             for kind in kinds[:_MAX_KINDS]:
                 for info in client.list_artifacts(run_id, kind.path):
                     if not info.is_dir:
@@ -65,25 +57,20 @@ class MlflowStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Download one file into ``directory``.
-
-        Raises:
-            TrackerRejectedError: MLflow has refused the request.
-            TrackerUnavailableError: MLflow can't be reached.
-        """
+        """Download one file into ``directory``."""
         if artifact.name in {"", ".", ".."} or posixpath.basename(artifact.name) != artifact.name:
             raise TrackerRejectedError(
                 f"{artifact.name!r} is not the name of a file of memlog's: `memlog show` lists them"
             )
         client = self._connected()
         probe(self._uri)  # MLflow itself would try for minutes
-        path = f"{FOLDER}/{artifact.kind}/{artifact.name}"
+        path = f"{ARTIFACTS}/{artifact.kind}/{artifact.name}"
 
         def download() -> str:
             with translated():
                 return str(client.download_artifacts(run_id, path, str(directory)))
 
-        return Path(_watched(download, directory, progress))
+        return Path(watched(download, directory, progress))
 
     def _connected(self) -> MlflowClient:
         if self._client is None:
@@ -109,51 +96,3 @@ class MlflowStore:
                     f"MLflow at {bare_address(self._uri)} has no run {run_id!r}: set "
                     "MLFLOW_TRACKING_URI to where the run is, or look up its id on MLflow's page"
                 ) from None
-
-
-class _Download(threading.Thread):
-    """Thread for a download: MLflow reports no progress itself.
-
-    It is a daemon: a tracker that stops answering does not keep the command from ending.
-    """
-
-    def __init__(self, download: Callable[[], str]) -> None:
-        super().__init__(name="memlog-download", daemon=True)
-        self._download = download
-        self.path: str | None = None
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self.path = self._download()
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
-            self.error = error
-
-
-def _watched(
-    download: Callable[[], str], directory: Path, progress: Callable[[int], object]
-) -> str:
-    """Run ``download``, and report to ``progress`` how many bytes have come into ``directory``."""
-    thread = _Download(download)
-    thread.start()
-    reported = 0
-    while thread.is_alive():
-        thread.join(_POLL)
-        arrived = _size(directory)
-        progress(arrived - reported)
-        reported = arrived
-    if thread.error is not None:
-        raise thread.error
-    assert thread.path is not None  # noqa: S101 - it has ended without an error
-    return thread.path
-
-
-def _size(directory: Path) -> int:
-    """Return the bytes of all files in a folder that is being written."""
-    total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.lstat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # noqa: PERF203 - it was renamed meanwhile
-            continue
-    return total

@@ -8,8 +8,13 @@ from contextlib import contextmanager
 
 from wandb.errors import AuthenticationError, UsageError
 
-from memlog._internal.connection_errors import address_in, does_not_answer, reason_of
-from memlog._internal.redact import without_credentials
+from memlog._internal.connection_errors import (
+    address_in,
+    does_not_answer,
+    in_full,
+    in_short,
+    reason_of,
+)
 from memlog.errors import (
     MemlogError,
     TrackerRejectedError,
@@ -18,7 +23,6 @@ from memlog.errors import (
 )
 
 LOG_IN = "run `wandb login`, set WANDB_API_KEY, or record without a server: WANDB_MODE=offline"
-_MAX_TEXT = 200
 _NO_RUN = "Could not find run"
 _NAMED_RUN = re.compile(r"<Run (?P<path>\S+)")
 _ANSWERED = re.compile(r"returned error (?P<status>\d{3})\b")
@@ -53,7 +57,7 @@ def unavailable(text: str, address: str | None = None) -> TrackerUnavailableErro
         text: Description of the failure, such as a client's message.
         address: Address of the server; ``None``: as in the text.
     """
-    detail = _in_full(text)
+    detail = in_full(text)
     reason = reason_of(text)
     if reason and (address or address_in(text)):
         return TrackerUnavailableError(does_not_answer("W&B", address, text, reason), detail)
@@ -66,7 +70,7 @@ def _translation(error: Exception) -> MemlogError:
     not_reached = any(word in text for word in _NOT_REACHED)
     if refused or (isinstance(error, AuthenticationError) and not not_reached):
         return TrackerUnavailableError(
-            f"W&B does not take the credentials ({_one_line(text)}): {LOG_IN}", _in_full(text)
+            f"W&B does not take the credentials ({_one_line(text)}): {LOG_IN}", in_full(text)
         )
     if isinstance(error, UsageError) and any(word in text for word in _NOT_LOGGED_IN):
         return TrackerUnavailableError(f"you are not logged in to W&B: {LOG_IN}")
@@ -77,17 +81,11 @@ def _translation(error: Exception) -> MemlogError:
             "entity/project/id, or set WANDB_ENTITY and WANDB_PROJECT"
         )
     if isinstance(error, (UsageError, TypeError, ValueError)):
-        return TrackerRejectedError(f"W&B refused it: {_one_line(text)}", _in_full(text))
+        return TrackerRejectedError(f"W&B refused it: {_one_line(text)}", in_full(text))
     return unavailable(text)
 
 
-def _in_full(text: str) -> str:
-    return without_credentials(" ".join(text.split()))
-
-
 def _one_line(text: str) -> str:
-    """Return ``text`` on one line, without credentials."""
-    if answered := _ANSWERED.search(text):
-        return f"it answers {answered['status']}"
-    line = _in_full(text)
-    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"
+    """Return ``text`` on one line, without credentials; of a server's answer only its status."""
+    answered = _ANSWERED.search(text)
+    return f"it answers {answered['status']}" if answered else in_short(text)

@@ -34,7 +34,7 @@ _EXIT_CODES: Mapping[Status, int] = {"finished": 0, "failed": 1, "killed": 255}
 
 
 class WandbSink:
-    """A `memlog.sink.Sink` for W&B.
+    """A `memlog.sink.Sink` for W&B; its methods raise what that says.
 
     It writes only to runs of memlog's own: a run of the user's is written from the trainer's process. wandb
     uploads in the background, so no data is safe until the run has finished.
@@ -70,33 +70,19 @@ class WandbSink:
         return self._settings.mode not in ("online", "shared")
 
     def probe(self) -> None:
-        """Check, for about two seconds, whether the server can be reached. Offline it does nothing.
-
-        Raises:
-            TrackerUnavailableError: the server can't be reached.
-        """
+        """Check, for about two seconds, whether the server can be reached. Offline it does nothing."""
         due = self._run is None or time.monotonic() - self._asked >= _PROBE_INTERVAL
         if self._settings.mode in ("online", "shared") and due:
             probe(self._settings.base_url)
             self._asked = time.monotonic()
 
     def open(self) -> TrackerRun:
-        """Open memlog's own run, or resume it.
-
-        Raises:
-            TrackerRejectedError: the target is a run of the user's, or W&B refuses the run.
-            TrackerUnavailableError: W&B can't be reached, or the user is not logged in.
-        """
+        """Open memlog's own run, or resume it."""
         run = self._opened().run
         return TrackerRun(str(run.id), uri=address_of(run._settings))  # noqa: SLF001 - settings is a copy that takes a millisecond
 
     def log_points(self, points: Sequence[Point]) -> None:
-        """Store at most `max_points` points: a row for each index on an axis, with its own time.
-
-        Raises:
-            TrackerRejectedError: W&B refuses the points.
-            TrackerUnavailableError: wandb's own process has failed.
-        """
+        """Store at most `max_points` points: a row for each index on an axis, with its own time."""
         opened = self._opened()
         kept = [point for point in points if self._is_storable(point)]
         with translated():
@@ -125,15 +111,7 @@ class WandbSink:
                 made.wait(timeout=ARTIFACT_TIMEOUT)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:  # noqa: ARG002 - W&B knows no other end than now
-        """Finish the run, which uploads the rest.
-
-        Args:
-            status: How the run ended; ``None``: it has not ended, and is resumed later.
-            ended_us: Not used: W&B takes no other end than now.
-
-        Raises:
-            TrackerUnavailableError: not everything was uploaded in time; a new sink sends it again.
-        """
+        """Finish the run, which uploads the rest."""
         opened, self._run = self._run, None
         if opened is not None:
             self._broken = True  # until `finish` succeeds

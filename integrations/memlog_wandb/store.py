@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 import wandb
 
+from memlog._internal.download import watched
 from memlog._internal.response_limits import RATE
 from memlog.errors import MemlogError, TrackerRejectedError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
@@ -22,8 +22,6 @@ from memlog_wandb.environment import DIR
 from memlog_wandb.errors import LOG_IN, translated, unavailable
 from memlog_wandb.probe import probe
 
-_POLL = 0.1
-"""Seconds between checks of how much of a file has arrived."""
 _QUIET = 2.0
 """Seconds without a byte after which memlog checks the server itself: wandb retries for hours."""
 _PATIENCE = 60.0
@@ -33,7 +31,9 @@ _API_TIMEOUT = 20
 
 
 class WandbStore:
-    """A `memlog.sink.ArtifactStore` for W&B. It takes a run's id, its path, or its address.
+    """A `memlog.sink.ArtifactStore` for W&B; its methods raise what that says.
+
+    A run is named by its id, its path, or its address.
 
     Args:
         connection: Its environment was applied before wandb was imported. If its address is that of a run,
@@ -47,12 +47,7 @@ class WandbStore:
         self._api: Any = None
 
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
-        """Return the newest version of each file that memlog stored in the run.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            TrackerUnavailableError: W&B can't be reached.
-        """
+        """Return the newest version of each file that memlog stored in the run."""
         return [stored for stored, _ in self._found(run_id)]
 
     def fetch(
@@ -62,12 +57,7 @@ class WandbStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Download one file into ``directory``, under its name.
-
-        Raises:
-            TrackerRejectedError: the run does not have it.
-            TrackerUnavailableError: W&B can't be reached.
-        """
+        """Download one file into ``directory``, under its name."""
         for stored, version in self._found(run_id):
             if (stored.name, stored.kind) == (artifact.name, artifact.kind):
                 with translated():
@@ -133,43 +123,34 @@ def _folders_elsewhere() -> Iterator[None]:
 
 
 def _download(version: Any, name: str, directory: Path, progress: Callable[[int], object]) -> Path:
-    """Download in a thread, and report progress meanwhile."""
-    errors: list[BaseException] = []
+    """Download one file, and raise if the server stops answering or is too slow."""
 
-    def work() -> None:
-        try:
-            version.download(root=str(directory), path_prefix=name, skip_cache=True)
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller
-            errors.append(error)
+    def download() -> None:
+        version.download(root=str(directory), path_prefix=name, skip_cache=True)
 
-    thread = threading.Thread(target=work, name="memlog-download", daemon=True)
-    thread.start()
-    _wait_for(thread, directory, progress)
-    if errors:
-        raise errors[0]
+    watched(download, directory, progress, _Patience().check)
     file = directory / name
     if file.resolve().parent != directory.resolve() or not file.is_file():
         raise TrackerRejectedError(f"the artifact {version.name!r} has no file {name!r}")
     return file
 
 
-def _wait_for(thread: threading.Thread, directory: Path, progress: Callable[[int], object]) -> None:
-    """Report progress until a download has ended; raise if the server stops answering or is too slow."""
-    begun = received = asked = time.monotonic()
-    reported = 0
-    while True:
-        thread.join(_POLL)
-        alive, now = thread.is_alive(), time.monotonic()
-        arrived = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-        if arrived > reported:
-            progress(arrived - reported)
-            reported, received, asked = arrived, now, now
-        if not alive:
-            return
-        if now - received >= _PATIENCE:
+class _Patience:
+    """Time limits on a download, because W&B's client has none."""
+
+    def __init__(self) -> None:
+        self._begun = self._received = self._asked = time.monotonic()
+        self._arrived = 0
+
+    def check(self, arrived: int) -> None:
+        """Raise if nothing arrives, or too little; ask the server now and then if it still answers."""
+        now = time.monotonic()
+        if arrived > self._arrived:
+            self._arrived, self._received, self._asked = arrived, now, now
+        if now - self._received >= _PATIENCE:
             raise unavailable(f"nothing has arrived for {_PATIENCE:g} s")
-        if now - begun >= _PATIENCE + reported / RATE:
-            raise unavailable(f"only {reported:,} bytes have arrived in {now - begun:.0f} s")
-        if now - asked >= _QUIET:
+        if now - self._begun >= _PATIENCE + arrived / RATE:
+            raise unavailable(f"only {arrived:,} bytes have arrived in {now - self._begun:.0f} s")
+        if now - self._asked >= _QUIET:
             probe(wandb.setup().settings.base_url)
-            asked = now
+            self._asked = now

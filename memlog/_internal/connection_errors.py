@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from memlog._internal.redact import bare_address
+from memlog._internal.redact import bare_address, without_credentials
+
+_MAX_TEXT = 200
 
 _REASONS = (
     (("Connection refused", "ECONNREFUSED"), "connection refused"),
@@ -78,3 +80,14 @@ def _server(address: str) -> tuple[str, int] | None:
         return parts.hostname.lower(), parts.port or _PORTS[parts.scheme]
     except ValueError:
         return None
+
+
+def in_full(text: str) -> str:
+    """Return a client's message on one line, without credentials."""
+    return without_credentials(" ".join(text.split()))
+
+
+def in_short(text: str) -> str:
+    """Return the beginning of `in_full`, for a line in a terminal."""
+    line = in_full(text)
+    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}…"

@@ -18,11 +18,7 @@ def out(text: str) -> None:
 
 
 def err(text: str) -> None:
-    """Write lines to standard error.
-
-    Raises:
-        Exception: any error of the stream.
-    """
+    """Write lines to standard error."""
     _write(sys.stderr, text)
 
 

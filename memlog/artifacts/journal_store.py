@@ -45,12 +45,7 @@ class JournalStore:
         directory: Path,
         progress: Callable[[int], object],
     ) -> Path:
-        """Copy one file into ``directory``.
-
-        Raises:
-            ArtifactError: The file is not in the run's folder.
-            TrackerUnavailableError: The run's folder does not exist.
-        """
+        """Copy one file into ``directory``."""
         self._require_folder()
         events = kept(self._run) if self._events is None else self._events
         wanted = (artifact.name, artifact.kind)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickletools
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from memlog.errors import UnsafeSnapshotError
 
@@ -34,10 +34,10 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 _STOP = ord(".")
 _NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
-_I32 = Struct("<i").unpack_from
-_U32 = Struct("<I").unpack_from
-_U64 = Struct("<Q").unpack_from
-_F64 = Struct(">d").unpack_from
+_Handler: TypeAlias = Callable[[int], int]
+"""Takes the position behind its opcode, and returns the position behind the opcode's argument."""
+
+_U8, _U32, _U64 = Struct("<B"), Struct("<I"), Struct("<Q")
 
 
 def loads(content: bytes) -> Any:
@@ -54,10 +54,7 @@ def loads(content: bytes) -> Any:
 
 
 class _Reader:
-    """Interpreter of the opcodes that build plain values.
-
-    Each handler takes the position behind its opcode and returns the position behind its argument.
-    """
+    """Interpreter of the opcodes that build plain values."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -78,38 +75,38 @@ class _Reader:
             at = table[opcode](at + 1)
         return self._stack.pop()
 
-    def _handlers(self) -> dict[str, Callable[[int], int]]:
+    def _handlers(self) -> dict[str, _Handler]:
         return {
-            "\x80": self._protocol,
-            "\x95": self._frame,
+            "\x80": lambda at: at + 1,  # the protocol
+            "\x95": lambda at: at + 8,  # the length of a frame
             "(": self._mark,
-            "N": self._none,
-            "\x88": self._true,
-            "\x89": self._false,
-            "J": self._binint,
-            "K": self._binint1,
-            "M": self._binint2,
+            "N": self._constant(None),
+            "\x88": self._constant(True),
+            "\x89": self._constant(False),
+            ")": self._constant(()),
+            "J": self._number(Struct("<i")),
+            "K": self._number(_U8),
+            "M": self._number(Struct("<H")),
             "\x8a": self._long1,
-            "G": self._binfloat,
-            "\x8c": self._short_binunicode,
-            "X": self._binunicode,
-            "\x8d": self._binunicode8,
-            "]": self._empty_list,
-            "}": self._empty_dict,
-            ")": self._empty_tuple,
+            "G": self._number(Struct(">d")),
+            "\x8c": self._text(_U8),
+            "X": self._text(_U32),
+            "\x8d": self._text(_U64),
+            "]": self._empty(list),
+            "}": self._empty(dict),
             "t": self._tuple,
-            "\x85": self._tuple1,
-            "\x86": self._tuple2,
-            "\x87": self._tuple3,
+            "\x85": self._short_tuple(1),
+            "\x86": self._short_tuple(2),
+            "\x87": self._short_tuple(3),
             "a": self._append,
             "e": self._appends,
             "s": self._setitem,
             "u": self._setitems,
-            "q": self._binput,
-            "r": self._long_binput,
+            "q": self._put(_U8),
+            "r": self._put(_U32),
             "\x94": self._memoize,
-            "h": self._binget,
-            "j": self._long_binget,
+            "h": self._get(_U8),
+            "j": self._get(_U32),
         }
 
     def _refuse(self, at: int) -> NoReturn:
@@ -125,59 +122,35 @@ class _Reader:
             wanted = f"calls {'.'.join(self._stack[-2:])}"
         raise _unsafe(wanted)
 
-    def _protocol(self, at: int) -> int:
-        return at + 1
-
-    def _frame(self, at: int) -> int:
-        return at + 8
-
     # Values
 
-    def _none(self, at: int) -> int:
-        self._push(None)
-        return at
+    def _constant(self, value: Any) -> _Handler:
+        def push(at: int) -> int:
+            self._push(value)
+            return at
 
-    def _true(self, at: int) -> int:
-        self._push(True)
-        return at
+        return push
 
-    def _false(self, at: int) -> int:
-        self._push(False)
-        return at
+    def _number(self, kind: Struct) -> _Handler:
+        def push(at: int) -> int:
+            self._push(kind.unpack_from(self._content, at)[0])
+            return at + kind.size
 
-    def _binint(self, at: int) -> int:
-        self._push(_I32(self._content, at)[0])
-        return at + 4
-
-    def _binint1(self, at: int) -> int:
-        self._push(self._content[at])
-        return at + 1
-
-    def _binint2(self, at: int) -> int:
-        self._push(int.from_bytes(self._content[at : at + 2], "little"))
-        return at + 2
+        return push
 
     def _long1(self, at: int) -> int:
         end = at + 1 + self._content[at]
         self._push(int.from_bytes(self._content[at + 1 : end], "little", signed=True))
         return end
 
-    def _binfloat(self, at: int) -> int:
-        self._push(_F64(self._content, at)[0])
-        return at + 8
+    def _text(self, length: Struct) -> _Handler:
+        def push(at: int) -> int:
+            begin = at + length.size
+            end: int = begin + length.unpack_from(self._content, at)[0]
+            self._push(self._content[begin:end].decode("utf-8", "surrogatepass"))
+            return end
 
-    def _short_binunicode(self, at: int) -> int:
-        return self._text(at + 1, self._content[at])
-
-    def _binunicode(self, at: int) -> int:
-        return self._text(at + 4, _U32(self._content, at)[0])
-
-    def _binunicode8(self, at: int) -> int:
-        return self._text(at + 8, _U64(self._content, at)[0])
-
-    def _text(self, at: int, length: int) -> int:
-        self._push(self._content[at : at + length].decode("utf-8", "surrogatepass"))
-        return at + length
+        return push
 
     def _line(self, at: int) -> tuple[str, int]:
         end = self._content.index(b"\n", at, at + _NAME)
@@ -202,36 +175,29 @@ class _Reader:
             raise _unsafe("builds more lists and dictionaries than its size allows")
         self._push(container)
 
-    def _empty_list(self, at: int) -> int:
-        self._push_container([])
-        return at
+    def _empty(self, kind: type[list[Any] | dict[Any, Any]]) -> _Handler:
+        def push(at: int) -> int:
+            self._push_container(kind())
+            return at
 
-    def _empty_dict(self, at: int) -> int:
-        self._push_container({})
-        return at
-
-    def _empty_tuple(self, at: int) -> int:
-        self._push(())
-        return at
+        return push
 
     def _tuple(self, at: int) -> int:
         self._push_tuple(self._marked())
         return at
 
-    def _tuple1(self, at: int) -> int:
-        return self._short_tuple(at, 1)
+    def _short_tuple(self, length: int) -> _Handler:
+        def push(at: int) -> int:
+            self._push_tuple(self._taken(length))
+            return at
 
-    def _tuple2(self, at: int) -> int:
-        return self._short_tuple(at, 2)
+        return push
 
-    def _tuple3(self, at: int) -> int:
-        return self._short_tuple(at, 3)
-
-    def _short_tuple(self, at: int, length: int) -> int:
-        values = self._stack[-length:]
-        del self._stack[-length:]
-        self._push_tuple(values)
-        return at
+    def _taken(self, count: int) -> list[Any]:
+        """Take the last values from the stack."""
+        values = self._stack[-count:]
+        del self._stack[-count:]
+        return values
 
     def _push_tuple(self, values: list[Any]) -> None:
         if len(values) > _TUPLE or not _SCALARS.issuperset(map(type, values)):
@@ -249,9 +215,7 @@ class _Reader:
         return at
 
     def _setitem(self, at: int) -> int:
-        values = self._stack[-2:]
-        del self._stack[-2:]
-        self._fill(values)
+        self._fill(self._taken(2))
         return at
 
     def _setitems(self, at: int) -> int:
@@ -280,13 +244,19 @@ class _Reader:
         self._memo.append(self._stack[-1])
         return at
 
-    def _binput(self, at: int) -> int:
-        self._keep(self._content[at])
-        return at + 1
+    def _put(self, index: Struct) -> _Handler:
+        def put(at: int) -> int:
+            self._keep(index.unpack_from(self._content, at)[0])
+            return at + index.size
 
-    def _long_binput(self, at: int) -> int:
-        self._keep(_U32(self._content, at)[0])
-        return at + 4
+        return put
+
+    def _get(self, index: Struct) -> _Handler:
+        def push(at: int) -> int:
+            self._push(self._memo[index.unpack_from(self._content, at)[0]])
+            return at + index.size
+
+        return push
 
     def _keep(self, index: int) -> None:
         if index == len(self._memo):
@@ -297,14 +267,6 @@ class _Reader:
             raise ValueError(
                 f"its memo has {len(self._memo):,} values, and it sets number {index:,}"
             )
-
-    def _binget(self, at: int) -> int:
-        self._push(self._memo[self._content[at]])
-        return at + 1
-
-    def _long_binget(self, at: int) -> int:
-        self._push(self._memo[_U32(self._content, at)[0]])
-        return at + 4
 
 
 def _unsafe(wanted: str) -> UnsafeSnapshotError:

@@ -53,11 +53,7 @@ class Guard:
         )
 
     def open_sink(self, target: Target) -> Sink:
-        """Return the backend's sink for a target after checking each of its addresses.
-
-        Raises:
-            UntrustedAddressError: an address would get credentials of another tracker.
-        """
+        """Return the backend's sink for a target after checking each of its addresses."""
         runs = (target.joined, target.opened, target.beside)
         for address in (target.connection.uri, *(run.uri for run in runs if run is not None)):
             self.require(address)

@@ -84,7 +84,7 @@ def _print(console: Console, comparison: Comparison) -> None:
     figures = {
         name: compared
         for name, compared in comparison.figures.items()
-        if _is_known(compared) and not _is_repeated(name, comparison)
+        if set(compared.values) != {None} and not _is_repeated(name, comparison)
     }
     _print_table(console, "", figures, comparison)
     _print_table(console, "at the traced peak", comparison.categories, comparison)
@@ -93,10 +93,6 @@ def _print(console: Console, comparison: Comparison) -> None:
         console.print()
     for note in comparison.notes:
         console.print(plain(note, "dim"))
-
-
-def _is_known(compared: Compared) -> bool:
-    return any(value is not None for value in compared.values)
 
 
 def _is_repeated(name: str, comparison: Comparison) -> bool:

@@ -17,7 +17,6 @@ from memlog.cli.addresses import Guard, connection_of, known_address, trust_opti
 from memlog.cli.meter import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line, page, plain, table
-from memlog.delivery.in_process.saved_state import all_states
 from memlog.errors import (
     ArtifactError,
     ConfigurationError,
@@ -131,7 +130,7 @@ def _delivered(
     run: RunDirectory, backend: Backend, name: str, trusted: Sequence[str]
 ) -> list[Source]:
     """Return the tracker's runs to which a run of this machine was delivered."""
-    delivery = summarize(run, all_states(run), remember=True).health.delivered.get(name)
+    delivery = summarize(run, remember=True).health.delivered.get(name)
     guard, connection = Guard(backend, trusted), connection_of(backend)
     sources = []
     for tracked in delivery.runs if delivery else ():

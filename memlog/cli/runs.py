@@ -23,7 +23,6 @@ from memlog.cli.output import (
     sign,
     table,
 )
-from memlog.delivery.in_process.saved_state import all_states
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
 from memlog.reports import Summary, summarize
@@ -103,7 +102,7 @@ def _problems(lines: Iterable[RunLine]) -> Iterator[str]:
 
 
 def _line(run: RunDirectory) -> RunLine:
-    summary = summarize(run, all_states(run), remember=True)
+    summary = summarize(run, remember=True)
     return RunLine(
         id=summary.run.id,
         name=summary.run.name,

@@ -9,7 +9,6 @@ import click
 from memlog.cli.options import SETTINGS, dir_option, json_option, run_argument
 from memlog.cli.output import page, print_json
 from memlog.cli.summary_page import print_summary
-from memlog.delivery.in_process.saved_state import all_states
 from memlog.journal import find_run
 from memlog.reports import encode, summarize
 from memlog.settings import runs_directory
@@ -26,7 +25,7 @@ def show(run: str, directory: Path | None, as_json: bool) -> None:
     of the JSON document.
     """
     found = find_run(runs_directory(directory), run)
-    summary = summarize(found, all_states(found))
+    summary = summarize(found)
     if as_json:
         print_json(encode(summary))
         return

@@ -17,7 +17,6 @@ from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.delivery.in_process.saved_state import ClaimOf, InProcessState, all_states, claims_of
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import (
     ConfigurationError,
@@ -27,6 +26,7 @@ from memlog.errors import (
 )
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
+from memlog.journal.in_process_state import ClaimOf, InProcessState, claims_of
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory
@@ -88,7 +88,7 @@ def sync(
     """
     found = find_run(runs_directory(directory), run)
     explain_afterwards(found)
-    summary = summarize(found, all_states(found), remember=True)
+    summary = summarize(found, remember=True)
     failures: list[MemlogError] = []
     elsewhere = backend is not None
     for name in _backends(summary, backend):
@@ -101,7 +101,7 @@ def sync(
         except MemlogError as error:  # the other trackers are still delivered to
             failures.append(error)
     if failures:
-        raise _joined(failures)
+        raise type(failures[0])("; ".join(map(str, failures)))
     if summary.status == "running":
         click.echo(
             f"run {found.id} is still running: call `{found.command('sync')}` again for its newest points"
@@ -124,11 +124,6 @@ def _choices() -> str:
     installed = ", ".join(sorted(find_backends()))
     remedy = f"installed: {installed}" if installed else "pip install mlflow, or pip install wandb"
     return f"name one with --to ({remedy})"
-
-
-def _joined(failures: list[MemlogError]) -> MemlogError:
-    """Join several errors into one of the first error's type."""
-    return type(failures[0])("; ".join(str(failure) for failure in failures))
 
 
 class _Delivery(NamedTuple):

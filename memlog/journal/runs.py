@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from memlog.errors import ConfigurationError, RunNotFoundError, UnwritableDirectoryError
-from memlog.journal.format import Header, ProcessIdentity, parse_segment_name
+from memlog.events import End
+from memlog.journal.format import Header, Position, ProcessIdentity, parse_segment_name
 from memlog.journal.process_identity import Birth, birth_of
 from memlog.journal.reader import JournalFile
 from memlog.settings import runs_directory
@@ -91,6 +92,16 @@ class RunDirectory:
         """Return the time of the newest change to the journal, Unix time in seconds."""
         times = [path.lstat().st_mtime for path in self.path.glob("*.jsonl")]
         return max(times, default=self.path.stat().st_mtime)
+
+    def end(self) -> End | None:
+        """Return how the run ended; ``None`` if the journal's last segments do not say it."""
+        # The trainer's file first. The helper process writes the end if the trainer's journal had no room.
+        for file in self.files():
+            last = max(file.segments, default=1)
+            for entry in file.read(Position(last - 1, 0)):
+                if isinstance(entry.event, End):
+                    return entry.event
+        return None
 
     def is_alive(self) -> bool:
         """Return True if the trainer's process lives and still runs the program that began the run.

@@ -285,5 +285,6 @@ class SegmentFile:
         if status is None or not before.stands_for(status):  # another file has its name now
             again.close()
             return None
+        before.number = -1  # it is closed, and the new one may have its number
         self._descriptor, self._fd = again, again.number
         return status

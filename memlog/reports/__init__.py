@@ -1,6 +1,6 @@
 """Reports on a run, made from its journal: summary, comparison, advice, post-mortem."""
 
 from memlog.reports.schema import Summary
-from memlog.reports.summary import DeliveryState, encode, summarize
+from memlog.reports.summary import encode, summarize
 
-__all__ = ["DeliveryState", "Summary", "encode", "summarize"]
+__all__ = ["Summary", "encode", "summarize"]

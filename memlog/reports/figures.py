@@ -19,7 +19,6 @@ from memlog.events import (
     Recorded,
     Run,
     Trace,
-    TracedLayer,
 )
 from memlog.journal import Entry, RunDirectory
 from memlog.metrics import fragmentation
@@ -78,14 +77,14 @@ def run_figures(run: RunDirectory) -> RunFigures:
         steps=fold.last_step + 1,
         figures=figures,
         categories=dict(fold.worst.at_peak) if fold.worst else {},
-        layers=_by_layer(fold.worst.layers) if fold.worst else {},
+        layers={
+            layer.path: layer.at_peak
+            for layer in (fold.worst.layers if fold.worst else ())
+            if layer.at_peak is not None
+        },
         traced_peak=fold.worst.peak if fold.worst else None,
         trace_peak_from=origin,
     )
-
-
-def _by_layer(layers: tuple[TracedLayer, ...]) -> dict[str, int]:
-    return {layer.path: layer.at_peak for layer in layers if layer.at_peak is not None}
 
 
 def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin | None]:

@@ -25,23 +25,17 @@ class LabelFold:
 
     def take_scope(self, event: Scope) -> None:
         """Add a watched block, or a call of a watched function."""
-        scopes = self._scopes.get(event.label)
-        if scopes is None:
-            if len(self._scopes) >= MAX_LABELS:
-                self.omitted_scopes += 1
-                return
-            scopes = self._scopes[event.label] = _Scopes()
-        scopes.take(event)
+        if event.label not in self._scopes and len(self._scopes) >= MAX_LABELS:
+            self.omitted_scopes += 1
+        else:
+            self._scopes.setdefault(event.label, _Scopes()).take(event)
 
     def take_point(self, event: Recorded) -> None:
         """Add a recorded point."""
-        points = self._points.get(event.label)
-        if points is None:
-            if len(self._points) >= MAX_LABELS:
-                self.omitted_points += 1
-                return
-            points = self._points[event.label] = _Points()
-        points.take(event)
+        if event.label not in self._points and len(self._points) >= MAX_LABELS:
+            self.omitted_points += 1
+        else:
+            self._points.setdefault(event.label, _Points()).take(event)
 
     def scopes(self) -> dict[str, ScopeFacts]:
         """Return the blocks by label, in the order in which the labels first appeared."""

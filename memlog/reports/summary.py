@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from operator import attrgetter
-from typing import Literal, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
-from memlog.events import Alert, Artifact, Device
-from memlog.journal import Binding, RunDirectory
+from memlog.events import Alert, Artifact
+from memlog.journal import RunDirectory
+from memlog.journal.delivery_state import UploadState
+from memlog.journal.in_process_state import InProcessState, all_states
 from memlog.reports.accumulator import Accumulator
 from memlog.reports.schema import (
     AlertFacts,
@@ -37,50 +39,11 @@ _NOTHING_YET = Delivery(points=0, stage="waiting", problem=None, runs=[])
 _T = TypeVar("_T")
 
 
-class DeliveryState(Protocol):
-    """The part of an uploader's saved state that the document contains."""
-
-    @property
-    def backend(self) -> str:
-        """The tracker's name."""
-
-    @property
-    def stage(self) -> Literal["waiting", "delivering", "unreachable", "done"]:
-        """Stage of the delivery."""
-
-    @property
-    def problem(self) -> str | None:
-        """Reason why it is not delivering, in one line."""
-
-    @property
-    def own_run(self) -> Binding | None:
-        """The tracker's run that the sink opened itself."""
-
-    @property
-    def joined(self) -> Sequence[str]:
-        """Ids of the user's runs that points went to."""
-
-    @property
-    def delivered(self) -> int:
-        """Number of points delivered."""
-
-    @property
-    def provisional(self) -> int:
-        """Number of points sent that the tracker has not stored yet."""
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Number of points lost, by reason."""
-
-
-def summarize(
-    run: RunDirectory, states: Iterable[DeliveryState] = (), *, remember: bool = False
-) -> Summary:
+def summarize(run: RunDirectory, *, remember: bool = False) -> Summary:
     """Summarize a run.
 
     Args:
         run: The run. Its journal is read once, in bounded memory.
-        states: The saved states of its uploaders.
         remember: Whether to use the cached summary beside the journal of a run that is over, and to write
             it: for listing many runs.
 
@@ -90,7 +53,7 @@ def summarize(
     # Before reading: the journal of a run that ends meanwhile then has its end event.
     alive = run.is_alive()
     summary = _remembered(run, alive=alive) if remember else _from_journal(run, alive=alive)
-    return _with_states(summary, states)
+    return _with_states(summary, all_states(run))
 
 
 def encode(summary: Summary) -> bytes:
@@ -137,7 +100,7 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
     )
 
 
-def _with_states(summary: Summary, states: Iterable[DeliveryState]) -> Summary:
+def _with_states(summary: Summary, states: Iterable[UploadState | InProcessState]) -> Summary:
     """Add the saved states. A backend may have two states: an uploader's and an in-process writer's."""
     delivered, dropped = dict(summary.health.delivered), Counter(summary.health.dropped)
     seen: set[str] = set()
@@ -151,7 +114,7 @@ def _with_states(summary: Summary, states: Iterable[DeliveryState]) -> Summary:
     return replace(summary, health=health)
 
 
-def _delivery(before: Delivery, state: DeliveryState, *, alone: bool) -> Delivery:
+def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: bool) -> Delivery:
     """Return a delivery with a state added to it.
 
     Args:
@@ -198,13 +161,12 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
         host=header.process.host if header else None,
         pid=header.process.pid if header else None,
         backends=list(begin.backends) if begin else [],
-        devices=_sorted({name: _device(event) for name, event in totals.devices.items()}),
+        devices={
+            name: DeviceFacts(product=event.product, capacity_bytes=event.capacity)
+            for name, event in sorted(totals.devices.items())
+        },
         parameters=_sorted(totals.parameters),
     )
-
-
-def _device(event: Device) -> DeviceFacts:
-    return DeviceFacts(product=event.product, capacity_bytes=event.capacity)
 
 
 def _alert(event: Alert) -> AlertFacts:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, TrackerRejectedError
@@ -84,7 +85,7 @@ class DeliveryContract(TrackerChecks):
         self, run: RunDirectory, fault: Fault, lost: Counter[str] | None = None
     ) -> TrackerRun:
         def open_sink(target: Target) -> Sink:
-            return InterruptedSink(self.open_sink(target), fault)
+            return cast("Sink", InterruptedSink(self.open_sink(target), fault))
 
         uploader = Uploader(run, "conformance", open_sink, begun_us=BEGUN_US, may_open_own=True)
         uploader.deliver(complete=True)

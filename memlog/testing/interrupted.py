@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
-from memlog.events import Alert, Artifact, Status
-from memlog.sink import Point, Sink, TrackerRun
+from memlog.sink import Point, Sink
 
 _T = TypeVar("_T")
 
@@ -78,36 +77,13 @@ class InterruptedSink:
         self.max_points = min(sink.max_points, 50)
         self.dropped: Mapping[str, int] = sink.dropped
 
-    def probe(self) -> None:
-        """See `memlog.sink.Sink`."""
-        self._call("probe", self._sink.probe)
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            points = arguments[0] if method == "log_points" else ()
+            do = partial(getattr(self._sink, method), *arguments)
+            try:
+                return self._fault.call(method, do, points)
+            finally:
+                self.dropped = self._sink.dropped
 
-    def open(self) -> TrackerRun:
-        """See `memlog.sink.Sink`."""
-        return self._call("open", self._sink.open)
-
-    def log_points(self, points: Sequence[Point]) -> None:
-        """See `memlog.sink.Sink`."""
-        self._call("log_points", lambda: self._sink.log_points(points), points)
-
-    def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        """See `memlog.sink.Sink`."""
-        self._call("log_parameters", lambda: self._sink.log_parameters(parameters))
-
-    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
-        """See `memlog.sink.Sink`."""
-        self._call("log_alerts", lambda: self._sink.log_alerts(alerts, first_new))
-
-    def log_artifact(self, artifact: Artifact, file: Path) -> None:
-        """See `memlog.sink.Sink`."""
-        self._call("log_artifact", lambda: self._sink.log_artifact(artifact, file))
-
-    def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        """See `memlog.sink.Sink`."""
-        self._call("close", lambda: self._sink.close(status, ended_us))
-
-    def _call(self, method: str, do: Callable[[], _T], points: Sequence[Point] = ()) -> _T:
-        try:
-            return self._fault.call(method, do, points)
-        finally:
-            self.dropped = self._sink.dropped
+        return call

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from memlog.journal import RunDirectory, find_run
-from memlog.metrics import Plan
-from memlog.sink import Point
 from support import child
+from support.truth import plan_of
 from support.wandb_file import WandbFile
 
 PREAMBLE = """
@@ -37,18 +36,8 @@ def recorded(directory: Path) -> RunDirectory:
     return find_run(directory / "memlog_runs", "latest")
 
 
-def full_plan(run: RunDirectory) -> list[Point]:
-    points: list[Point] = []
-    for file in run.files():
-        plan: Plan[int] = Plan("full")
-        for at, entry in enumerate(file.read()):
-            points += plan.feed(entry.event, at)
-        points += plan.flush()
-    return points
-
-
 def assert_every_step_is_there(made: WandbFile, run: RunDirectory) -> None:
-    wanted = [(p.name, p.index, p.value) for p in full_plan(run)]
+    wanted = [(p.name, p.index, p.value) for p in plan_of(run, "full")]
     got = [
         (name, row[f"memlog/{axis}"], value)
         for row in made.memlogs_rows()

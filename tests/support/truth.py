@@ -7,17 +7,17 @@ from pathlib import Path
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import UploadState
 from memlog.metrics import Plan
-from memlog.sink import Point
+from memlog.sink import Point, Resolution
 
 Row = tuple[str, int, int, float]
 """Name, step, time in ms, value: what makes a row of MLflow's."""
 
 
-def plan_of(run: RunDirectory) -> list[Point]:
+def plan_of(run: RunDirectory, resolution: Resolution = "bucketed") -> list[Point]:
     """The plan's points for the whole journal of a run that is over."""
     points: list[Point] = []
     for file in run.files():
-        plan: Plan[int] = Plan("bucketed")
+        plan: Plan[int] = Plan(resolution)
         for at, entry in enumerate(file.read()):
             points += plan.feed(entry.event, at)
         points += plan.flush()

@@ -45,11 +45,7 @@ class AlertListener:
         self.fd = self._theirs.number
 
     def another(self) -> AlertListener:
-        """Return a new listener with the same callback, for another helper.
-
-        Raises:
-            OSError: the pipe can't be created.
-        """
+        """Return a new listener with the same callback, for another helper."""
         return AlertListener(self._on_alert, self._diagnostics)
 
     def start(self, on_closed: Callable[[], object] = lambda: None) -> None:

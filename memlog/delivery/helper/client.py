@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -25,12 +25,11 @@ ARGUMENTS = ("-m", "memlog.delivery.helper")
 _POLL = 0.02
 """Seconds between checks of whether the helper has ended."""
 
-Outcome: TypeAlias = Literal["delivered", "at work", "stopped", "unreachable", "dead"]
+Outcome: TypeAlias = Literal["delivered", "at work", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``delivered``: it has delivered everything and ended. ``at work``: it still delivers. ``stopped``: a signal
-has stopped it, and memlog has printed a warning. ``unreachable``: no tracker that still lacks data can be
-reached; the helper keeps trying. ``dead``: it ended too early.
+``delivered``: it has delivered everything and ended. ``at work``: it still delivers. ``unreachable``: no
+tracker that still lacks data can be reached; the helper keeps trying. ``dead``: it ended too early.
 """
 
 _outliving: list[subprocess.Popen[bytes]] = []
@@ -177,7 +176,7 @@ class HelperProcess:
         except BaseException:  # Ctrl-C: the helper continues without this process
             _outliving.append(self.process)
             raise
-        if outcome in ("at work", "stopped", "unreachable"):
+        if outcome in ("at work", "unreachable"):
             _outliving.append(self.process)
         return outcome
 
@@ -198,27 +197,11 @@ class HelperProcess:
         while process.poll() is None:
             waited = time.monotonic() - begun
             if waited >= timeout:
-                return "stopped" if self._is_stopped(process.pid) else "at work"
+                return "at work"
             if on_wait is not None and on_wait(waited):
                 return "unreachable"
             time.sleep(min(_POLL, timeout))
         return "delivered" if process.returncode == 0 else "dead"
-
-    def _is_stopped(self, pid: int) -> bool:
-        """Return whether a signal has stopped the helper, and print a warning if so.
-
-        A stopped helper can neither report that itself nor release its lock for ``memlog sync``.
-        """
-        stopped = None
-        with suppress(OSError, AttributeError):  # macOS has no such call before Python 3.13
-            stopped = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        if stopped is not None:
-            self._diagnostics.say_once(
-                "helper_stopped",
-                "the helper process was stopped by a signal such as SIGSTOP, so nothing is delivered now: "
-                f"`kill -CONT {pid}` continues it, and it delivers the rest",
-            )
-        return stopped is not None
 
 
 def _start(log: Path, stdin: Descriptor, shared: Sequence[int]) -> subprocess.Popen[bytes]:

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.errors import TraceNotFoundError
-from memlog.events import Alert, End, now_us
-from memlog.journal import Binding, JournalWriter, Position, RunDirectory
+from memlog.events import Alert, now_us
+from memlog.journal import Binding, JournalWriter, RunDirectory
 from memlog.journal.artifacts import keep
 from memlog.journal.delivery_state import HelperLock
 from memlog.reports.advice import Prediction
@@ -92,7 +92,10 @@ def explain_afterwards(run: RunDirectory) -> None:
 
     A helper that lives writes the report itself. An error is logged; delivery continues.
     """
-    if run.is_alive() or not _may_have_ended_badly(run):
+    if run.trainer() is None or run.is_alive():
+        return
+    end = run.end()  # a cheap check before the whole journal is read
+    if end is not None and end.status == "finished":
         return
     diagnostics = Diagnostics()
     with (
@@ -119,20 +122,6 @@ def explain_afterwards(run: RunDirectory) -> None:
         bus.subscribe(journal.append)
         _publish(run, bus, moments, Witness("sync"), diagnostics)
         journal.close()
-
-
-def _may_have_ended_badly(run: RunDirectory) -> bool:
-    """Return whether the trainer's last segment has no good end: a cheap check before reading the journal."""
-    for file in run.files():
-        if file.process.startswith("trainer"):
-            last = max(file.segments, default=1)
-            ends = [
-                entry.event
-                for entry in file.read(Position(last, 0))
-                if isinstance(entry.event, End)
-            ]
-            return not ends or ends[-1].status != "finished"
-    return False
 
 
 def _last_bindings(run: RunDirectory) -> dict[str, Binding]:

@@ -80,7 +80,8 @@ class Retention:
         segment = self._next(files) if self._shrinking else None
         if segment is None:
             return False
-        window = WHOLE_SEGMENT if segment.delivered else _next_window(segment.window)
+        wider = next(window for window in WINDOWS if window > segment.window)
+        window = WHOLE_SEGMENT if segment.delivered else wider
         try:
             removed = compact(segment.path, window, _levels, delivered=segment.delivered)
         except ValueError:
@@ -146,10 +147,6 @@ def _needed(progress: Progress) -> int:
     The sink may still need the steps of its open bucket; open epochs and evaluations are always kept.
     """
     return min((progress.open or {}).get("step", progress.sent), progress.sent).segment
-
-
-def _next_window(window: int) -> int:
-    return next(wider for wider in WINDOWS if wider > window)
 
 
 def _levels(event: Event) -> dict[str, float] | None:

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.in_process.run_state import RunState
-from memlog.delivery.in_process.saved_state import InProcessState
 from memlog.delivery.in_process.written_runs import WrittenRuns
 from memlog.events import Event
 from memlog.journal import Header, RunDirectory
 from memlog.journal.follower import Follower
+from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
 
 INTERVAL = 0.1

@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from memlog._internal.redact import bare_address
-from memlog.delivery.in_process.saved_state import Claim, ClaimOf
 from memlog.delivery.uploader.refused_runs import Refusals
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import End
 from memlog.journal import Binding
 from memlog.journal.delivery_state import UploadState
+from memlog.journal.in_process_state import Claim, ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 OpenSink = Callable[[Target], Sink]

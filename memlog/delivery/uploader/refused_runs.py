@@ -58,11 +58,7 @@ class Refusals:
             self._forget(key)
 
     def check(self, target: str | None) -> None:
-        """Raise if a target was refused and is not to be tried again yet.
-
-        Raises:
-            RunRefusedError: the run was refused, and is not to be tried again yet.
-        """
+        """Raise if a target was refused and is not to be tried again yet."""
         key = target or _OWN
         if key in self._blocked:
             self._needed.add(key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memlog._internal.redact import remember, without_credentials
-from memlog.delivery.in_process.saved_state import ClaimOf
 from memlog.delivery.uploader import outbox
 from memlog.delivery.uploader.artifact_files import Copies
 from memlog.delivery.uploader.cursor import Reading
@@ -14,6 +13,7 @@ from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableErro
 from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, held_name
+from memlog.journal.in_process_state import ClaimOf
 from memlog.metrics import Plan
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
@@ -310,13 +310,9 @@ def _end_of(run: RunDirectory, reported: End | None) -> End | None:
         run: The run's folder.
         reported: The end that the trainer sent to the helper process; ``None``: it sent none.
     """
-    files = run.files()
-    # The helper process writes the end if the trainer's journal had no room for it.
-    for file in sorted(files, key=lambda file: not file.process.startswith("trainer")):
-        last = max(file.segments, default=1)
-        for entry in file.read(Position(last - 1, 0)):
-            if isinstance(entry.event, End):
-                return entry.event
+    end = run.end()
+    if end is not None:
+        return end
     if reported is not None or run.is_alive():
         return reported
     return End(int(run.last_write() * 1e6), "killed")

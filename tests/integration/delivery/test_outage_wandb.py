@@ -22,10 +22,10 @@ from support.outages import (
     wait_for_state,
     wait_until_unreachable,
 )
+from support.truth import plan_of
 from support.wandb_server import HeldRun, WandbServer
 
 from memlog.journal import RunDirectory
-from memlog.metrics import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -44,13 +44,7 @@ def server() -> Iterator[WandbServer]:
 
 
 def planned(run: RunDirectory) -> Told:
-    points = []
-    for file in run.files():
-        plan: Plan[int] = Plan("full")
-        for at, entry in enumerate(file.read()):
-            points += plan.feed(entry.event, at)
-        points += plan.flush()
-    return Counter((point.name, point.index, point.value) for point in points)
+    return Counter((point.name, point.index, point.value) for point in plan_of(run, "full"))
 
 
 def told(held: HeldRun) -> Told:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.in_process import PREAMBLE, assert_every_step_is_there, full_plan, recorded, sync_offline
+from support.truth import plan_of
+from support.in_process import PREAMBLE, assert_every_step_is_there, recorded, sync_offline
 from support.wandb_file import WandbFile, find_runs, read_run
 
-from memlog.delivery.in_process.saved_state import all_states
 from memlog.reports import summarize
 from memlog.reports.schema import Delivery
 
@@ -28,7 +28,7 @@ def held(directory: Path) -> list[WandbFile]:
 
 def delivery_of(directory: Path) -> Delivery:
     run = recorded(directory)
-    (delivery,) = summarize(run, all_states(run)).health.delivered.values()
+    (delivery,) = summarize(run).health.delivered.values()
     return delivery
 
 
@@ -62,7 +62,7 @@ def test_steps_between_two_openings_of_one_run_reach_it(tmp_path: Path) -> None:
     )
     again = held(tmp_path)[-1]
     assert again.users_rows() == [{"loss": s, "_step": s} for s in range(15, 25)]
-    planned = [(p.name, p.index, p.value) for p in full_plan(recorded(tmp_path))]
+    planned = [(p.name, p.index, p.value) for p in plan_of(recorded(tmp_path), "full")]
     assert sorted(series_of(again)) == sorted(planned)
     assert {index for _, index, _ in series_of(again)} == set(range(25))
     assert delivery_of(tmp_path).stage == "done"
@@ -105,7 +105,7 @@ def test_each_run_of_a_sweep_gets_everything_as_it_ends(tmp_path: Path) -> None:
     assert "memlog sync" not in errors
     runs = held(tmp_path)
     assert [run.run_id for run in runs] == ["trial0", "trial1"]
-    planned = [(p.name, p.index, p.value) for p in full_plan(recorded(tmp_path))]
+    planned = [(p.name, p.index, p.value) for p in plan_of(recorded(tmp_path), "full")]
     steps = [
         {index for name, index, _ in series_of(run) if name == "memory/host/rss_mib"}
         for run in runs

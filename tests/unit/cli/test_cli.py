@@ -233,7 +233,7 @@ def test_show_as_json_is_the_summary(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     state = UploadState(backend="mlflow", stage="done", delivered=1234, joined=["3f2a9c"])
     state.save(run)
-    assert said("show", "k7", "--json").encode() == encode(summarize(run, [state])) + b"\n"
+    assert said("show", "k7", "--json").encode() == encode(summarize(run)) + b"\n"
 
 
 def test_every_commands_help_can_be_read() -> None:

@@ -114,18 +114,6 @@ def test_an_own_run_that_is_gone_for_good_is_replaced_likewise(tmp_path: Path) -
     assert tracker.ended[f"{own}-anew"] == "finished"
 
 
-def test_one_that_is_deleted_and_restored_in_mid_run_lacks_nothing(tmp_path: Path) -> None:
-    made, tracker = MadeRun(tmp_path, alive=True).bound("list", "users", None), ListTracker()
-    carrier = uploader(made.directory, tracker)
-    for begin in range(0, 60, 20):
-        tracker.deleted = {"users"} if begin == 20 else set()
-        made.write(*(batch(s, GIB) for s in range(begin, begin + 20)))
-        carrier.deliver()
-    finish(carrier)
-    assert tracker.points == {"users": expected(range(60))}
-    assert carrier.state.dropped == {}
-
-
 def test_alerts_files_and_parameters_wait_with_it(tmp_path: Path) -> None:
     made = MadeRun(tmp_path, alive=True).bound("list", "gone", None)
     made.directory.artifacts.mkdir()

@@ -106,7 +106,7 @@ def test_what_every_sink_has_had_goes_first_and_is_no_loss(tmp_path: Path) -> No
     carrier.deliver()
     size = trainer(run).size
     enforce(run, size // 2)
-    summary = summarize(run, [carrier.state])
+    summary = summarize(run)
     assert summary.health.thinned > 0
     assert summary.health.dropped == {}
 
@@ -151,17 +151,6 @@ def test_positions_mean_the_same_as_before(tmp_path: Path) -> None:
         for at in before.values():
             rest = [entry.seq for entry in trainer(run).read(at.end)]
             assert rest == [entry.seq for entry in left if entry.seq > at.seq]
-
-
-def test_compacting_twice_is_compacting_once(tmp_path: Path) -> None:
-    run = filled(tmp_path, 200).directory
-    first = trainer(run).path(1)
-
-    def left() -> bytes:
-        compact(first, WHOLE_SEGMENT, lambda _: {}, delivered=False)
-        return first.read_bytes()
-
-    assert left() == left()
 
 
 def test_a_compaction_that_fails_leaves_the_segment_as_it_was(

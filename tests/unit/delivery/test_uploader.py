@@ -72,37 +72,6 @@ def test_delivery_follows_the_journal_as_it_grows(run: RunDirectory) -> None:
     assert tracker.all_points() == expected(range(30))
 
 
-@pytest.mark.parametrize("stop_every", [1, 2, 3, 7])
-def test_another_uploader_goes_on_where_one_stopped(run: RunDirectory, stop_every: int) -> None:
-    journal, tracker = writer(run), ListTracker()
-    carrier = uploader(run, tracker)
-    for step in range(40):
-        journal.append(batch(step))
-        if step % stop_every == 0:
-            carrier.deliver()
-            carrier = uploader(run, tracker)
-    carrier.deliver(complete=True)
-    assert tracker.all_points() == expected(range(40))
-
-
-@pytest.mark.parametrize("failing", [{1}, {1, 2}, {0, 1, 2, 3}])
-def test_what_failed_is_sent_again_and_nothing_twice(run: RunDirectory, failing: set[int]) -> None:
-    journal, tracker = writer(run), ListTracker()
-    carrier = uploader(run, tracker)
-    for step in range(40):
-        journal.append(batch(step))
-        tracker.down = step % 5 in failing
-        if tracker.down:
-            with pytest.raises(TrackerUnavailableError):
-                carrier.deliver()
-        else:
-            carrier.deliver()
-    tracker.down = False
-    carrier.deliver(complete=True)
-    assert tracker.all_points() == expected(range(40))
-    assert carrier.state.delivered == 80
-
-
 def test_a_down_tracker_is_said_without_secrets(run: RunDirectory) -> None:
     journal, tracker = writer(run), ListTracker(crash_after=0)
     journal.append(batch(0))

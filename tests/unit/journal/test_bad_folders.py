@@ -48,23 +48,13 @@ FOLDERS: dict[str, Callable[[RunDirectory], object]] = {
     "folder": lambda run: (run.path / later_name(run)).mkdir(),
     "dangling link": lambda run: (run.path / later_name(run)).symlink_to("nowhere"),
     "link": lambda run: (run.path / "trainer-5-0001.jsonl").symlink_to(first_segment(run)),
-    "five digits": lambda run: (run.path / "trainer-5-00001.jsonl").write_text("x"),
-    "other digits": lambda run: (run.path / "trainer-5-\u0660\u0660\u0660\u0661.jsonl").write_text(
-        "x"
-    ),
-    "other digits of a process": lambda run: (run.path / "trainer-\u0665-0001.jsonl").write_text(
-        "x"
-    ),
     "state is a pipe": lambda run: os.mkfifo(run.delivery / "list.json"),
     "summary is a pipe": lambda run: os.mkfifo(run.path / "summary.json"),
     "begun beyond all reason": with_header("begun_us", HUGE),
-    "begun at the end of time": with_header("begun_us", str(2**63 - 1)),
     "begun before time": with_header("begun_us", str(-(2**63))),
     "no process": with_header("pid", "-1"),
-    "a process beyond all": with_header("pid", str(2**63 - 1)),
     "a process beyond reason": with_header("pid", HUGE),
     "a step beyond all reason": with_header("initial_step", HUGE),
-    "a segment beyond all reason": with_header("segment", HUGE),
 }
 
 

@@ -71,16 +71,6 @@ def test_a_batch_event_with_one_device_takes_at_most_150_bytes(tmp_path: Path) -
     assert per_event <= 150
 
 
-def test_reading_goes_on_from_a_position(tmp_path: Path) -> None:
-    journal = writer(tmp_path)
-    for step in range(5):
-        journal.append(batch(step))
-    entries = list(reader(tmp_path).read())
-    journal.append(batch(5))
-    rest = [entry.event for entry in reader(tmp_path).read(entries[2].end)]
-    assert rest == [batch(3), batch(4), batch(5)]
-
-
 def test_a_new_segment_begins_when_one_is_full(tmp_path: Path) -> None:
     journal = writer(tmp_path, segment_bytes=4096)
     written = [batch(step) for step in range(300)]

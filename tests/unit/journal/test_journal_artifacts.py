@@ -26,14 +26,6 @@ def test_a_copy_is_kept(run: RunDirectory, tmp_path: Path) -> None:
     assert [path.name for path in run.artifacts.iterdir()] == ["flame_graph.json"]
 
 
-def test_a_later_one_of_the_same_name_takes_its_place(run: RunDirectory, tmp_path: Path) -> None:
-    source = tmp_path / "a"
-    for text in ("first", "second"):
-        source.write_text(text)
-        keep(run, source, "name", "kind")
-    assert (run.artifacts / "name").read_text() == "second"
-
-
 @pytest.mark.parametrize(
     ("source", "why"),
     [

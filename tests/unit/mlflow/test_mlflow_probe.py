@@ -18,22 +18,11 @@ from support.mlflow_server import (
     points,
     rss_rows,
     sink_for,
-    sqlite_store,
 )
 
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 
 pytestmark = IN_PROCESS
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return sqlite_store(tmp_path)
-
-
-@pytest.fixture
-def client(uri: str) -> MlflowClient:
-    return MlflowClient(uri)
 
 
 @pytest.fixture
@@ -73,7 +62,6 @@ def test_a_database_server_that_is_gone_is_unavailable() -> None:
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_locked_database_is_unavailable_until_it_is_free(
     uri: str, client: MlflowClient, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -12,13 +10,10 @@ from mlflow.entities import Experiment
 from support.mlflow_server import (
     IN_PROCESS,
     MEMLOG_RUN,
-    points,
     sink_for,
-    sqlite_store,
 )
 
 from memlog.errors import TrackerRejectedError
-from memlog.events import Status
 from memlog.sink import Connection, Target
 from memlog_mlflow import backend, runs
 from memlog_mlflow.sink import MlflowSink
@@ -26,56 +21,12 @@ from memlog_mlflow.sink import MlflowSink
 pytestmark = IN_PROCESS
 
 
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return sqlite_store(tmp_path)
-
-
-@pytest.fixture
-def client(uri: str) -> MlflowClient:
-    return MlflowClient(uri)
-
-
 # memlog's own run
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [("finished", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED"), (None, "RUNNING")],
-)
-def test_an_own_run_ends_as_training_did(
-    uri: str, client: MlflowClient, status: Status | None, expected: str
-) -> None:
-    sink = sink_for(uri)
-    run_id = sink.open().run_id
-    sink.close(status)
-    sink.close(status)
-    info = client.get_run(run_id).info
-    assert info.status == expected
-    assert (info.end_time is None) == (status is None)
-
-
-def test_ending_a_run_again_does_not_move_its_end(uri: str, client: MlflowClient) -> None:
-    first = sink_for(uri)
-    run_id = first.open().run_id
-    first.close("finished")
-    ended = client.get_run(run_id).info.end_time
-    time.sleep(0.01)
-    later = sink_for(uri)
-    later.log_points(points(3))
-    later.close("finished")
-    assert client.get_run(run_id).info.end_time == ended
 
 
 def test_closing_what_was_never_opened_opens_nothing(uri: str, client: MlflowClient) -> None:
     sink_for(uri).close("finished")
     assert client.search_runs(["0"]) == []
-
-
-def test_a_second_sink_finds_the_first_ones_run(uri: str, client: MlflowClient) -> None:
-    first = sink_for(uri).open()
-    assert sink_for(uri).open() == first
-    assert len(client.search_runs(["0"])) == 1
 
 
 def test_a_joined_run_is_not_taken_for_memlogs_own(uri: str, client: MlflowClient) -> None:

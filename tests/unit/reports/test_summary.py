@@ -192,8 +192,8 @@ def test_an_empty_journal_says_nothing_rather_than_zero(tmp_path: Path) -> None:
 
 def test_health_tells_what_was_published_dropped_and_spent(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
-    state = UploadState(backend="mlflow", dropped={"rejected: memory/x": 3}, delivered=7)
-    health = summarize(run, [state]).health
+    UploadState(backend="mlflow", dropped={"rejected: memory/x": 3}, delivered=7).save(run)
+    health = summarize(run).health
     lines = sum(path.read_bytes().count(b"\n") for path in run.path.glob("*.jsonl"))
     assert health.published == lines - len(list(run.path.glob("*.jsonl")))
     assert health.dropped == {"journal_write": 2, "mlflow: rejected: memory/x": 3}
@@ -216,7 +216,8 @@ def test_delivery_tells_each_sinks_runs_without_credentials(tmp_path: Path) -> N
         joined=["second", "before"],
         delivered=12,
     )
-    delivered = msgspec.to_builtins(summarize(made.closed(), [state]).health.delivered)
+    state.save(made.directory)
+    delivered = msgspec.to_builtins(summarize(made.closed()).health.delivered)
     assert delivered == {
         "mlflow": {
             "points": 12,

@@ -149,26 +149,6 @@ def test_a_helper_that_is_killed_again_and_again_is_started_so_often_and_no_more
     session.finish()
 
 
-@pytest.mark.skipif(not hasattr(os, "waitid"), reason="no way to ask")
-@pytest.mark.parametrize("backend", ["local", "mlflow"])
-def test_a_stopped_helper_is_reported_at_the_end(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, backend: str
-) -> None:
-    session = memlog.init(backend)
-    assert session._live is not None
-    pid = session._live._helper.pid
-    assert pid is not None
-    session.step()
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-        session.finish(timeout=0.1)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-    assert [f"`kill -CONT {pid}`" in message for message in caplog.messages] == [True]
-    assert "continues in the background" not in capsys.readouterr().err
-
-
 def test_a_helper_that_cannot_start_affects_delivery_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runs: Path
 ) -> None:

@@ -22,30 +22,14 @@ class LosesTheLast(IdempotentSink):
         super().log_points(points[:-1])
 
 
-class LosesLargeIndices(IdempotentSink):
-    def log_points(self, points: Sequence[Point]) -> None:
-        super().log_points([point for point in points if point.index < 1000])
-
-
 class LosesOtherAxes(IdempotentSink):
     def log_points(self, points: Sequence[Point]) -> None:
         super().log_points([point for point in points if point.axis == "step"])
 
 
-class LosesPeaks(IdempotentSink):
-    def log_points(self, points: Sequence[Point]) -> None:
-        super().log_points([point for point in points if point.fold != "max"])
-
-
 class Reverses(IdempotentSink):
     def log_points(self, points: Sequence[Point]) -> None:
         super().log_points(points[::-1])
-
-
-class StampsItsOwnTime(IdempotentSink):
-    def log_points(self, points: Sequence[Point]) -> None:
-        now = [Point(p.name, p.value, p.axis, p.index, 1, p.fold) for p in points]
-        super().log_points(now)
 
 
 class DoublesReplays(IdempotentSink):
@@ -81,20 +65,9 @@ class BuffersInSecret(IdempotentSink):
         super().close(status, ended_us)
 
 
-class CountsDropsThatNeverWere(IdempotentSink):
-    def log_points(self, points: Sequence[Point]) -> None:
-        super().log_points(points)
-        self.dropped = {"not_finite": self.dropped.get("not_finite", 0) + 1}
-
-
 class LosesOddOnesInSilence(IdempotentSink):
     def log_points(self, points: Sequence[Point]) -> None:
         super().log_points([point for point in points if point.index != 2**63 - 1])
-
-
-class LosesAlerts(IdempotentSink):
-    def log_alerts(self, *_: object) -> None:
-        self.probe()
 
 
 class DoublesAlerts(IdempotentSink):
@@ -105,11 +78,6 @@ class DoublesAlerts(IdempotentSink):
 class ShowsTheNewestAlertsAlone(IdempotentSink):
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
         super().log_alerts(alerts[first_new:], 0)
-
-
-class LosesFiles(IdempotentSink):
-    def log_artifact(self, *_: object) -> None:
-        self.probe()
 
 
 class StoresEmptyFiles(IdempotentSink):
@@ -124,16 +92,6 @@ class KeepsTheFirstFile(IdempotentSink):
             super().log_artifact(artifact, file)
 
 
-class RefusesFiles(IdempotentSink):
-    def log_artifact(self, *_: object) -> None:
-        raise TrackerRejectedError("no files: a test says so")
-
-
-class LosesParameters(IdempotentSink):
-    def log_parameters(self, *_: object) -> None:
-        self.probe()
-
-
 class RefusesParameters(IdempotentSink):
     """It refuses all parameters unless one has no name."""
 
@@ -143,28 +101,9 @@ class RefusesParameters(IdempotentSink):
         super().log_parameters(parameters)
 
 
-class LosesParametersBesideOddOnes(IdempotentSink):
-    def log_parameters(self, parameters: Mapping[str, str]) -> None:
-        self.probe()
-        if "" not in parameters:
-            return
-        super().log_parameters({})
-
-
-class KnowsOneEndAlone(IdempotentSink):
-    def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        if status == "failed":
-            super().close(status, ended_us)
-
-
 class EndsWhatShallGoOn(IdempotentSink):
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
         super().close(status or "finished", ended_us)
-
-
-class EndsNow(IdempotentSink):
-    def close(self, status: Status | None, ended_us: int | None = None) -> None:
-        super().close(status, None if ended_us is None else ended_us + 10**6)
 
 
 class EndsTheUsersRun(IdempotentSink):
@@ -229,26 +168,13 @@ class LeavesHalfAFile(ListStore):
         return path
 
 
-class BringsEmptyFiles(ListStore):
-    def fetch(
-        self,
-        run_id: str,
-        artifact: StoredArtifact,
-        directory: Path,
-        progress: Callable[[int], object],
-    ) -> Path:
-        path = super().fetch(run_id, artifact, directory, progress)
-        path.write_bytes(b"")
-        return path
-
-
 class TellsWrongSizes(ListStore):
     def list_artifacts(self, run_id: str) -> list[StoredArtifact]:
         told = super().list_artifacts(run_id)
         return [StoredArtifact(one.name, one.kind, 1) for one in told]
 
 
-STORES = [TellsOfNoFilesInAnOutage, LeavesHalfAFile, BringsEmptyFiles, TellsWrongSizes]
+STORES = [TellsOfNoFilesInAnOutage, LeavesHalfAFile, TellsWrongSizes]
 
 
 def broken(

@@ -76,15 +76,11 @@ class InProcessState(msgspec.Struct, kw_only=True):
         self.save(run)
 
 
-def read_in_process_states(run: RunDirectory) -> list[InProcessState]:
-    """Read the saved state of every in-process writer."""
-    backends = sorted(path.stem for path in run.delivery.glob(f"*{_SUFFIX}"))
-    return [state for name in backends if (state := InProcessState.load(run, name)) is not None]
-
-
 def all_states(run: RunDirectory) -> list[UploadState | InProcessState]:
-    """Read the states of all uploaders and all in-process writers of a run."""
-    return [*read_in_process_states(run), *read_states(run)]
+    """Read the states of all in-process writers and all uploaders of a run."""
+    backends = sorted(path.stem for path in run.delivery.glob(f"*{_SUFFIX}"))
+    in_process = (InProcessState.load(run, name) for name in backends)
+    return [*(state for state in in_process if state is not None), *read_states(run)]
 
 
 def claims_while_in_process(_run_id: str) -> Claim:
