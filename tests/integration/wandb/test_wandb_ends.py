@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 from support import child
-from support.in_process import PREAMBLE, assert_every_step_is_there, full_plan, recorded, sync_offline
+from support.in_process import (
+    PREAMBLE,
+    assert_every_step_is_there,
+    full_plan,
+    recorded,
+    sync_offline,
+)
 from support.wandb_file import WandbFile, find_runs, read_run
 
 from memlog.delivery.in_process.saved_state import all_states

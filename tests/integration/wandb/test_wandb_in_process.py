@@ -148,9 +148,7 @@ JUMP = """
 LOG = 'run.log({"loss": s}, step=s)'
 
 
-@pytest.mark.parametrize(
-    ("pause", "logs"), [(0.0, "LATE"), (0.001, "EARLY"), (0.05, "LATE")]
-)
+@pytest.mark.parametrize(("pause", "logs"), [(0.0, "LATE"), (0.001, "EARLY"), (0.05, "LATE")])
 def test_row_k_has_the_memory_of_step_k(tmp_path: Path, pause: float, logs: str) -> None:
     """However fast the steps are, and whether the user logs after the optimizer's step or before it."""
     script = JUMP.replace("PAUSE", str(pause)).replace(logs, LOG)
