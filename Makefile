@@ -8,7 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # -qq: pip's progress is noise in a log. Its errors are still shown.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
-PYTEST := $(BIN)/python -m pytest
+# Without plugins that dependencies bring: they cost each worker half a second.
+PYTEST := $(BIN)/python -m pytest -p no:hydra_pytest -p no:anyio
 # One worker per core. The tests of a file stay together because they share a server, and the longest files
 # come first (tests/conftest.py), not those of most tests. A worker that crashes ends the run: a single worker
 # that restarts would hang it.
@@ -30,10 +31,12 @@ demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS
 	@$(BIN)/memlog demo $(ARGS)
 	@echo "(memlog and mlflow are in $(BIN); to have them as commands: . $(BIN)/activate)"
 
-test: lint types contracts wheel ## everything that must pass: the checks, the wheel, all tests
+test: $(VENV)/dev.stamp ## everything that must pass: the checks, the wheel, all tests
+	@$(MAKE) -j4 lint types contracts wheel
 	$(PYTEST) $(PARALLEL)
 
-check: lint types contracts unit ## the quick part of `make test`, in under two minutes
+check: $(VENV)/dev.stamp ## the quick part of `make test`, in about a minute
+	@$(MAKE) -j4 lint types contracts unit
 
 lint: $(VENV)/dev.stamp ## ruff: rules and formatting
 	$(BIN)/ruff check --quiet .

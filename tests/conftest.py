@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import signal
 import sys
@@ -34,27 +35,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "integration/launch/test_launcher.py",
-    "integration/journal/test_crash.py",
     "slow/test_hyco.py",
     "integration/oom/test_out_of_memory.py",
-    "integration/autolog/test_runs_of_the_users.py",
     "integration/wandb/test_wandb_conformance.py",
-    "unit/trace/test_predict_schemes.py",
+    "integration/launch/test_launcher.py",
     "integration/delivery/test_outage_wandb.py",
-    "unit/trace/test_predict.py",
-    "integration/session/test_processes.py",
+    "integration/journal/test_crash.py",
     "integration/_internal/test_secrets.py",
-    "integration/wandb/test_wandb_in_process.py",
+    "integration/autolog/test_runs_of_the_users.py",
     "slow/test_limits.py",
-    "integration/delivery/test_outage_postgres.py",
+    "integration/wandb/test_wandb_in_process.py",
     "integration/delivery/test_outage.py",
-    "integration/examples/test_example_gpt.py",
-    "integration/delivery/test_endless_answers.py",
-    "slow/test_fuzz.py",
-    "integration/delivery/test_broken_streams.py",
+    "integration/delivery/test_outage_postgres.py",
+    "unit/trace/test_predict_schemes.py",
     "slow/test_memory_exercise.py",
     "slow/test_demo.py",
+    "integration/examples/test_example_gpt.py",
+    "unit/trace/test_predict.py",
+    "integration/session/test_processes.py",
+    "integration/session/test_ends.py",
+    "integration/delivery/test_endless_answers.py",
+    "integration/delivery/test_broken_streams.py",
+    "slow/test_fuzz.py",
 )
 """The files that take longest, the longest first."""
 
@@ -64,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     rank = {here / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what is imported by now out of garbage collections, of which some tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,16 +23,16 @@ SNAPSHOT = {
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("hundred", range(10, 13))
-def test_three_hundred_damaged_runs_break_nothing(tmp_path: Path, hundred: int) -> None:
+@pytest.mark.parametrize("hundred", range(10, 12))
+def test_two_hundred_damaged_runs_break_nothing(tmp_path: Path, hundred: int) -> None:
     for seed in range(hundred * 100, (hundred + 1) * 100):
         meet(tmp_path / str(seed), seed)
 
 
-def test_twenty_thousand_pickles_import_nothing() -> None:
+def test_five_thousand_pickles_import_nothing() -> None:
     plain = [pickle.dumps(SNAPSHOT, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
     spoilt = [
-        (malicious, damaged)[seed % 2](plain[seed % len(plain)], seed) for seed in range(20_000)
+        (malicious, damaged)[seed % 2](plain[seed % len(plain)], seed) for seed in range(5_000)
     ]
     with imported() as names:
         for content in spoilt:
@@ -41,9 +41,9 @@ def test_twenty_thousand_pickles_import_nothing() -> None:
     assert names == []
 
 
-def test_ten_thousand_damaged_flame_graphs_are_shown_or_refused(tmp_path: Path) -> None:
+def test_three_thousand_damaged_flame_graphs_are_shown_or_refused(tmp_path: Path) -> None:
     honest = json.dumps(document()).encode()
-    for seed in range(10_000):
+    for seed in range(3_000):
         content = damaged(honest, seed)
         with contextlib.suppress(UnopenableFileError):
             check(content)

@@ -1,6 +1,7 @@
 """Programs that tests start: training scripts of a user's, each in a process of its own."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -40,6 +41,26 @@ def run(
     output, errors = process.communicate(timeout=timeout)
     assert process.returncode == 0, errors
     return output
+
+
+COMMANDS = """
+    import json
+    import sys
+
+    from memlog.cli.main import main
+
+    for arguments in json.loads(sys.argv[1]):
+        sys.argv = ["memlog", *arguments]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, arguments
+"""
+
+
+def commands(*arguments: tuple[str, ...], directory: Path, **environment: str) -> str:
+    """Runs memlog's commands one after the other in one process, which imports the clients once."""
+    return run(COMMANDS, directory, json.dumps(arguments), **environment)
 
 
 def start_memlog(*arguments: str, directory: Path, **environment: str) -> "subprocess.Popen[str]":

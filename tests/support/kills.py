@@ -129,23 +129,11 @@ def lines_of_the_newest_segment(run: RunDirectory) -> int:
     return max(path.read_bytes().count(b"\n") - 1, 0)
 
 
-SYNC = """
-    import sys
-
-    from memlog.cli.main import main
-
-    for directory in sys.argv[1:]:
-        sys.argv = ["memlog", "sync", "latest", "--to", "mlflow", "--dir", f"{directory}/runs"]
-        try:
-            main()
-        except SystemExit as end:
-            assert not end.code, directory
-"""
-
-
 def sync_all(directories: list[Path], directory: Path, uri: str) -> None:
-    """``memlog sync`` of the run in each folder, by one process that imports the client once."""
-    child.run(SYNC, directory, *map(str, directories), MLFLOW_TRACKING_URI=uri)
+    """``memlog sync`` of the run in each folder."""
+    sync = ("sync", "latest", "--to", "mlflow", "--dir")
+    commands = [(*sync, f"{one}/runs") for one in directories]
+    child.commands(*commands, directory=directory, MLFLOW_TRACKING_URI=uri)
 
 
 def rows_by_run(run: RunDirectory, own: str | None) -> dict[str, Counter[Row]]:

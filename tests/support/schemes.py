@@ -104,6 +104,10 @@ def _trace(scheme: Scheme, change: Change) -> RecordedTrace:
     return trace
 
 
+_WARM: set[tuple[Callable[[], Models], bool]] = set()
+"""Trained before in this process: the models, and whether under autocast."""
+
+
 def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:
     """Bytes that two steps need at most, the models included, by the allocator's own account."""
 
@@ -112,7 +116,9 @@ def measured_peak(scheme: Scheme, change: Change = AS_IT_IS) -> int:
         for _ in range(2):
             training.step()
 
-    train()
+    if (scheme.models, change.autocast) not in _WARM:
+        _WARM.add((scheme.models, change.autocast))
+        train()  # what torch sets up once is none of the training's
     gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
     with AllocatorTruth() as allocator:
         train()

@@ -133,6 +133,10 @@ def traced(case: Case, *, step: int = 1, make: MakeOptimizer = torch.optim.Adam)
     return trace
 
 
+_WARM: set[tuple[Any, bool]] = set()
+"""Trained before in this process: the model, and whether under autocast."""
+
+
 def measured_peak(
     case: Case,
     *,
@@ -153,7 +157,9 @@ def measured_peak(
         for _ in range(2):
             _train(case, model, optimizer, inputs, autocast=autocast, accumulate=accumulate)
 
-    train()  # what torch sets up once is none of the training's
+    if (case.model, autocast) not in _WARM:
+        _WARM.add((case.model, autocast))
+        train()  # what torch sets up once is none of the training's
     gc.collect()  # a checkpointed module is a cycle, which must not be freed within the measurement
     with AllocatorTruth() as allocator:
         train()

@@ -1,8 +1,6 @@
 """Secrets in addresses, queries and the environment appear in no file, line or command line."""
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +77,20 @@ WITH_WANDB = """
 """
 
 
+COMMANDS = """
+    import sys
+
+    from memlog.cli.main import main
+
+    for command in ("show latest", "show latest --json", "runs --json", "sync latest --timeout 2"):
+        sys.argv = ["memlog", *command.split(), "--dir", "runs"]
+        try:
+            main()
+        except SystemExit:
+            pass
+"""
+
+
 def family(pid: int) -> Iterator[str]:
     """The command lines of a process and its descendants."""
     process = psutil.Process(pid)
@@ -126,17 +138,10 @@ def whole_session(
     finally:
         process.kill()
     assert process.returncode == 0, said[-1]
-    for command in ("show latest", "show latest --json", "runs --json", "sync latest --timeout 2"):
-        done = subprocess.run(
-            [sys.executable, "-m", "memlog", *command.split(), "--dir", "runs"],
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env={**os.environ, **environment, "MLFLOW_TRACKING_URI": where},
-        )
-        said += [done.stdout, done.stderr]
+    said += child.start(COMMANDS, directory, MLFLOW_TRACKING_URI=where, **environment).communicate(
+        timeout=120
+    )
+    assert "mine" in said[-2] or script != TRAINER
     assert [text for text in said if "sekret" in text] == []
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert "helper.log" in {path.name for path in files}
@@ -171,7 +176,7 @@ def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("status", "user"),
-    [(200, "me:sekret-uri"), (401, "me:sekret/u@ri"), (500, "me:a b\tsekret uri")],
+    [(200, "me:sekret/u@ri"), (401, "me:a b\tsekret uri")],
 )
 def test_where_the_tracker_is_in_trouble(tmp_path: Path, status: int, user: str) -> None:
     """Clients' errors often contain addresses."""

@@ -26,26 +26,33 @@ TRAINER = """
 """
 
 
+BACKENDS = ("local", "mlflow", "wandb")
+
+
+@pytest.mark.usefixtures("ready_store")
 def test_names_and_kinds_are_kept_apart_in_all_three_stores(tmp_path: Path) -> None:
     with WandbServer() as server:
         environment = dict(server.environment)
         child.run(TRAINER, tmp_path, **environment)
-        for backend in ("local", "mlflow", "wandb"):
-            arguments = ("pull", "latest", "--backend", backend)
-            child.memlog(*arguments, "-o", f"of-{backend}", directory=tmp_path, **environment)
-            contents = sorted(path.read_text() for path in (tmp_path / f"of-{backend}").iterdir())
-            assert contents == sorted(
-                [
-                    "r.json report",
-                    "r.json config",
-                    "r.json my/kind:x",
-                    "\u00fc.txt file",
-                    "\u00f6.txt file",
-                ]
+        pulls = [
+            ("pull", "latest", "--backend", backend, *options)
+            for backend in BACKENDS
+            for options in (
+                ("-o", f"of-{backend}"),
+                ("--kind", "report", "-o", f"{backend}-only"),
             )
-            only = f"{backend}-only"
-            child.memlog(
-                *arguments, "--kind", "report", "-o", only, directory=tmp_path, **environment
-            )
-            [report] = (tmp_path / only).iterdir()
-            assert (report.name, report.read_text()) == ("r.json", "r.json report")
+        ]
+        child.commands(*pulls, directory=tmp_path, **environment)
+    for backend in BACKENDS:
+        contents = sorted(path.read_text() for path in (tmp_path / f"of-{backend}").iterdir())
+        assert contents == sorted(
+            [
+                "r.json report",
+                "r.json config",
+                "r.json my/kind:x",
+                "\u00fc.txt file",
+                "\u00f6.txt file",
+            ]
+        )
+        [report] = (tmp_path / f"{backend}-only").iterdir()
+        assert (report.name, report.read_text()) == ("r.json", "r.json report")

@@ -72,19 +72,17 @@ def assert_all_is_back(folder: Path, printed: str) -> None:
     assert printed.splitlines()[-1] == f"look at it: memlog open {folder.name}/peak.speedscope.json"
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "server"])
 def test_files_come_back_here_and_on_a_machine_without_a_journal(
-    kind: str, tmp_path: Path, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
-    uri = sqlite_store(here) if kind == "sqlite" else server.url
-    run_id = trained(here, uri)
+    run_id = trained(here, server.url)
     # A run that is known here is looked for where it was delivered, whatever the environment says.
     printed = child.memlog("pull", "latest", "--backend", "mlflow", "-o", "back", directory=here)
     assert_all_is_back(here / "back", printed)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     printed = child.memlog("pull", run_id, "--backend", "mlflow", "-o", "back", directory=there)
     assert_all_is_back(there / "back", printed)
     assert not (there / "memlog_runs").exists()

@@ -1,10 +1,8 @@
 """Which MLflow run a session's points go to, and how a run of memlog's own ends."""
 
-import os
-import signal
-import subprocess
-import sys
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +11,9 @@ from support.mlflow_server import environment_without_mlflow
 from support.truth import wait_until_delivered
 
 from memlog.cli.main import cli
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 pytestmark = [
     pytest.mark.integration,
@@ -35,11 +36,15 @@ PREAMBLE = """
 """
 
 
-def runs_in(directory: Path) -> dict[str, tuple[str, int]]:
-    """Status and number of memlog's points of every run in a folder's store, by name."""
+def client_of(directory: Path) -> "MlflowClient":
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    return MlflowClient(f"sqlite:///{directory}/mlflow.db")
+
+
+def runs_in(directory: Path) -> dict[str, tuple[str, int]]:
+    """Status and number of memlog's points of every run in a folder's store, by name."""
+    client = client_of(directory)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     return {
         run.info.run_name: (
@@ -103,9 +108,7 @@ def test_a_run_opened_after_the_first_steps_is_joined_and_has_them(tmp_path: Pat
 
 
 ENDS = {
-    "exit without finish": ("pass", "FINISHED"),
     "uncaught exception": ("raise ValueError('no')", "FAILED"),
-    "said": ("memlog.finish('failed')", "FAILED"),
     "killed": ("os.kill(os.getpid(), 9)", "KILLED"),
 }
 
@@ -128,26 +131,6 @@ def test_a_run_of_memlogs_own_ends_as_the_training_did(tmp_path: Path, how: str)
     assert runs_in(tmp_path) == {"own": (status, 5)}
 
 
-@with_a_store
-def test_ctrl_c_ends_the_run_as_killed(tmp_path: Path) -> None:
-    process = child.start(
-        PREAMBLE
-        + """
-    session = memlog.init("mlflow", name="own", finish_timeout=120)
-    train(session, 5)
-    print("ready", flush=True)
-    time.sleep(600)
-    """,
-        tmp_path,
-    )
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=240)
-    assert "KeyboardInterrupt" in errors
-    wait_until_delivered(tmp_path / "memlog_runs")
-    assert runs_in(tmp_path) == {"own": ("KILLED", 5)}
-
-
 SWEEP = """
     session = memlog.init("mlflow", alerts=["host.rss > 1 MiB"], finish_timeout=120)
     import mlflow
@@ -155,7 +138,7 @@ SWEEP = """
     for number in range(4):
         with mlflow.start_run(run_name=f"r{number}") as run:
             train(session, 10)
-        if number == 0:
+        if number < 2:
             mlflow.delete_run(run.info.run_id)
     memlog.finish()
 """
@@ -173,65 +156,54 @@ def sync(directory: Path, *arguments: str) -> tuple[int, str]:
     return memlog(directory, "sync", "latest", *arguments)
 
 
-def mlflow_says(directory: Path, *arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "mlflow", *arguments],
-        cwd=directory,
-        env={**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{directory}/mlflow.db"},
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
+def purge(directory: Path, run_id: str) -> None:
+    """``mlflow gc``, in this process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what its other commands import
+        from mlflow.cli import cli as mlflow
+
+    store = f"sqlite:///{directory}/mlflow.db"
+    arguments = ("gc", "--backend-store-uri", store, "--tracking-uri", store, "--run-ids", run_id)
+    with environment_without_mlflow():
+        done = CliRunner().invoke(mlflow, arguments)
+    assert done.exit_code == 0, done.output
 
 
-def deleted_in(directory: Path) -> str:
-    from mlflow import MlflowClient
+@with_a_store
+def test_deleted_runs_hold_up_no_other_and_lose_no_point(tmp_path: Path) -> None:
+    """One of a sweep's is restored; the points of one that is purged go to a run of memlog's own."""
     from mlflow.entities import ViewType
 
-    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
-    [run] = client.search_runs(["0"], run_view_type=ViewType.DELETED_ONLY)
-    return str(run.info.run_id)
-
-
-@with_a_store
-def test_a_deleted_run_of_a_sweep_holds_up_no_other_and_gets_its_points_once_it_is_restored(
-    tmp_path: Path,
-) -> None:
     process = child.start(PREAMBLE + SWEEP, tmp_path)
     _, errors = process.communicate(timeout=240)
-    gone = deleted_in(tmp_path)
-    others = {f"r{number}": ("FINISHED", 10) for number in (1, 2, 3)}
+    client = client_of(tmp_path)
+    deleted = client.search_runs(["0"], run_view_type=ViewType.DELETED_ONLY)
+    gone = {run.info.run_name: run.info.run_id for run in deleted}
+    others = {"r2": ("FINISHED", 10), "r3": ("FINISHED", 10)}
     assert runs_in(tmp_path) == others
-    remedy = f"the MLflow run {gone} is deleted (`mlflow runs restore --run-id {gone}`)"
-    assert f"memlog: mlflow: {remedy}" in errors
-    assert "not everything is delivered" not in errors  # it was not waited for
-    for _, said in (memlog(tmp_path, "runs"), sync(tmp_path)):
-        assert remedy in said
-    assert sync(tmp_path)[0] != 0
-    mlflow_says(tmp_path, "runs", "restore", "--run-id", gone)
-    assert sync(tmp_path)[0] == 0
-    assert runs_in(tmp_path) == {**others, "r0": ("FINISHED", 10)}
-    assert wait_until_delivered(tmp_path / "memlog_runs").dropped == {}
-
-
-@with_a_store
-def test_what_is_for_a_run_that_was_purged_goes_to_one_of_memlogs_own_where_that_is_wanted(
-    tmp_path: Path,
-) -> None:
-    child.run(PREAMBLE + SWEEP, tmp_path)
-    gone = deleted_in(tmp_path)
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    mlflow_says(tmp_path, "gc", "--backend-store-uri", store, "--run-ids", gone)
+    restore = "the MLflow run {0} is deleted (`mlflow runs restore --run-id {0}`)".format
+    assert f"memlog: mlflow: {restore(gone['r0'])}" in errors
+    assert "not everything is delivered" not in errors  # they were not waited for
+    assert restore(gone["r0"]) in memlog(tmp_path, "runs")[1]
     code, said = sync(tmp_path)
     assert code != 0
-    assert f"the MLflow run {gone} does not exist: it is deleted permanently" in said
+    assert restore(gone["r0"]) in said
+
+    client.restore_run(gone["r0"])
+    purge(tmp_path, gone["r1"])
+    code, said = sync(tmp_path)
+    assert code != 0
+    assert f"the MLflow run {gone['r1']} does not exist: it is deleted permanently" in said
     assert "--own-run" in said
+    assert runs_in(tmp_path) == {**others, "r0": ("FINISHED", 10)}
+
     assert sync(tmp_path, "--own-run")[0] == 0
     delivered = runs_in(tmp_path)
     assert len(delivered) == 4
     assert set(delivered.values()) == {("FINISHED", 10)}
     assert sync(tmp_path)[0] == 0
     assert runs_in(tmp_path) == delivered
+    assert wait_until_delivered(tmp_path / "memlog_runs").dropped == {}
 
 
 @with_a_store
@@ -287,6 +259,6 @@ def test_a_deleted_experiment_is_not_waited_for(tmp_path: Path) -> None:
     )
     _, errors = process.communicate(timeout=100)  # it would take 120 s
     assert "mlflow experiments restore --experiment-id 1" in errors
-    mlflow_says(tmp_path, "experiments", "restore", "--experiment-id", "1")
+    client_of(tmp_path).restore_experiment("1")
     assert sync(tmp_path)[0] == 0
     assert [points for _, points in runs_in(tmp_path).values()] == [10]

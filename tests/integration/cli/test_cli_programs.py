@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support import thirdparty
 from support.journals import GIB, MadeRun, at, batch, finished_run
+from support.mlflow_server import sqlite_store
 
 from memlog.artifacts.speedscope_package import VERSION
 from memlog.events import End, Run
@@ -188,7 +189,7 @@ def test_points_reach_mlflow_once_and_stay_where_they_began(tmp_path: Path) -> N
     from mlflow import MlflowClient
 
     run = run_for_mlflow(tmp_path)
-    database = f"sqlite:///{tmp_path}/one.db"
+    database = sqlite_store(tmp_path)
     first = memlog(tmp_path, "sync", "latest", MLFLOW_TRACKING_URI=database)
     assert (first.returncode, first.stderr) == (0, "")
     own = UploadState.load(run, "mlflow").own_run
@@ -229,7 +230,7 @@ def test_a_tracker_that_is_down_is_one_line_and_a_later_sync_goes_on(tmp_path: P
     shown = memlog(tmp_path, "show", "latest").stdout
     assert "nothing delivered, unreachable" in shown
     assert "secret" not in shown
-    done = memlog(tmp_path, "sync", "latest", MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/up.db")
+    done = memlog(tmp_path, "sync", "latest", MLFLOW_TRACKING_URI=sqlite_store(tmp_path))
     assert done.stdout.startswith(f"mlflow: {2 * STEPS} points delivered")
 
 

@@ -43,6 +43,7 @@ def mlflows_run(directory: Path) -> str:
 
 
 @pytest.mark.seed(162)
+@pytest.mark.usefixtures("ready_store")
 def test_own_runs_in_both(tmp_path: Path) -> None:
     child.run(
         TRAINER
@@ -60,6 +61,7 @@ def test_own_runs_in_both(tmp_path: Path) -> None:
     assert sorted(set(steps)) == list(range(50))
 
 
+@pytest.mark.usefixtures("ready_store")
 def test_one_is_written_in_process_and_the_other_has_its_own_run(tmp_path: Path) -> None:
     child.run(
         TRAINER

@@ -47,17 +47,25 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def server(
     tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3: S3Server
 ) -> Iterator[MlflowServer]:
-    """Keeps the artifacts of the default experiment for its clients, in the store."""
     folder = tmp_path_factory.mktemp("server")
     store = f"s3://{BUCKET}/proxied"
     with running_mlflow_server(folder, postgres.url, store, s3.environment) as running:
         yield running
 
 
-def test_the_server_and_the_database_end_in_mid_run_and_nothing_is_lost(
+def test_each_part_ends_in_mid_run_and_nothing_is_lost(
     tmp_path: Path, server: MlflowServer, postgres: Postgres, s3: S3Server
 ) -> None:
-    with training(OWN_RUN, tmp_path, "mlflow", MLFLOW_TRACKING_URI=server.url) as process:
+    """The server, the database, and the store that clients write to themselves."""
+    from mlflow import MlflowClient
+
+    MlflowClient(server.url).create_experiment("direct", f"s3://{BUCKET}/direct")
+    environment = {
+        **s3.environment,
+        "MLFLOW_TRACKING_URI": server.url,
+        "MLFLOW_EXPERIMENT_NAME": "direct",
+    }
+    with training(OWN_RUN, tmp_path, "mlflow", **environment) as process:
         wait_until_it_goes_on(tmp_path, "mlflow")
         server.kill()
         wait_until_unreachable(tmp_path, "mlflow", "refused")
@@ -67,27 +75,7 @@ def test_the_server_and_the_database_end_in_mid_run_and_nothing_is_lost(
         wait_until_unreachable(tmp_path, "mlflow", "")
         postgres.start()
         wait_until_it_goes_on(tmp_path, "mlflow")
-        stop(process, tmp_path)
-    assert_mlflow_has_everything_once(tmp_path, MLFLOW_TRACKING_URI=server.url)
-    (key,) = (key for key in s3.objects() if key.endswith("/memlog/artifacts/report/notes.txt"))
-    assert key.startswith("proxied/")
-    assert s3.objects()[key] == NOTES
-
-
-def test_a_store_that_clients_write_to_themselves_is_waited_for_and_no_point_with_it(
-    tmp_path: Path, server: MlflowServer, s3: S3Server
-) -> None:
-    from mlflow import MlflowClient
-
-    MlflowClient(server.url).create_experiment("direct", f"s3://{BUCKET}/direct")
-    environment = {
-        **s3.environment,
-        "MLFLOW_TRACKING_URI": server.url,
-        "MLFLOW_EXPERIMENT_NAME": "direct",
-    }
-    s3.stop()
-    with training(OWN_RUN, tmp_path, "mlflow", **environment) as process:
-        wait_until_it_goes_on(tmp_path, "mlflow")
+        s3.stop()
         stop(process, tmp_path)
     points = len(plan_of(newest_run(tmp_path)))
 
@@ -99,3 +87,4 @@ def test_a_store_that_clients_write_to_themselves_is_waited_for_and_no_point_wit
     assert_mlflow_has_everything_once(tmp_path, **environment)
     (key,) = (key for key in s3.objects() if key.endswith("/memlog/artifacts/report/notes.txt"))
     assert key.startswith("direct/")
+    assert s3.objects()[key] == NOTES

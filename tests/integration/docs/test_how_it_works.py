@@ -11,6 +11,7 @@ from types import FrameType
 import mlflow
 import pytest
 import torch
+from support.mlflow_server import sqlite_store
 
 import memlog
 from memlog.delivery.uploader.retrying_worker import UploadWorker
@@ -59,9 +60,9 @@ def test_a_batch_event_passes_the_stops_that_the_page_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow.search_experiments()  # makes the database, which takes long while every call is noted
+    store = sqlite_store(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    mlflow.set_tracking_uri(store)
     road = stops()
     assert len(road) <= 16
     assert [number for number, *_ in road] == list(range(1, len(road) + 1))

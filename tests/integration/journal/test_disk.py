@@ -241,7 +241,7 @@ BUSY = """
     for _ in range(2):
         threading.Thread(target=compute, daemon=True).start()
     session = memlog.init("local", dir="runs")
-    for step in range(600):
+    for step in range(300):
         time.sleep(0.0001)   # gives up Python's lock, as torch's operations do
         session.step()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -254,7 +254,7 @@ def test_threads_that_compute_are_no_slow_disk(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert errors == ""
-    assert summarize(find_run(tmp_path / "runs", "latest")).steps == 600
+    assert summarize(find_run(tmp_path / "runs", "latest")).steps == 300
 
 
 @pytest.fixture

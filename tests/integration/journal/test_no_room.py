@@ -224,13 +224,12 @@ CLOSED = """
     {leave}
     print(json.dumps([session.health.dropped, session.health.faults]))
 """
-ALL = ["os.closerange(3, 1024)", "os.closerange(3, os.sysconf('SC_OPEN_MAX'))"]
 
 
-@pytest.mark.parametrize("close", ALL)
 def test_a_program_that_closes_every_descriptor_keeps_its_files_and_loses_no_event(
-    tmp_path: Path, close: str
+    tmp_path: Path,
 ) -> None:
+    close = "os.closerange(3, os.sysconf('SC_OPEN_MAX'))"
     script = PREFACE + CLOSED.format(close=close, take="", leave="")
     dropped, _ = json.loads(child.run(script, tmp_path, timeout=AT_MOST))
     assert not dropped
@@ -292,30 +291,13 @@ CANCELLED = """
         threading.Timer(0.2, ctrl_c).start()
         await asyncio.sleep(60)
 
-    async def failing():
-        with memlog.init("local", dir="runs") as session:
-            session.step()
-            raise ValueError
-
-    async def ending():
-        with memlog.init("local", dir="runs") as session:
-            session.step()
-
     asyncio.run({how}())
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "status"),
-    [
-        ("with_a_block", "killed"),
-        ("without", "killed"),
-        ("failing", "failed"),
-        ("ending", "finished"),
-    ],
-)
-def test_ctrl_c_in_a_coroutine_is_ctrl_c(tmp_path: Path, how: str, status: str) -> None:
+@pytest.mark.parametrize("how", ["with_a_block", "without"])
+def test_ctrl_c_in_a_coroutine_is_ctrl_c(tmp_path: Path, how: str) -> None:
     process = child.start(CANCELLED.format(how=how), tmp_path)
     process.communicate(timeout=AT_MOST)
     run = summarize(find_run(tmp_path / "runs", "latest"))
-    assert (run.status, run.steps) == (status, 1)
+    assert (run.status, run.steps) == ("killed", 1)

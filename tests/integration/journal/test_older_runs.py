@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from support import child
+from support.mlflow_server import sqlite_store
 from support.wandb_file import read_only_run
 
 pytestmark = pytest.mark.integration
@@ -41,7 +42,7 @@ def test_compare_gives_the_same_document(runs: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
 def test_sync_gives_the_same_points(runs: Path) -> None:
-    address = f"sqlite:///{runs}/mlflow.db"
+    address = sqlite_store(runs)
     child.memlog(*("sync", FIRST, "--to", "mlflow"), directory=runs, MLFLOW_TRACKING_URI=address)
     client = client_of(runs)
     run = only_run(client)
@@ -81,20 +82,15 @@ def only_run(client: MlflowClient) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
-def test_pull_brings_the_files_of_an_older_store(stored: Path) -> None:
-    address = {"MLFLOW_TRACKING_URI": f"sqlite:///{stored}/mlflow.db"}
-    for run, out in ((FIRST, "by-its-id"), (only_run(client_of(stored)).info.run_id, "by-mlflows")):
-        pull = ("pull", run, "--backend", "mlflow", "-o", out)
-        child.memlog(*pull, directory=stored, **address)
-        note = WRITTEN / "runs" / FIRST / "artifacts" / "note.txt"
-        assert (stored / out / "note.txt").read_bytes() == note.read_bytes()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_sync_adds_nothing_to_an_older_store_that_is_complete(stored: Path) -> None:
-    address = {"MLFLOW_TRACKING_URI": f"sqlite:///{stored}/mlflow.db"}
-    child.memlog("sync", FIRST, "--to", "mlflow", directory=stored, **address)
+def test_an_older_store_gives_its_files_and_gets_no_point_twice(stored: Path) -> None:
     client = client_of(stored)
+    runs = {FIRST: "by-its-id", only_run(client).info.run_id: "by-mlflows"}
+    pulls = [("pull", run, "--backend", "mlflow", "-o", out) for run, out in runs.items()]
+    address = {"MLFLOW_TRACKING_URI": f"sqlite:///{stored}/mlflow.db"}
+    child.commands(*pulls, ("sync", FIRST, "--to", "mlflow"), directory=stored, **address)
+    note = WRITTEN / "runs" / FIRST / "artifacts" / "note.txt"
+    for out in runs.values():
+        assert (stored / out / "note.txt").read_bytes() == note.read_bytes()
     assert points_of(client, only_run(client)) == expected("points")["metrics"]
 
 

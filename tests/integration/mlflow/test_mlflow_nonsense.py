@@ -28,7 +28,7 @@ ANSWERS = {
     "wrong fields": b'{"run": {"info": {"run_id": 7, "status": "ODD", "start_time": "x"}, "data": []}}',
     "no text": b"\xff\xfe\x00\x00",
     "deep": b"[" * 100_000,
-    "large": b'{"run": "' + b"x" * 8_000_000 + b'"}',
+    "large": b'{"run": "' + b"x" * 2_000_000 + b'"}',
 }
 
 
@@ -49,8 +49,9 @@ def problem_of(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("joined", [True, False])
-@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize(
+    ("answer", "joined"), [(answer, at % 2 == 0) for at, answer in enumerate(ANSWERS)]
+)
 def test_nonsense_is_an_error_of_memlogs(
     answering: Answering, tmp_path: Path, answer: str, joined: bool
 ) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from support.mlflow_server import (
     sqlite_store,
 )
 
-from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Sink, TrackerRun
 
@@ -85,14 +83,6 @@ def test_a_joined_run_is_left_as_it_was(uri: str, client: MlflowClient) -> None:
     assert len(client.get_metric_history(run_id, "loss")) == 5
 
 
-def test_points_arrive_as_they_are(uri: str, client: MlflowClient) -> None:
-    sink = sink_for(uri)
-    sink.log_points(points(3))
-    rows = rss_rows(client, sink.open().run_id)
-    first = START_US // 1000
-    assert rows == [(0, first, 100.0), (1, first + 1, 101.0), (2, first + 3, 102.0)]
-
-
 def test_the_fluent_api_is_not_touched(
     uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,18 +115,6 @@ def test_a_users_active_model_gets_no_metrics_of_memlog(
 
 
 # Points
-
-
-def test_a_replay_adds_no_rows(uri: str, client: MlflowClient) -> None:
-    sink = sink_for(uri)
-    batch = [*points(20), Point("memory/x", math.nan, "step", 1, START_US)]
-    sink.log_points(batch)
-    sink.log_points(batch)
-    sink.log_points(points(30))
-    sink_for(uri).log_points([*batch, *batch])
-    run_id = sink.open().run_id
-    assert len(rss_rows(client, run_id)) == 30
-    assert len(client.get_metric_history(run_id, "memory/x")) == 1
 
 
 def test_what_cannot_be_stored_costs_only_itself(uri: str, client: MlflowClient) -> None:
@@ -234,33 +212,6 @@ def test_a_refused_parameter_costs_only_itself(
 
 
 # A server
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_and_comes_back(server: MlflowServer) -> None:
-    client = MlflowClient(server.url)
-    before = user_run(client)
-    run_id = before.info.run_id
-    sink = sink_for(server.url, run_id)
-    sink.probe()
-    sink.log_points(points(1000))
-    sink.log_parameters({"torch": "2.9"})
-    server.kill()
-    began = time.monotonic()
-    for call in (sink.probe, lambda: sink.log_points(points(10)), sink_for(server.url).open):
-        with pytest.raises(TrackerUnavailableError):
-            call()
-    assert time.monotonic() - began < 10
-    server.start()
-    sink.probe()
-    sink.log_points(points(1000))
-    sink.log_points(points(500, first=1000))
-    sink.close("finished")
-    after = client.get_run(run_id)
-    assert len(rss_rows(client, run_id)) == 1500
-    assert after.info.status == "RUNNING"
-    assert without_memlog(after.data.metrics) == before.data.metrics
-    assert without_memlog(after.data.tags) == before.data.tags
 
 
 @pytest.mark.slow

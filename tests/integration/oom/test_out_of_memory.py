@@ -171,13 +171,13 @@ SHORT = """
     import memlog
 
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(8)))
     optimizer = torch.optim.Adam(model.parameters())
     in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**29, in_use + 2**29))
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**28, in_use + 2**28))
 
     def train(rows):
-        model(torch.randn(rows, 64)).square().mean().backward()
+        model(torch.randn(rows, 16)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -189,19 +189,18 @@ SHORT = """
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("for step in range(40): train(8192 * (1 + step))", "peaked higher than every one before"),
-        ("for step in range(40): train(512 * 2**step)", "peaked higher than every one before"),
+        ("for step in range(40): train(16384 * (1 + step))", "peaked higher than every one before"),
         (
-            "for step in range(8): train(2048)\n"
-            "        kept = [model(torch.randn(8192, 64)) for _ in range(1000)]",
+            "for step in range(8): train(4096)\n"
+            "        kept = [model(torch.randn(16384, 16)) for _ in range(1000)]",
             "no earlier step's peak was more than",
         ),
         (
-            "kept = []\n        for step in range(40): train(2048); kept.append(torch.ones(2**23))",
+            "kept = []\n        for step in range(40): train(4096); kept.append(torch.ones(2**22))",
             "too few to find the cause",
         ),
     ],
-    ids=["grows", "doubles", "keeps an evaluation's graphs", "keeps in few steps"],
+    ids=["grows", "keeps an evaluation's graphs", "keeps in few steps"],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 def test_a_run_of_few_steps_is_told_what_its_steps_show(
@@ -305,15 +304,10 @@ def test_a_thread_that_says_so_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "end",
-    [
-        "os._exit(0)",
-        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
-        "faulthandler._sigsegv()",
-    ],
+    "end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"]
 )
 def test_an_end_that_is_not_of_memory_gets_no_advice_on_it(tmp_path: Path, end: str) -> None:
-    body = f"import faulthandler, os, signal, time; time.sleep(1); {end}"
+    body = f"import os, signal, time; {end}"
     with child(tmp_path, LIMITED.format(body=body)) as process:
         process.communicate(timeout=100)
     text = wait_for_report(only_run(tmp_path))
@@ -364,7 +358,8 @@ TRAINS = """
     {body}
 """
 GROWS = """
-    resource.setrlimit(resource.RLIMIT_AS, (3 * 1024**3, 3 * 1024**3))
+    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**29, in_use + 2**29))
     for exponent in (4, 4, 4, *range(17, 40)):
         train(2**exponent)
 """
@@ -401,17 +396,6 @@ def test_a_killed_trainers_newest_trace_is_named(tmp_path: Path) -> None:
     assert "`worst-step.speedscope.json.gz`" in newest
 
 
-def test_the_helper_explains_a_trainer_that_was_killed(tmp_path: Path) -> None:
-    with child(tmp_path, FOREVER) as process:
-        process.stdout.readline()
-        process.kill()
-    text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Ended unexpectedly")
-    assert "after step 29\n" in text
-    assert "This report is by memlog's helper process" in text
-    assert "| 29 | " in text
-
-
 def alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -430,8 +414,10 @@ def test_a_process_group_that_is_killed_is_explained(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     text = wait_for_report(only_run(tmp_path))
+    assert text.startswith("# Ended unexpectedly")
     assert "This report is by memlog's helper process" in text
     assert "after step 29\n" in text
+    assert "| 29 | " in text
     assert not alive(worker)
 
 

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 from support import child
+from support.in_process import (
+    PREAMBLE,
+    assert_every_step_is_there,
+    recorded,
+    sync_offline,
+)
 from support.truth import plan_of
-from support.in_process import PREAMBLE, assert_every_step_is_there, recorded, sync_offline
 from support.wandb_file import WandbFile, find_runs, read_run
 
 from memlog.reports import summarize

@@ -1,6 +1,7 @@
 """Writing to a W&B run of the user's in process: the user's rows stay, and memlog's values are the plan's."""
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from support import child
@@ -13,8 +14,8 @@ from support.in_process import (
 from support.truth import plan_of
 from support.wandb_file import WandbFile, find_runs, read_only_run, read_run
 
-from memlog.journal.in_process_state import InProcessState
 from memlog.journal import RunDirectory
+from memlog.journal.in_process_state import InProcessState
 from memlog.reports import summarize
 
 pytestmark = pytest.mark.integration
@@ -83,12 +84,42 @@ def assert_values_are_the_plans(held: WandbFile, run: RunDirectory) -> None:
     assert names
 
 
+EACH = """
+    import os
+
+    anywhere = start
+    start = lambda **arguments: anywhere(dir=os.getcwd(), **arguments)
+    scripts = eval(sys.argv[1])
+    for number, script in enumerate(scripts):
+        os.mkdir(str(number))
+        os.chdir(str(number))
+        session = None
+        if "--joined" in sys.argv:
+            import memlog
+            session = memlog.init("wandb", finish_timeout=60)
+            step = session.step
+        exec(script)
+        if session is not None:
+            session.finish()
+        wandb.finish()
+        os.chdir("..")
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs of all `USERS`, by number, without memlog and with it."""
+    folder = tmp_path_factory.mktemp("users")
+    scripts = repr([dedent(script) for script in USERS.values()])
+    for name, arguments in (("plain", []), ("written", ["--joined"])):
+        (folder / name).mkdir()
+        child.run(PREAMBLE + EACH, folder / name, scripts, *arguments)
+    return folder
+
+
 @pytest.mark.parametrize("how", USERS)
-def test_the_users_rows_are_those_without_memlog(tmp_path: Path, how: str) -> None:
-    plain, written = tmp_path / "plain", tmp_path / "written"
-    for folder, arguments in ((plain, []), (written, ["--memlog"])):
-        folder.mkdir()
-        child.run(PREAMBLE + USERS[how], folder, *arguments)
+def test_the_users_rows_are_those_without_memlog(trained: Path, how: str) -> None:
+    plain, written = (trained / name / str([*USERS].index(how)) for name in ("plain", "written"))
     without, beside = read_only_run(plain), read_only_run(written)
     assert without.users_rows()
     assert beside.users_rows() == without.users_rows()
@@ -117,8 +148,7 @@ JUMP = """
 LOG = 'run.log({"loss": s}, step=s)'
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.001, 0.05])
-@pytest.mark.parametrize("logs", ["LATE", "EARLY"])
+@pytest.mark.parametrize(("pause", "logs"), [(0.0, "LATE"), (0.001, "EARLY"), (0.05, "LATE")])
 def test_row_k_has_the_memory_of_step_k(tmp_path: Path, pause: float, logs: str) -> None:
     """However fast the steps are, and whether the user logs after the optimizer's step or before it."""
     script = JUMP.replace("PAUSE", str(pause)).replace(logs, LOG)

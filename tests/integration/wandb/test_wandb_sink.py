@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from support import child
 from support.truth import plan_of
-from support.faults import FINE, Fault
 from support.wandb_file import find_runs, read_only_run, read_run
 from support.wandb_server import WandbServer
 
 from memlog.journal import RunDirectory, find_run
 from memlog.journal.delivery_state import UploadState
-from memlog.metrics import Plan
 
 pytestmark = pytest.mark.integration
 
@@ -131,35 +129,6 @@ def test_an_own_run_online_has_every_step_alert_and_file(
     state = UploadState.load(run, "wandb")
     assert (state.stage, state.delivered) == ("done", len(planned(run)))
     assert FETCHED in child.run(FETCH, tmp_path, held.name, **server.environment)
-
-
-def test_a_server_that_is_down_at_first_gets_everything_later(tmp_path: Path) -> None:
-    server = WandbServer()
-    server.start()
-    environment = server.environment
-    server.stop()
-    child.run(trainer(finish_timeout=1), tmp_path, **environment)
-    run = recorded(tmp_path)
-    wait_for_stage(run, "unreachable")
-    assert not server.runs
-    server.start()
-    try:
-        wait_for_stage(run, "done")
-    finally:
-        server.stop()
-    (held,) = server.runs.values()
-    assert told(held.rows) == planned(run)
-
-
-def test_a_server_in_trouble_is_waited_for(tmp_path: Path, server: WandbServer) -> None:
-    server.fault = Fault(status=500)
-    child.run(trainer(finish_timeout=1), tmp_path, **server.environment)
-    run = recorded(tmp_path)
-    wait_for_stage(run, "unreachable")
-    server.fault = FINE
-    wait_for_stage(run, "done")
-    (held,) = server.runs.values()
-    assert told(held.rows) == planned(run)
 
 
 def wait_for_stage(run: RunDirectory, stage: str, seconds: float = 100) -> None:

@@ -62,7 +62,6 @@ def test_a_database_server_that_is_gone_is_unavailable() -> None:
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_locked_database_is_unavailable_until_it_is_free(
     uri: str, client: MlflowClient, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,8 +71,6 @@ def test_a_locked_database_is_unavailable_until_it_is_free(
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(TrackerUnavailableError, match="locked"):
             sink.probe()
-        with pytest.raises(TrackerUnavailableError, match="locked"):
-            sink.log_points(points(10))
         other.execute("ROLLBACK")
     assert capfd.readouterr() == ("", "")
     sink.probe()
