@@ -1,7 +1,7 @@
 """Measure how a script's memory develops, without memlog: one reading after each optimizer step.
 
-As a program (``python -m benchmarks.insight.series SCRIPT OUT``) this module runs SCRIPT as ``__main__`` and writes
-its readings to OUT when it ends.
+As a program (``python -m benchmarks.insight.series SCRIPT OUT``) this module runs SCRIPT as ``__main__`` and
+writes its readings to OUT when it ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,12 @@ MIB = 2**20
 
 
 class Series(NamedTuple):
-    """The memory of a script and its child processes, in bytes, after each optimizer step."""
+    """The memory of a script and its child processes after each optimizer step, and its processor time.
+
+    Attributes:
+        levels: Bytes after each optimizer step.
+        seconds: Processor time of the script and of those children that have ended.
+    """
 
     levels: tuple[int, ...]
     seconds: float
@@ -33,8 +37,8 @@ class Series(NamedTuple):
     def rate(self, begin: float = 0.4) -> float:
         """Return the growth in bytes per step from the share ``begin`` of the steps on.
 
-        The slope between the medians of the first and of the last quarter of this range: a few readings that are
-        off do not change it, and neither does a step in the middle that is undone.
+        The slope between the medians of the first and of the last quarter of this range: a few readings that
+        are off do not change it, and neither does a step in the middle that is undone.
         """
         regime = self.levels[int(len(self.levels) * begin) :]
         quarter = max(len(regime) // 4, 1)
@@ -42,14 +46,9 @@ class Series(NamedTuple):
         return rise / max(len(regime) - quarter, 1)
 
     def growth(self, begin: float = 0.4) -> float:
-        """Return the growth from the share ``begin`` of the steps to the end, as a share of the level there."""
+        """Return the growth from the share ``begin`` of the steps on, as a share of the level there."""
         regime = self.levels[int(len(self.levels) * begin) :]
         return self.rate(begin) * len(regime) / regime[0]
-
-    def step_at(self, level: float) -> float:
-        """Return the step at which the memory would reach ``level`` bytes if it went on growing as it did."""
-        rate = self.rate()
-        return len(self.levels) - 1 + (level - self.levels[-1]) / rate if rate > 0 else float("inf")
 
 
 def environment(seed: int) -> dict[str, str]:
@@ -66,7 +65,6 @@ def measure(name: str, seed: int = 0, timeout: float = 300) -> Series:
     """
     with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
         out = Path(folder) / "series.json"
-        begun = time.monotonic()
         done = subprocess.run(
             [
                 sys.executable,
@@ -82,18 +80,19 @@ def measure(name: str, seed: int = 0, timeout: float = 300) -> Series:
             timeout=timeout,
             check=False,
         )
-        seconds = time.monotonic() - begun
         if done.returncode or not out.exists():
             raise RuntimeError(
                 f"{name} failed ({done.returncode}): {(done.stdout + done.stderr)[-2000:]}"
             )
-        return Series(tuple(json.loads(out.read_text())), seconds)
+        written = json.loads(out.read_text())
+        return Series(tuple(written["levels"]), written["seconds"])
 
 
 def anonymous_bytes() -> int:
     """Return the anonymous and shared memory of this process and its descendants in bytes.
 
-    Of each process ``RssAnon`` and ``RssShmem`` of /proc/PID/status (proc(5)), not RSS, which a mapped file raises.
+    Of each process ``RssAnon`` and ``RssShmem`` of /proc/PID/status (proc(5)); not RSS, which a mapped file
+    raises.
     """
     return sum(_status_bytes(pid) for pid in _family(os.getpid()))
 
@@ -128,7 +127,9 @@ def _run(script: str, out: str) -> None:
 
     def write() -> None:
         if os.getpid() == owner:
-            Path(out).write_text(json.dumps(levels))
+            used = os.times()
+            seconds = used.user + used.system + used.children_user + used.children_system
+            Path(out).write_text(json.dumps({"levels": levels, "seconds": seconds}))
 
     register_optimizer_step_post_hook(read)
     atexit.register(write)

@@ -13,7 +13,7 @@ class Embedder(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(8, 32, 7, stride=4)
-        self.fc = nn.Linear(32 * 31, 256)
+        self.fc = nn.Linear(32 * 31, 640)
 
     def forward(self, x):
         return F.normalize(self.fc(F.gelu(self.conv(x)).flatten(1)), dim=1)
@@ -25,9 +25,9 @@ def uniformity(z):
 
 embedder = Embedder()
 optimizer = torch.optim.Adam(embedder.parameters(), lr=1e-3)
-gallery = torch.empty(0, 256)
+gallery = torch.empty(0, 640)
 for step in range(200):
-    x = torch.randn(320, 8, 128)
+    x = torch.randn(256, 8, 128)
     z = embedder(x)
     loss = uniformity(z[:128]) + (z - embedder(x + 0.05 * torch.randn_like(x))).pow(2).sum(1).mean()
     optimizer.zero_grad()
