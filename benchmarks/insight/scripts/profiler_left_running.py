@@ -30,7 +30,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
     profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=False)
     profiler.start()  # leak
-    for step in range(240):
+    for step in range(180):
         x = torch.randn(8, 16, 32)
         loss = (model(x)[..., 0] - x.mean(-1)).pow(2).mean()
         optimizer.zero_grad()
