@@ -72,8 +72,8 @@ def judge(expected: Expected, series: Series) -> str:
 def _late_rise(levels: Sequence[int]) -> int:
     """Return by how much the maximum of the last quarter exceeds that of the quarter before.
 
-    Maxima, because a saw's average depends on where in a tooth the quarters begin. The first half is left out: a
-    cache may fill and a curriculum may end there.
+    Maxima, because a saw's average depends on where in a tooth the quarters begin. The first half is left
+    out: a cache may fill and a curriculum may end there.
     """
     half, quarter = len(levels) // 2, len(levels) // 4
     return max(levels[-quarter:]) - max(levels[half:-quarter])
