@@ -26,7 +26,7 @@ def uniformity(z):
 embedder = Embedder()
 optimizer = torch.optim.Adam(embedder.parameters(), lr=1e-3)
 gallery = torch.empty(0, 640)
-for step in range(200):
+for step in range(140):
     x = torch.randn(256, 8, 128)
     z = embedder(x)
     loss = uniformity(z[:128]) + (z - embedder(x + 0.05 * torch.randn_like(x))).pow(2).sum(1).mean()
