@@ -22,7 +22,7 @@ TRACER_TESTS := tests/unit/tracer tests/unit/trace tests/integration/tracer
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers gpu-checks limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers insight gpu-checks limits test-oldest-torch clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -66,6 +66,9 @@ bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog:
 
 bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/benchmarks-layers.md
 	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
+
+insight: $(VENV)/dev.stamp ## how well memlog explains growth (an hour; ARGS="--help"): writes docs/insight.md
+	$(BIN)/python -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/insight.md $(ARGS)
 
 gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/gpu-checks.md)
 	$(PYTEST) -m gpu

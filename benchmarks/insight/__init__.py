@@ -1,0 +1,1 @@
+"""Scripts with and without a memory fault, and how well memlog tells them apart."""

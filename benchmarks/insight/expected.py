@@ -1,0 +1,74 @@
+"""The truth about each script: the records of expected.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.insight.series import HERE, SCRIPTS
+
+KINDS = frozenset(
+    {
+        "kept_graph",
+        "kept_tensors",
+        "growing_container",
+        "gradients_not_cleared",
+        "unowned_gradients",
+        "forward_without_backward",
+        "optimizers_pile_up",
+        "model_copies",
+        "hooks_pile_up",
+        "reference_cycles",
+        "python_memory",
+        "native_library",
+        "worker_process",
+        "shared_memory",
+        "allocator_free_lists",
+        "device_fragmentation",
+        "larger_steps",
+        "growth",
+    }
+)
+"""The kinds of findings that memlog documents."""
+
+MARKER = "# leak"
+"""Comment at the end of the line of a script that is at fault."""
+
+
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is true of one script.
+
+    Attributes:
+        faulty: Whether it has a fault.
+        source: Where the pattern was seen: an issue or a forum thread.
+        kinds: Kinds of findings that name the cause, the best one first; empty if healthy.
+        where: Texts of which a finding has to contain one to name the place, besides the marked line.
+        rate_mib: Lowest and highest growth in MiB per step, as measured without memlog; 0 to 0 if a
+            faulty script wastes memory and does not grow.
+    """
+
+    faulty: bool
+    source: str
+    kinds: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+    rate_mib: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def grows(self) -> bool:
+        """Whether memory grows from step to step."""
+        return self.faulty and self.rate_mib[1] > 0
+
+
+def load(path: Path = HERE / "expected.toml") -> dict[str, Expected]:
+    """Return the records by the name of their script."""
+    # Not tomllib: Python 3.10 has none.
+    table: dict[str, Any] = msgspec.toml.decode(path.read_text())
+    return {name: msgspec.convert(record, Expected) for name, record in table.items()}
+
+
+def marked_lines(name: str) -> list[int]:
+    """Return the numbers of a script's lines that end with the marker, from 1."""
+    lines = (SCRIPTS / f"{name}.py").read_text().splitlines()
+    return [number for number, line in enumerate(lines, 1) if line.endswith(MARKER)]

@@ -1,0 +1,169 @@
+"""Run the scripts through ``memlog run --layers`` and judge what memlog finds.
+
+``python -m benchmarks.insight.run [--only NAME …] [--seeds N] [--jobs N] [--write FILE]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.insight import report
+from benchmarks.insight.expected import Expected, load, marked_lines
+from benchmarks.insight.scoring import Finding, Score, Truth, findings_of, judge
+from benchmarks.insight.series import MIB, SCRIPTS, environment, measure
+
+TIMEOUT_S = 600
+MEMLOG = Path(sys.executable).with_name("memlog")
+
+
+class Result(NamedTuple):
+    """What came out of one script with one seed.
+
+    Attributes:
+        name: The script.
+        seed: Its seed.
+        score: The judgement; None if the script failed.
+        findings: memlog's findings.
+        verdict: memlog's verdict, if it gave one.
+        cost: Time with memlog divided by the time without; None if not measured.
+        rate: Measured growth in bytes per step; None if not measured.
+        error: Why it failed.
+    """
+
+    name: str
+    seed: int
+    score: Score | None
+    findings: tuple[Finding, ...] = ()
+    verdict: str | None = None
+    cost: float | None = None
+    rate: float | None = None
+    error: str | None = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="scripts (default: all)")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of healthy scripts (default 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="scripts at a time (default 1)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the report to FILE")
+    options = parser.parse_args()
+    table = load()
+    names = options.only or sorted(table)
+    if unknown := set(names) - set(table):
+        parser.error(f"no such script: {', '.join(sorted(unknown))}")
+    results = run(table, names, options.seeds, options.jobs)
+    text = report.text(table, results, options.seeds)
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)
+    if options.write:
+        options.write.write_text(report.PREFACE + text + "\n")
+    sys.exit(any(result.error for result in results))
+
+
+def run(table: dict[str, Expected], names: Sequence[str], seeds: int, jobs: int) -> list[Result]:
+    """Run scripts: the faulty ones with seed 0, the healthy ones with all seeds."""
+    tasks = [
+        (name, seed) for name in names for seed in range(1 if table[name].faulty else max(seeds, 1))
+    ]
+    with ThreadPoolExecutor(jobs) as pool:
+        pending = [pool.submit(one, name, table[name], seed) for name, seed in tasks]
+        return [future.result() for future in track(pending, description="scripts")]
+
+
+def one(name: str, expected: Expected, seed: int) -> Result:
+    """Run one script with one seed: with memlog and, for the first seed, also without."""
+    try:
+        plain = _timed([sys.executable, str(SCRIPTS / f"{name}.py")], seed) if seed == 0 else None
+        seconds, document = _with_memlog(name, seed)
+        findings = findings_of(document)
+        truth = _truth(name, seed, findings, document) if expected.grows else None
+    except Exception as error:  # noqa: BLE001 # reported as this script's result
+        return Result(name, seed, None, error=f"{type(error).__name__}: {error}"[-500:])
+    marks = [f"{name}.py:{line}" for line in marked_lines(name)]
+    return Result(
+        name,
+        seed,
+        judge(expected, findings, truth, marks),
+        tuple(findings),
+        document.get("verdict"),
+        cost=seconds / plain if plain else None,
+        rate=truth.rate if truth else None,
+    )
+
+
+def _with_memlog(name: str, seed: int) -> tuple[float, dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
+        script = [sys.executable, str(SCRIPTS / f"{name}.py")]
+        recorded = [str(MEMLOG), "run", "--layers", "--backend", "local", "--dir", folder, "--"]
+        seconds = _timed(recorded + script, seed)
+        shown = subprocess.run(
+            [str(MEMLOG), "show", "latest", "--json", "--dir", folder],
+            env=environment(seed),
+            capture_output=True,
+            check=True,
+            timeout=TIMEOUT_S,
+        )
+        return seconds, json.loads(shown.stdout)
+
+
+def _timed(command: Sequence[str], seed: int) -> float:
+    """Run a command in an empty folder and return its seconds.
+
+    Raises:
+        RuntimeError: It failed, with the end of its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
+        begun = time.perf_counter()
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment(seed),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-400:]}")
+    return seconds
+
+
+def _truth(
+    name: str, seed: int, findings: Sequence[Finding], document: dict[str, Any]
+) -> Truth | None:
+    """Measure the growth without memlog, if there is a finding to compare with it."""
+    if not any(finding.tells_growth for finding in findings):
+        return None
+    series = measure(name, seed)
+    room = _room(findings, document)
+    return Truth(series.rate(), len(series.levels) - 1, room)
+
+
+def _room(findings: Sequence[Finding], document: dict[str, Any]) -> float | None:
+    """Return the bytes between the last level and the limit at the run's end.
+
+    The limit is the finding's own if it names it, else what the machine had available.
+    """
+    metrics = document.get("metrics", {})
+    limits = [finding.limit for finding in findings if finding.limit is not None]
+    resident = metrics.get("memory/host/rss_mib")
+    if limits and resident:
+        return float(limits[0] - resident["last"] * MIB)
+    available = metrics.get("memory/host/available_mib")
+    return float(available["last"] * MIB) if available else None
+
+
+if __name__ == "__main__":
+    main()

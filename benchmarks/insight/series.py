@@ -1,0 +1,149 @@
+"""Measure how a script's memory develops, without memlog: one reading after each optimizer step.
+
+As a program (``python -m benchmarks.insight.series SCRIPT OUT``) this module runs SCRIPT as ``__main__`` and
+writes its readings to OUT when it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+ROOT = HERE.parents[1]
+MIB = 2**20
+
+
+class Series(NamedTuple):
+    """The memory of a script and its child processes after each optimizer step, and its processor time.
+
+    Attributes:
+        levels: Bytes after each optimizer step.
+        seconds: Processor time of the script and of those children that have ended.
+    """
+
+    levels: tuple[int, ...]
+    seconds: float
+
+    def rate(self, begin: float = 0.4) -> float:
+        """Return the growth in bytes per step from the share ``begin`` of the steps on.
+
+        The slope between the medians of the first and of the last quarter of this range: a few readings that
+        are off do not change it, and neither does a step in the middle that is undone.
+        """
+        regime = self.levels[int(len(self.levels) * begin) :]
+        quarter = max(len(regime) // 4, 1)
+        rise = statistics.median(regime[-quarter:]) - statistics.median(regime[:quarter])
+        return rise / max(len(regime) - quarter, 1)
+
+    def growth(self, begin: float = 0.4) -> float:
+        """Return the growth from the share ``begin`` of the steps on, as a share of the level there."""
+        regime = self.levels[int(len(self.levels) * begin) :]
+        return self.rate(begin) * len(regime) / regime[0]
+
+
+def environment(seed: int) -> dict[str, str]:
+    """Return the environment for a script: one core, a seed, and nothing of memlog's settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMLOG_")}
+    return kept | {"SEED": str(seed), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def measure(name: str, seed: int = 0, timeout: float = 300) -> Series:
+    """Run a script and return its series.
+
+    Raises:
+        RuntimeError: The script failed, with the end of its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="memlog-insight-") as folder:
+        out = Path(folder) / "series.json"
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.insight.series",
+                str(SCRIPTS / f"{name}.py"),
+                str(out),
+            ],
+            cwd=folder,
+            env=environment(seed) | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if done.returncode or not out.exists():
+            raise RuntimeError(
+                f"{name} failed ({done.returncode}): {(done.stdout + done.stderr)[-2000:]}"
+            )
+        written = json.loads(out.read_text())
+        return Series(tuple(written["levels"]), written["seconds"])
+
+
+def anonymous_bytes() -> int:
+    """Return the anonymous and shared memory of this process and its descendants in bytes.
+
+    Of each process ``RssAnon`` and ``RssShmem`` of /proc/PID/status (proc(5)); not RSS, which a mapped file
+    raises.
+    """
+    return sum(_status_bytes(pid) for pid in _family(os.getpid()))
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []  # it has just ended
+    return [pid, *(one for child in text.split() for one in _family(int(child)))]
+
+
+def _status_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:"))
+    )
+
+
+def _run(script: str, out: str) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    levels: list[int] = []
+    owner = os.getpid()
+
+    def read(*_: Any) -> None:
+        if os.getpid() == owner:
+            levels.append(anonymous_bytes())
+
+    def write() -> None:
+        if os.getpid() == owner:
+            used = os.times()
+            seconds = used.user + used.system + used.children_user + used.children_system
+            Path(out).write_text(json.dumps({"levels": levels, "seconds": seconds}))
+
+    register_optimizer_step_post_hook(read)
+    atexit.register(write)
+    leave = os._exit
+
+    def written(code: int) -> None:
+        write()
+        leave(code)
+
+    os._exit = written  # type: ignore[assignment] # a script that ends this way runs no atexit function
+    sys.argv = [script]
+    sys.path[0] = str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1], sys.argv[2])
