@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +36,7 @@ from memlog.reports.schema import (
     TracedFacts,
 )
 from memlog.reports.traced_steps import among
+from memlog.reports.verdict import evidence_and_remedy
 from memlog.sink import Axis
 
 _AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")
@@ -58,7 +59,11 @@ _EMPTY = (
 
 def print_summary(console: Console, summary: Summary) -> None:
     """Print the page."""
+    console.print(plain(summary.verdict, "bold yellow" if summary.findings else "bold"))
+    console.print()
     _print_head(console, summary)
+    if summary.findings:
+        _print_section(console, "Findings", _findings(summary))
     _print_section(console, "Peaks", _peaks(console, summary))
     for axis in _AXES:
         metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
@@ -91,6 +96,15 @@ def _print_head(console: Console, summary: Summary) -> None:
     if summary.status == "finished" and _is_empty(summary):
         facts["recorded"] = plain(_EMPTY, "yellow")
     console.print(_indented(_facts(facts)))
+
+
+def _findings(summary: Summary) -> Group:
+    """Return each finding with its evidence and remedy below it."""
+    parts: list[RenderableType] = []
+    for finding in summary.findings:
+        parts.append(plain(finding.title))
+        parts += [_indented(plain(line)) for line in evidence_and_remedy(finding)]
+    return Group(*parts)
 
 
 def _is_empty(summary: Summary) -> bool:

@@ -24,6 +24,7 @@ from memlog.journal import Binding, Entry, Header
 from memlog.reports.aggregates import MAX_NAMES, MetricFold, PeakFold
 from memlog.reports.labels import LabelFold
 from memlog.reports.traced_steps import TraceFold
+from memlog.reports.verdict_fold import VerdictFold
 
 MAX_LISTED = 1_000
 """Maximum number of alerts that are kept, and of artifacts."""
@@ -42,6 +43,7 @@ class Accumulator:
         peaks: The highest value of each kind of memory.
         labels: Blocks, functions and points that the user watched by hand.
         traces: The steps that were traced.
+        verdict: What the verdict on the run is made from.
         begin: The run's first event; ``None`` if the journal has none.
         end: The run's last event; ``None`` if the journal has none.
         devices: The accelerators by name.
@@ -61,6 +63,7 @@ class Accumulator:
         self.peaks = PeakFold()
         self.labels = LabelFold()
         self.traces = TraceFold()
+        self.verdict = VerdictFold()
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
@@ -93,6 +96,7 @@ class Accumulator:
             return
         self.peaks.take(event)
         self.traces.take(event)
+        self.verdict.take(event)
         self.published += 1
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from memlog.events import Artifact, Batch, End, OutOfMemory, Sample, Trace
+from memlog.events import Artifact, Batch, End, Finding, OutOfMemory, Sample, Trace
 from memlog.journal import Entry, RunDirectory
 
 REPORT = "postmortem"
@@ -18,6 +18,7 @@ _MEMORY_KINDS = ("flamegraph", "snapshot")
 
 _STEPS = 200
 _SAMPLES = 60
+_FINDINGS = 100
 
 
 class LastMoments(msgspec.Struct):
@@ -38,6 +39,8 @@ class LastMoments(msgspec.Struct):
     trace: Trace | None = None
     files: list[str] = []
     """Names of the flame graph and the allocator's snapshot, if there are any."""
+    findings: list[Finding] = []
+    """What memlog found during the run, oldest first; at most `_FINDINGS`."""
     reported: bool = False
     """True if the journal already has a report on the run's end."""
 
@@ -84,6 +87,9 @@ def _note(moments: LastMoments, event: object) -> None:
         moments.failure = event
     elif isinstance(event, Trace):
         moments.trace = event
+    elif isinstance(event, Finding):
+        if len(moments.findings) < _FINDINGS:
+            moments.findings.append(event)
     elif isinstance(event, End):
         moments.end = event
     elif isinstance(event, Artifact):

@@ -17,6 +17,7 @@ from memlog.reports.final_state import LastMoments
 from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.oom_diagnosis import Suspicion, Witness, suspect
 from memlog.reports.step_ranking import held_more
+from memlog.reports.verdict import after_step, evidence_and_remedy, failure_title, ranked, sentence
 
 _SHOWN_STEPS = 10
 _SHOWN_LAYERS = 10
@@ -71,6 +72,8 @@ def report(
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
     title = _title(moments, suspicion)
     blocks = [f"# {title}"]
+    for finding in ranked(moments.findings)[:1]:
+        blocks += [f"**{sentence(finding)}**", _list(evidence_and_remedy(finding))]
     for heading, write in parts:
         blocks += _part(heading, write, health)
     return Report(title, "\n\n".join(blocks) + "\n")
@@ -85,26 +88,16 @@ def _part(heading: str, write: Callable[[], Iterable[str]], health: Diagnostics)
 
 
 def _title(moments: LastMoments, suspicion: Suspicion) -> str:
-    failure, step = moments.failure, moments.last_step
-    after = "before the end of the first step" if step is None else f"after step {step}"
+    failure, after = moments.failure, after_step(moments.last_step)
     if failure is not None and failure.signal is not None:
         likely = " because memory ran out" if suspicion.level == "likely" else ""
         return f"{failure.worker} was killed{likely} {after}"
     if failure is not None:
-        wanted = (
-            "" if failure.requested is None else f", {format_bytes(failure.requested)} requested"
-        )
-        return f"Out of memory {_place(failure)} {after}{wanted}"
+        return failure_title(failure, moments.last_step)
     if suspicion.level == "likely":
         return f"Killed by the kernel because memory ran out {after}"
     scarce = ", with little memory left" if suspicion.level == "possible" else ""
     return f"Ended unexpectedly {after}{scarce}"
-
-
-def _place(failure: OutOfMemory) -> str:
-    if failure.worker is not None:
-        return f"in {failure.worker}"
-    return "on the host" if failure.device == "host" else f"on {failure.device}"
 
 
 def _cause(

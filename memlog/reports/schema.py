@@ -85,6 +85,34 @@ class AlertFacts(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None
 
 
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps between which a limit will be reached if memory keeps growing."""
+
+    earliest_step: int
+    latest_step: int
+    limit_bytes: int | None
+
+
+class FindingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause of high or growing memory."""
+
+    kind: str
+    """Kind of cause, such as ``kept_graph``; ``growth`` if the cause is unknown."""
+    title: str
+    where: str | None
+    """Variable, line, layer or process that holds the memory."""
+    since_step: int | None
+    rate: float | None
+    """Bytes per step."""
+    forecast: Forecast | None
+    """``None``: too uncertain, or too far away to matter."""
+    evidence: list[str]
+    confidence: Literal["high", "medium", "low"]
+    remedy: str | None
+    step: int | None
+    """Step after which it was found."""
+
+
 class ArtifactFacts(msgspec.Struct, frozen=True, kw_only=True):
     """An artifact of the run."""
 
@@ -196,6 +224,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the last step + 1; 0: there was no step."""
     metrics: dict[str, MetricSummary]
     peaks: dict[str, Peak]
+    verdict: str
+    """The most important finding in one sentence, or that nothing grew."""
+    findings: list[FindingFacts]
+    """The most important first."""
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
     traced: TracedFacts

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
-from memlog.events import Alert, Artifact
+from memlog.events import Alert, Artifact, Finding
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState, all_states
@@ -23,6 +23,8 @@ from memlog.reports.schema import (
     ArtifactFacts,
     Delivery,
     DeviceFacts,
+    FindingFacts,
+    Forecast,
     HealthFacts,
     RunFacts,
     RunStatus,
@@ -83,12 +85,16 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
             totals.dropped["journal_thinned"] += file.thinned_undelivered
         if lost := totals.lost(file.process, sum(file.skipped.values()) + file.thinned):
             totals.dropped["journal_lost"] += lost
+    status, peaks = _status(totals, alive), totals.peaks.summary()
+    last_step = totals.last_step if totals.last_step >= 0 else None
     return Summary(
         run=_run(run, totals),
-        status=_status(totals, alive),
+        status=status,
         steps=totals.last_step + 1,
         metrics=totals.metrics.summary(),
-        peaks=totals.peaks.summary(),
+        peaks=peaks,
+        verdict=totals.verdict.verdict(status, last_step, peaks, totals.devices),
+        findings=[_finding(event) for event in totals.verdict.findings],
         # The helper process's alerts are read after all of the trainer's.
         alerts=[_alert(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
         artifacts=[_artifact(event) for event in totals.artifacts],
@@ -180,6 +186,25 @@ def _alert(event: Alert) -> AlertFacts:
         value=event.value,
         evaluation=event.evaluation,
         epoch=event.epoch,
+    )
+
+
+def _finding(event: Finding) -> FindingFacts:
+    forecast = None
+    if event.forecast is not None:
+        earliest, latest = event.forecast
+        forecast = Forecast(earliest_step=earliest, latest_step=latest, limit_bytes=event.limit)
+    return FindingFacts(
+        kind=event.kind,
+        title=event.title,
+        where=event.where,
+        since_step=event.since_step,
+        rate=event.rate,
+        forecast=forecast,
+        evidence=list(event.evidence),
+        confidence=event.confidence,
+        remedy=event.remedy,
+        step=event.step,
     )
 
 

@@ -25,6 +25,7 @@ from memlog.journal import JournalWriter, new_run
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
+from memlog.session.finding_alerts import FindingAlerts
 from memlog.session.run_delivery import RunDelivery
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
@@ -120,6 +121,8 @@ class Recording:
             with diagnostics.contained("printing"):
                 self._console.announce()
             self._bus.subscribe(self._console)
+        self._finding_alerts = FindingAlerts(self._bus.publish, diagnostics, self._on_alert)
+        self._bus.subscribe(self._finding_alerts)
         self._alert_judge: AlertJudge | None = None
         if settings.alerts and self._console is not None:
             # Imported here because it is needed only with alert rules.
@@ -281,6 +284,8 @@ class Recording:
         end, health = self._close(status, error)
         self._closed = True
         self._delivery.finish(end, health, timeout)
+        with self._diagnostics.contained("printing what was found"):
+            self._finding_alerts.print_verdict()
 
     def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
         """Stop every part, and return the run's last events."""

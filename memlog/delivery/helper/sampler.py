@@ -13,7 +13,7 @@ from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
-from memlog.probes.tree import ProcessTree, available_memory
+from memlog.probes.tree import ProcessTree, available_memory, machine_memory
 
 _STEPS = 5
 """Steps, in a run's first 500 steps, after which a sample is due before its interval has passed."""
@@ -131,6 +131,9 @@ class Sampler:
             cgroup_used=group.used,
             cgroup_limit=group.limit,
             tree_file=tree.file,
+            host_limit=min(
+                (size for size in (group.limit, machine_memory()) if size), default=None
+            ),
         )
 
 

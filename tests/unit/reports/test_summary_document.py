@@ -62,6 +62,12 @@ def test_the_fields_are_frozen() -> None:
         *(f"metrics.<>.{field}" for field in ("axis", "first_index", "last_index")),
         *(f"metrics.<>.{field}" for field in ("last", "min", "max")),
         *(f"peaks.<>.{field}" for field in ("bytes", "source", "step", "evaluation")),
+        "verdict",
+        *(f"findings[].{field}" for field in ("kind", "title", "where", "since_step", "rate")),
+        *(
+            f"findings[].{field}"
+            for field in ("forecast", "evidence", "confidence", "remedy", "step")
+        ),
         *(f"alerts[].{field}" for field in ("time", "step", "level", "rule")),
         *(f"alerts[].{field}" for field in ("title", "text", "value", "evaluation", "epoch")),
         *(f"artifacts[].{field}" for field in ("time", "name", "kind", "path", "size_bytes")),

@@ -1,0 +1,87 @@
+"""Aggregate the memory in use after each step, in bounded memory, and find since when it is steady."""
+
+from __future__ import annotations
+
+from memlog.events import Batch
+
+_MOST = 512
+"""Most intervals of a series. Beyond it, each two neighbours become one."""
+_TOLERANCE = 0.02
+"""Share of the last level by which a steady level may vary."""
+_LEAST_TOLERANCE = 8 * 1024**2
+"""Bytes by which any steady level may vary: allocators and the interpreter take and return pages."""
+LEAST_STEPS = 10
+"""Fewest steps over which a level is called steady."""
+HOST = "host"
+
+
+class LevelFold:
+    """Lowest memory in use after the steps of each interval, for the process and for each device.
+
+    The lowest level of an interval, because what counts is what stays: garbage and caches come and go.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Levels] = {}
+
+    def take(self, event: Batch) -> None:
+        """Add the levels after one step."""
+        self._add(HOST, event.step, event.rss if event.rss_anon is None else event.rss_anon)
+        for device in event.devices:
+            self._add(device.name, event.step, device.allocated)
+
+    def steady_since(self, name: str) -> int | None:
+        """Return the step since which a level is steady; ``None`` if it is not, or after too few steps.
+
+        Args:
+            name: `HOST`, or a device's name.
+        """
+        series = self._series.get(name)
+        return None if series is None else series.steady_since()
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the devices whose memory was in use."""
+        return [name for name in self._series if name != HOST]
+
+    def _add(self, name: str, step: int, level: int | None) -> None:
+        if level is not None:
+            self._series.setdefault(name, _Levels()).add(step, level)
+
+
+class _Levels:
+    """Lowest level in each interval of steps; all intervals have the same width."""
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._lowest: dict[int, int] = {}
+        self._last = -1
+        self._count = 0
+
+    def add(self, step: int, level: int) -> None:
+        self._last = max(self._last, step)
+        self._count += 1
+        at = step // self._width
+        self._lowest[at] = min(level, self._lowest.get(at, level))
+        if len(self._lowest) > _MOST:
+            self._widen()
+
+    def _widen(self) -> None:
+        self._width *= 2
+        narrow, self._lowest = self._lowest, {}
+        for at, level in narrow.items():
+            self._lowest[at // 2] = min(level, self._lowest.get(at // 2, level))
+
+    def steady_since(self) -> int | None:
+        if self._count < LEAST_STEPS:
+            return None
+        ordered = sorted(self._lowest.items())
+        last = ordered[-1][1]
+        tolerance = max(_TOLERANCE * last, _LEAST_TOLERANCE)
+        since = ordered[-1][0]
+        for at, level in reversed(ordered):
+            if abs(level - last) > tolerance:
+                break
+            since = at
+        step = since * self._width
+        return step if self._last - step + 1 >= LEAST_STEPS else None

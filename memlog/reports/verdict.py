@@ -1,0 +1,119 @@
+"""Verdict on a run's memory in one sentence: the most important finding, or that nothing grew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from memlog._internal.units import format_bytes
+from memlog.events import Finding, OutOfMemory
+from memlog.reports.level_fold import LEAST_STEPS
+from memlog.reports.schema import FindingFacts
+
+_CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
+UNKNOWN_CAUSE = "growth"
+"""Kind of a finding whose cause is unknown."""
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings, the most important first; of several about the same thing only the newest.
+
+    What reaches its limit first comes first, then what grows fastest. A known cause comes before an unknown
+    one.
+    """
+    newest = {(finding.kind, finding.where): finding for finding in findings}
+    return sorted(newest.values(), key=_importance)
+
+
+def _importance(finding: Finding) -> tuple[bool, float, float, int]:
+    ends = float("inf") if finding.forecast is None else float(finding.forecast[0])
+    return (
+        finding.kind == UNKNOWN_CAUSE,
+        ends,
+        -(finding.rate or 0.0),
+        _CONFIDENCE[finding.confidence],
+    )
+
+
+def sentence(finding: Finding) -> str:
+    """Return a finding as one sentence, with its growth and the forecast."""
+    details = [*_growth(finding), *_forecast(finding)]
+    title = finding.title.rstrip(".")
+    return f"{title} ({'; '.join(details)})." if details else f"{title}."
+
+
+def _growth(finding: Finding) -> Iterable[str]:
+    if finding.rate:
+        since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
+        yield f"{format_bytes(finding.rate)} a step{since}"
+
+
+def _forecast(finding: Finding) -> Iterable[str]:
+    if finding.forecast is not None:
+        low, high = finding.forecast
+        limit = (
+            "the limit" if finding.limit is None else f"the limit of {format_bytes(finding.limit)}"
+        )
+        steps = f"step {low:,}" if low == high else f"step {low:,} to {high:,}"
+        yield f"reaches {limit} at {steps}"
+
+
+def evidence_and_remedy(finding: Finding | FindingFacts) -> list[str]:
+    """Return the lines below a finding's sentence: its evidence, its confidence, and what to do."""
+    lines = [*finding.evidence, f"confidence: {finding.confidence}"]
+    if finding.remedy:
+        lines.append(f"what to do: {finding.remedy}")
+    return lines
+
+
+def failure_title(failure: OutOfMemory, last_step: int | None) -> str:
+    """Return one line on a failed allocation: where, after which step, and how much was requested.
+
+    Args:
+        failure: The failed allocation.
+        last_step: Last complete step; ``None``: there was none.
+    """
+    after = after_step(last_step)
+    if failure.worker is not None:
+        place = f"in {failure.worker}"
+    else:
+        place = "on the host" if failure.device == "host" else f"on {failure.device}"
+    wanted = "" if failure.requested is None else f", {format_bytes(failure.requested)} requested"
+    return f"Out of memory {place} {after}{wanted}"
+
+
+def after_step(last_step: int | None) -> str:
+    """Return the moment after the last complete step, in words."""
+    return "before the end of the first step" if last_step is None else f"after step {last_step}"
+
+
+def verdict(
+    findings: Sequence[Finding],
+    *,
+    peak: int | None,
+    limit: int | None,
+    steps: int,
+    steady_since: int | None,
+    failure: str | None = None,
+) -> str:
+    """Return the verdict on a run.
+
+    Args:
+        findings: What was found, the most important first.
+        peak: Highest memory in use, in bytes; ``None``: unknown.
+        limit: Bytes that were available; ``None``: unknown.
+        steps: Number of recorded steps.
+        steady_since: Step since which memory is steady; ``None``: it is not, or there were too few steps.
+        failure: How the run ran out of memory, in a few words; ``None``: it did not.
+    """
+    growth = sentence(findings[0]) if findings else _no_growth(peak, limit, steps, steady_since)
+    return growth if failure is None else f"{failure}. {growth}"
+
+
+def _no_growth(peak: int | None, limit: int | None, steps: int, steady_since: int | None) -> str:
+    of = "" if limit is None else f" of {format_bytes(limit)}"
+    reached = "the peak is unknown" if peak is None else f"peak {format_bytes(peak)}{of}"
+    if steps < LEAST_STEPS:
+        return f"Too few steps to judge growth ({steps}): {reached}."
+    if steady_since is None:
+        return f"No lasting growth was found in {steps:,} steps: {reached}."
+    return f"No growth: {reached}, steady since step {steady_since:,}."

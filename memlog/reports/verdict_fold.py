@@ -1,0 +1,77 @@
+"""Aggregate what the verdict on a run is made from, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memlog.events import Batch, Device, Event, Finding, OutOfMemory, Sample
+from memlog.reports.aggregates import ALLOCATED
+from memlog.reports.aggregates import HOST as HOST_PEAK
+from memlog.reports.level_fold import HOST, LevelFold
+from memlog.reports.schema import Peak, RunStatus
+from memlog.reports.verdict import after_step, failure_title, ranked, verdict
+
+_MOST = 1_000
+"""Most findings that are kept: a journal is untrusted."""
+
+
+class VerdictFold:
+    """Findings, levels after the steps, limits, and the failure that ended the run."""
+
+    def __init__(self) -> None:
+        self._levels = LevelFold()
+        self._findings: list[Finding] = []
+        self._failure: OutOfMemory | None = None
+        self._host_limit: int | None = None
+
+    def take(self, event: Event) -> None:
+        """Add one event."""
+        if isinstance(event, Batch):
+            self._levels.take(event)
+            self._failure = None
+        elif isinstance(event, Finding):
+            self._findings = [*self._findings, event][:_MOST]
+        elif isinstance(event, OutOfMemory):
+            self._failure = event
+        elif isinstance(event, Sample) and event.host_limit is not None:
+            self._host_limit = event.host_limit
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings, the most important first."""
+        return ranked(self._findings)
+
+    def verdict(
+        self,
+        status: RunStatus,
+        last_step: int | None,
+        peaks: Mapping[str, Peak],
+        devices: Mapping[str, Device],
+    ) -> str:
+        """Return the verdict: about the first accelerator if there is one, otherwise about the process.
+
+        Args:
+            status: How the run ended.
+            last_step: Last complete step; ``None``: there was none.
+            peaks: The run's peaks.
+            devices: The run's accelerators by name.
+        """
+        name, kind, limit = HOST, HOST_PEAK, self._host_limit
+        if self._levels.devices:
+            name = self._levels.devices[0]
+            device = devices.get(name)
+            kind, limit = name + ALLOCATED, None if device is None else device.capacity
+        peak = peaks.get(kind)
+        return verdict(
+            self.findings,
+            peak=None if peak is None else peak.bytes,
+            limit=limit,
+            steps=0 if last_step is None else last_step + 1,
+            steady_since=self._levels.steady_since(name),
+            failure=self._bad_end(status, last_step),
+        )
+
+    def _bad_end(self, status: RunStatus, last_step: int | None) -> str | None:
+        if self._failure is not None and status != "finished":
+            return failure_title(self._failure, last_step)
+        return f"Ended unexpectedly {after_step(last_step)}" if status == "killed" else None
