@@ -57,11 +57,15 @@ def test_a_healthy_run_says_so_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [100, 5_000])
 def test_garbage_that_comes_and_goes_is_steady(tmp_path: Path, count: int) -> None:
     levels = [GIB + step % 5 * 100 * MIB for step in range(count)]
-    assert verdict(tmp_path, *steps(levels)).startswith(("No growth: ", "No lasting growth was found"))
+    assert verdict(tmp_path, *steps(levels)).startswith(
+        ("No growth: ", "No lasting growth was found")
+    )
 
 
 def test_nothing_is_claimed_of_too_few_steps(tmp_path: Path) -> None:
-    assert verdict(tmp_path, *steps([GIB] * 4)) == "Too few steps to judge growth (4): peak 1.0 GiB."
+    assert (
+        verdict(tmp_path, *steps([GIB] * 4)) == "Too few steps to judge growth (4): peak 1.0 GiB."
+    )
 
 
 def test_levels_that_rise_are_not_called_steady(tmp_path: Path) -> None:
@@ -95,7 +99,9 @@ def test_how_the_run_ended_comes_first(tmp_path: Path) -> None:
     )
     run = MadeRun(tmp_path).write(*steps([GIB] * 40), KEPT, failure, End(at(60), "failed")).closed()
     text = summarize(run).verdict
-    assert text.startswith("Out of memory on the host after step 39, 2.0 GiB requested. `history`, a list")
+    assert text.startswith(
+        "Out of memory on the host after step 39, 2.0 GiB requested. `history`, a list"
+    )
     written = report(last_moments(run), Witness(writer="helper")).text.splitlines()
     assert written[2].startswith("**`history`, a list in `__main__`")
     assert any("Append `loss.item()`" in line for line in written[3:8])
