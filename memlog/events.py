@@ -16,6 +16,7 @@
     ├─ a point recorded by hand                     Recorded
     ├─ a rule's threshold is crossed                Alert
     ├─ a step was traced                            Trace
+    ├─ memory grows, or another cause was found     Finding
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact
     ├─ read by the helper process                   Sample (about once a second)
@@ -116,6 +117,10 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Highest ``rss``, in bytes; ``rss_peak_source`` names the period."""
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
+    rss_anon: Int | None = None
+    """Bytes of ``rss`` that are neither pages of mapped files nor shared memory."""
+    rss_shared: Int | None = None
+    """Bytes of ``rss`` that are shared memory."""
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
@@ -322,6 +327,43 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
         return bool(self.capacity) and (self.requested or 0) > (self.capacity or 0)
 
 
+class Finding(msgspec.Struct, frozen=True, array_like=True, tag="finding"):
+    """Cause of high or growing memory that memlog found, with its evidence."""
+
+    time_us: Int
+    step: Int | None
+    """Step after which it was found; ``None`` before the first."""
+    kind: str
+    """Kind of cause, such as ``kept_graph`` or ``worker_process``; ``growth`` if the cause is unknown."""
+    title: str
+    """The finding in one sentence."""
+    where: str | None
+    """Variable, line, layer or process that holds the memory."""
+    since_step: Int | None
+    """First step of the growth."""
+    rate: float | None
+    """Bytes per step."""
+    forecast: tuple[Int, Int] | None
+    """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
+    limit: Int | None
+    """Bytes available to what grows: the limit that the forecast is about."""
+    evidence: tuple[str, ...] = ()
+    confidence: Literal["high", "medium", "low"] = "medium"
+    remedy: str | None = None
+
+
+class ChildReading(msgspec.Struct, frozen=True, array_like=True):
+    """Reading of one descendant of the trainer's process."""
+
+    role: str
+    """Role in the program: ``DataLoader worker 3`` (numbered by start, from 0), or the program's name."""
+    pid: Int
+    started: Int
+    """Start of the process. Together with ``pid`` it identifies the process; the unit is the system's."""
+    anon: Int | None
+    """Resident bytes that are neither pages of mapped files nor shared memory."""
+
+
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """Readings that are too slow for the trainer.
 
@@ -342,6 +384,12 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     tree_file: Int | None = None
     """Bytes of ``tree_pss`` that are pages of mapped files, which the kernel can take back when it needs
     memory."""
+    tree_shared: Int | None = None
+    """Bytes of ``tree_pss`` that are shared memory."""
+    children: tuple[ChildReading, ...] = ()
+    """Descendants of the trainer, the oldest first; at most 32."""
+    cgroup_anon: Int | None = None
+    """Bytes of ``cgroup_used`` that the kernel can't take back: without pages of files."""
 
 
 class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
@@ -385,6 +433,7 @@ Event: TypeAlias = (
     | Alert
     | Artifact
     | Trace
+    | Finding
     | OutOfMemory
     | Sample
     | Health
@@ -397,5 +446,5 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(Event)
 def field_names() -> dict[str, tuple[str, ...]]:
     """Return the fields of every event by its tag, in the order in which they are written."""
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
-    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, TracedLayer, TracedLine)
+    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, TracedLayer, TracedLine, ChildReading)
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}
