@@ -180,7 +180,8 @@ class BatchRecorder:
             self.parameters.published = False  # every run of the user gets them
         self.parameters.publish(devices)
         rss, rss_peak, rss_peak_source = self._host.read()
-        self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
+        anon, shared = self._host.rss_anon, self._host.rss_shared
+        self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices, anon, shared)
         self._bus.publish(self._last)
 
 

@@ -1,8 +1,8 @@
 """Growth of a series of memory levels: the one test behind rules with ``grows``, reports and findings.
 
-A training step is a round trip: after each the same things should be alive. `lasting` tests whether the levels of a
-window grow throughout; `regime` finds since when they do, how fast, and how sure that is; `windows` keeps the
-levels of a long run at several scales, in bounded memory.
+A training step is a round trip: after each the same things should be alive. `lasting` tests whether the
+levels of a window grow throughout; `regime` finds since when they do, how fast, and how sure that is;
+`windows` keeps the levels of a long run at several scales, in bounded memory.
 """
 
 from memlog.growth.lasting import FEW, Trend, keeps_growing, trend

@@ -1,20 +1,20 @@
-"""Rate of growth of memory levels, with an interval that holds although neighbouring levels resemble each other.
+"""Rate of growth of memory levels, with an interval that holds for autocorrelated levels.
 
 The rate is Sen's slope (the median of the slopes between all pairs; Theil 1950, Sen 1968,
 doi:10.1080/01621459.1968.10480934) of the medians of eight blocks. Medians ignore spikes, and the slope
 ignores a deviating block.
 
-Memory levels depend on those before them, so the usual interval is far too narrow. Medians of whole blocks are
-nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). The interval is Student's for a slope
-through them, widened by their own first autocorrelation as an AR(1) process requires (von Storch 1999,
-doi:10.1007/978-3-662-03744-7_2).
+Memory levels depend on those before them, so the usual interval is far too narrow. Medians of whole blocks
+are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556). The interval is Student's
+for a slope through them, widened by their own first autocorrelation as an AR(1) process requires (von
+Storch 1999, doi:10.1007/978-3-662-03744-7_2).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class Line(NamedTuple):
     rate: float
     error: float
     """Half of the rate's 95 % interval."""
-    index: float
+    middle: float
     level: float
     """A point on the line, at its middle."""
     spread: float
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
     def at(self, index: float) -> float:
         """Return the line's level at an index."""
-        return self.level + self.rate * (index - self.index)
+        return self.level + self.rate * (index - self.middle)
 
 
 def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
@@ -58,8 +58,8 @@ def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
     """
     count = len(levels)
     edges = [count * block // BLOCKS for block in range(BLOCKS + 1)]
-    places = [(indexes[a] + indexes[b - 1]) / 2 for a, b in zip(edges, edges[1:], strict=False)]
-    values = [median(levels[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    places = [(indexes[a] + indexes[b - 1]) / 2 for a, b in pairwise(edges)]
+    values = [median(levels[a:b]) for a, b in pairwise(edges)]
     points = list(zip(places, values, strict=True))
     rate = median((y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2))
     middle = fmean(places)
@@ -77,5 +77,5 @@ def _autocorrelation(distances: Sequence[float], squares: float) -> float:
     """Return the correlation between neighbours, between 0 and the largest that is believed."""
     if not squares:
         return 0.0
-    neighbours = sum(a * b for a, b in zip(distances, distances[1:], strict=False))
+    neighbours = sum(a * b for a, b in pairwise(distances))
     return min(max(neighbours / squares, 0.0), _MOST_SIMILAR)

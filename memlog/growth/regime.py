@@ -1,12 +1,12 @@
 """The newest regime of a series of levels: where it begins, how fast it grows, and how sure that is.
 
-1. *Regime.* The newest half of the levels gives a first line. Older levels belong to the same regime as long as the
-   median of each group of them lies near the line: a jump or a warm-up is a change point, and what lies before it is
-   left out.
+1. *Regime.* The newest half of the levels gives a first line. Older levels belong to the same regime as
+   long as the median of each group of them lies near the line: a jump or a warm-up is a change point, and
+   what lies before it is left out.
 2. *Rate and interval* (`memlog.growth.line`), from that regime alone.
-3. *Decision.* The regime grows throughout (`memlog.growth.lasting`), the interval lies well above zero, the growth
-   doesn't fade (its second half is at least 0.7 times as fast as its first), and it is at least as fast as
-   required: so it matters.
+3. *Decision.* The regime grows throughout (`memlog.growth.lasting`), the interval lies well above zero, the
+   growth doesn't fade (its second half is at least 0.7 times as fast as its first), and it is at least as
+   fast as required: so it matters.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def find_growth(
     return Growth(indexes[0], line.rate, low, line.rate + line.error, line.at(end), total)
 
 
-def _may_grow(
-    indexes: Sequence[int], levels: Sequence[float], wanted: float, least: int
-) -> bool:
+def _may_grow(indexes: Sequence[int], levels: Sequence[float], wanted: float, least: int) -> bool:
     """Return False if the newest levels are hardly above those before: nearly all calls end here."""
     part = least // 4
     rise = median(levels[-part:]) - median(levels[-least : part - least])
@@ -91,7 +89,7 @@ def _regime(indexes: Sequence[int], levels: Sequence[float], least: int) -> int:
             level - line.at(index)
             for index, level in zip(indexes[first:begin], levels[first:begin], strict=True)
         )
-        distance = line.index - indexes[first]
+        distance = line.middle - indexes[first]
         if abs(near) > noise + distance * min(line.error, 0.25 * abs(line.rate)):
             break
         begin = first
@@ -107,5 +105,8 @@ def _deviation(indexes: Sequence[int], levels: Sequence[float], line: Line) -> f
 def _fades(indexes: Sequence[int], levels: Sequence[float]) -> bool:
     """Return True if the second half is clearly slower than the first."""
     half = len(levels) // 2
-    first, second = line_through(indexes[:half], levels[:half]), line_through(indexes[half:], levels[half:])
+    first, second = (
+        line_through(indexes[:half], levels[:half]),
+        line_through(indexes[half:], levels[half:]),
+    )
     return second.rate < _FADING * first.rate

@@ -22,6 +22,9 @@ from memlog.console import Console
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
+from memlog.leaks.detector import GrowthDetector
+from memlog.leaks.findings import finding_of
+from memlog.leaks.suspicion import Suspicion
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
@@ -156,6 +159,8 @@ class Recording:
         )
         self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
+        self._growth = GrowthDetector(os.getpid(), self._growth_confirmed)
+        self._bus.subscribe(self._growth)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
             self._bus.publish,
@@ -216,6 +221,10 @@ class Recording:
                 return event
             self._labels.add(event.label)
         return msgspec.structs.replace(event, step=self.batches.last_step)
+
+    def _growth_confirmed(self, growth: Suspicion) -> None:
+        """Publish growth that has lasted."""
+        self._bus.publish(finding_of(growth))
 
     def _begin_tracing(self, budget: float, model: Any) -> PeriodicTracer:
         from memlog.tracer.schedule.step_scheduler import PeriodicTracer  # noqa: PLC0415 - needed only for tracing
@@ -292,6 +301,8 @@ class Recording:
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
+        with contained("judging growth a last time"):
+            self._growth.finish()
         self._publish_failed_allocation(error)
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)

@@ -1,0 +1,221 @@
+"""Detector of growth: a subscriber that judges every series of the memory readings it receives.
+
+In the trainer's process it judges, at each step, the process's anonymous memory, its shared memory and each
+device; in the helper process, at each sample, each child process and their shared memory. Mapped files are in
+none of them. Before memory of the trainer's process is suspected, Python's young garbage is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from memlog._internal.units import MIB
+from memlog.events import Batch, ChildReading, Device, Event, Sample
+from memlog.growth import Growth
+from memlog.leaks.forecast import forecast, host_free
+from memlog.leaks.series import News, SeriesWatch
+from memlog.leaks.suspicion import Suspicion
+from memlog.probes.garbage import collect_garbage
+from memlog.probes.malloc import Heap, read_heap
+
+HOST = "host.anon"
+FREE_LISTS = "host.free_lists"
+SHARED = "shared_memory"
+CHILD = "child:"
+ALLOCATED = ".allocated"
+
+_HOST_FLOOR = 4 * MIB
+"""Least growth on the host: the C library takes memory in such pieces."""
+_DEVICE_FLOOR = MIB / 2
+_STEPS = 24
+_SAMPLES = 16
+"""Fewest levels of a regime, of steps and of samples, which are several steps apart."""
+_GARBAGE = 0.25
+"""Share of a growth that is garbage, above which the growth is not suspected."""
+_UNUSED = 0.6
+"""Share of a growth that is unused memory of the allocator, above which that is what grows."""
+_LONG = 64
+"""Steps for which a worker has to grow if it ended before its growth was confirmed."""
+
+Receiver = Callable[[Suspicion], object]
+
+
+class _Collected(NamedTuple):
+    """Result of the last garbage collection: step, and bytes in use after it."""
+
+    step: int
+    left: int
+
+
+class GrowthDetector:
+    """Subscriber that tells which series grow.
+
+    Args:
+        pid: The trainer's process.
+        on_confirmed: Called once growth has lasted. The series may be more precise than the suspected one:
+            ``host.free_lists``.
+        on_suspicion: Called before, once a series seems to grow: time to look for the cause.
+        on_withdrawn: Called if the suspected growth has not lasted.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        on_confirmed: Receiver,
+        on_suspicion: Receiver = lambda _: None,
+        on_withdrawn: Receiver = lambda _: None,
+    ) -> None:
+        self._pid = pid
+        self._calls = {
+            "suspected": on_suspicion,
+            "confirmed": on_confirmed,
+            "withdrawn": on_withdrawn,
+        }
+        self._host = SeriesWatch(_HOST_FLOOR, _STEPS)
+        self._host.free = host_free(pid)
+        self._watches: dict[str, SeriesWatch] = {HOST: self._host}
+        self._capacities: dict[str, int | None] = {}
+        self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
+        self._ended: set[str] = set()
+        self._collected: _Collected | None = None
+        self._heap: Heap | None = None
+        self._step = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take an event; any other than a batch, a sample and a device is ignored."""
+        if type(event) is Batch:
+            self._take_batch(event)
+        elif type(event) is Sample:
+            self._take_sample(event)
+        elif type(event) is Device:
+            self._capacities[event.name] = event.capacity
+
+    def finish(self) -> None:
+        """Judge all series a last time: growth that lasts until now is confirmed."""
+        suspected = self._host.pending is not None
+        news = self._host.end()
+        if news is not None:
+            self._report_host(news, suspected=suspected)
+        for name, watch in self._watches.items():
+            if name != HOST:
+                self._report(name, watch, watch.end())
+        for role, watch in self._children.values():
+            self._report(CHILD + role, watch, watch.end())
+
+    def _take_batch(self, event: Batch) -> None:
+        self._step = event.step
+        if event.rss_anon is not None:
+            news = self._host.take(event.step, event.rss_anon)
+            if news is not None:
+                self._report_host(news, suspected=news.verdict != "suspected")
+        if event.rss_shared:
+            self._take(SHARED, event.step, event.rss_shared, _HOST_FLOOR, _STEPS)
+        for device in event.devices:
+            if device.allocated is not None:
+                name = device.name + ALLOCATED
+                watch = self._take(name, event.step, device.allocated, _DEVICE_FLOOR, _STEPS)
+                capacity = self._capacities.get(device.name)
+                watch.free = None if capacity is None else capacity - device.allocated
+
+    def _take_sample(self, event: Sample) -> None:
+        if event.step is None:
+            return
+        self._step = event.step
+        if event.children_shared:
+            self._take(SHARED, event.step, event.children_shared, _HOST_FLOOR, _SAMPLES)
+        self._take_children(event.step, event.children)
+
+    def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
+        alive = {(child.pid, child.started) for child in children}
+        for key in [key for key in self._children if key not in alive]:
+            self._end_child(*self._children.pop(key))
+        for child in children:
+            if child.anon is not None:
+                known = self._children.get((child.pid, child.started))
+                watch = SeriesWatch(_HOST_FLOOR, _SAMPLES) if known is None else known[1]
+                self._children[child.pid, child.started] = (child.role, watch)
+                self._report(CHILD + child.role, watch, watch.take(step, child.anon))
+
+    def _end_child(self, role: str, watch: SeriesWatch) -> None:
+        """Judge a process that has ended: its growth is real if it lasted, or if another's was like it."""
+        pending = watch.pending
+        if pending is None:
+            return
+        again = role in self._ended
+        self._ended.add(role)
+        news = watch.end()
+        if news is not None and news.verdict == "confirmed" and not again:
+            long = self._step - news.growth.since >= _LONG
+            news = news if long else News("withdrawn", pending)
+        self._report(CHILD + role, watch, news)
+
+    def _take(self, name: str, step: int, level: int, floor: float, least: int) -> SeriesWatch:
+        watch = self._watches.get(name)
+        if watch is None:
+            watch = self._watches[name] = SeriesWatch(floor, least)
+        news = watch.take(step, level)
+        if news is not None:
+            self._report(name, watch, news)
+        return watch
+
+    def _report_host(self, news: News, *, suspected: bool) -> None:
+        """Report growth of the trainer's process, unless garbage explains it.
+
+        Args:
+            news: What changed.
+            suspected: True if the growth was reported before, as suspected.
+        """
+        if news.verdict != "withdrawn" and self._is_garbage(news.growth):
+            self._host.drop()
+            if not suspected:
+                return
+            news = News("withdrawn", news.growth)
+        if news.verdict == "suspected":
+            self._heap = read_heap()
+        self._report(HOST, self._host, news)
+
+    def _is_garbage(self, growth: Growth) -> bool:
+        """Collect young garbage; return True if it explains a growth.
+
+        Much garbage may hide a leak. So the bytes in use after two collections are compared, too.
+        """
+        found = collect_garbage()
+        if found is None or found.freed < _GARBAGE * growth.total:
+            return False
+        before, self._collected = self._collected, _Collected(self._step, found.left)
+        if before is None or before.step >= self._step:
+            return True
+        return (found.left - before.left) / (self._step - before.step) < growth.rate / 2
+
+    def _report(self, name: str, watch: SeriesWatch, news: News | None) -> None:
+        if news is None:
+            return
+        if news.verdict != "withdrawn" and not name.endswith(ALLOCATED):
+            free = host_free(self._pid)
+            watch.free = None if free is None else float(free)
+            watch.delay()
+        if name == HOST and news.verdict == "confirmed" and self._is_unused():
+            name = FREE_LISTS
+        self._calls[news.verdict](self._suspicion(name, news.growth, watch.free))
+
+    def _is_unused(self) -> bool:
+        """Return True if mostly unused memory of the allocator has grown since the suspicion."""
+        before, now = self._heap, read_heap()
+        if before is None or now is None:
+            return False
+        unused, used = now.idle - before.idle, now.in_use - before.in_use
+        return unused > _UNUSED * (unused + max(used, 0)) and unused > _HOST_FLOOR / 2
+
+    def _suspicion(self, name: str, growth: Growth, free: float | None) -> Suspicion:
+        return Suspicion(
+            series=name,
+            since_step=growth.since,
+            rate=growth.rate,
+            rate_low=growth.low,
+            rate_high=growth.high,
+            level=int(growth.level),
+            limit=None if free is None else int(growth.level + free),
+            step=self._step,
+            forecast=forecast(growth, free, self._step),
+        )
