@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from memlog.growth.lasting import keeps_growing
-from memlog.growth.line import Line, line_through
+from memlog.growth.line import BLOCKS, Line, line_through
 
 _FADING = 0.7
 """Share of the first half's rate that the second half has to reach."""
@@ -50,7 +50,7 @@ def find_growth(
         indexes: Steps of the levels, ascending.
         levels: Memory levels.
         wanted: Least growth per step, over 0.
-        least: Fewest levels of a regime, 16 or more.
+        least: Fewest levels of a regime, 10 or more.
     """
     if len(levels) < least or not _may_grow(indexes, levels, wanted, least):
         return None
@@ -103,7 +103,9 @@ def _deviation(indexes: Sequence[int], levels: Sequence[float], line: Line) -> f
 
 
 def _fades(indexes: Sequence[int], levels: Sequence[float]) -> bool:
-    """Return True if the second half is clearly slower than the first."""
+    """Return True if the second half is clearly slower than the first; few levels can't tell."""
+    if len(levels) < 2 * BLOCKS:
+        return False
     half = len(levels) // 2
     first, second = (
         line_through(indexes[:half], levels[:half]),

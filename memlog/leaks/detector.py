@@ -14,7 +14,7 @@ from memlog._internal.units import MIB
 from memlog.events import Batch, ChildReading, Device, Event, Sample
 from memlog.growth import Growth
 from memlog.leaks.forecast import forecast, host_free
-from memlog.leaks.series import News, SeriesWatch
+from memlog.leaks.series import LARGER, News, SeriesWatch
 from memlog.leaks.suspicion import Suspicion
 from memlog.probes.garbage import collect_garbage
 from memlog.probes.malloc import Heap, read_heap
@@ -28,8 +28,10 @@ ALLOCATED = ".allocated"
 _HOST_FLOOR = 4 * MIB
 """Least growth on the host: the C library takes memory in such pieces."""
 _DEVICE_FLOOR = MIB / 2
+_CHILD_FLOOR = 8 * MIB
+"""Least growth of a child process, which is judged by fewer levels."""
 _STEPS = 24
-_SAMPLES = 16
+_SAMPLES = 10
 """Fewest levels of a regime, of steps and of samples, which are several steps apart."""
 _GARBAGE = 0.25
 """Share of a growth that is garbage, above which the growth is not suspected."""
@@ -78,6 +80,7 @@ class GrowthDetector:
         self._capacities: dict[str, int | None] = {}
         self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
         self._ended: set[str] = set()
+        self._known: dict[str, float] = {}
         self._collected: _Collected | None = None
         self._heap: Heap | None = None
         self._step = 0
@@ -101,7 +104,7 @@ class GrowthDetector:
             if name != HOST:
                 self._report(name, watch, watch.end())
         for role, watch in self._children.values():
-            self._report(CHILD + role, watch, watch.end())
+            self._report_child(role, watch, watch.end())
 
     def _take_batch(self, event: Batch) -> None:
         self._step = event.step
@@ -123,7 +126,7 @@ class GrowthDetector:
             return
         self._step = event.step
         if event.children_shared:
-            self._take(SHARED, event.step, event.children_shared, _HOST_FLOOR, _SAMPLES)
+            self._take(SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
         self._take_children(event.step, event.children)
 
     def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
@@ -133,21 +136,38 @@ class GrowthDetector:
         for child in children:
             if child.anon is not None:
                 known = self._children.get((child.pid, child.started))
-                watch = SeriesWatch(_HOST_FLOOR, _SAMPLES) if known is None else known[1]
+                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
                 self._children[child.pid, child.started] = (child.role, watch)
-                self._report(CHILD + child.role, watch, watch.take(step, child.anon))
+                self._report_child(child.role, watch, watch.take(step, child.anon))
 
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
-        """Judge a process that has ended: its growth is real if it lasted, or if another's was like it."""
-        pending = watch.pending
-        if pending is None:
-            return
-        again = role in self._ended
-        self._ended.add(role)
+        """Judge a process that has ended.
+
+        Workers of a DataLoader may live for one epoch, and be read a few times only. So growth is confirmed if
+        it lasted long, or if the process that had the same role before grew until its end, too.
+        """
+        suspected = watch.pending
         news = watch.end()
-        if news is not None and news.verdict == "confirmed" and not again:
-            long = self._step - news.growth.since >= _LONG
-            news = news if long else News("withdrawn", pending)
+        grown = news.growth if news and news.verdict == "confirmed" else watch.short_growth()
+        if grown is not None:
+            again, long = role in self._ended, self._step - grown.since >= _LONG
+            self._ended.add(role)
+            if again or (long and news is not None):
+                self._report_child(role, watch, News("confirmed", grown))
+                return
+        if suspected is not None:
+            self._report_child(role, watch, News("withdrawn", suspected))
+
+    def _report_child(self, role: str, watch: SeriesWatch, news: News | None) -> None:
+        """Report a process's growth; of several of one kind, which share their cause, the first one's."""
+        if news is None:
+            return
+        kind = role.rstrip("0123456789")
+        rate = news.growth.rate
+        if news.verdict != "withdrawn" and rate < LARGER * self._known.get(kind, 0.0):
+            return
+        if news.verdict == "confirmed":
+            self._known[kind] = rate
         self._report(CHILD + role, watch, news)
 
     def _take(self, name: str, step: int, level: int, floor: float, least: int) -> SeriesWatch:

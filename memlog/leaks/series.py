@@ -8,6 +8,7 @@ the shorter, the sooner memory is full. Otherwise the suspicion is *withdrawn*.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from memlog._internal.units import MIB
@@ -30,8 +31,10 @@ _NEW = 4
 """Fewest new levels by which a window is judged again, and steps by which growth is confirmed."""
 _SLOWEST = 0.5
 """Share of the suspected rate that the whole growth has to reach to be confirmed."""
-_LARGER = 2.0
+LARGER = 2.0
 """Factor over the rate reported last from which growth is reported again."""
+_SHORT = 4
+"""Fewest levels of a series that ended early."""
 _WAIT = (64, 256)
 """Fewest and most further levels' steps until growth is confirmed."""
 
@@ -98,6 +101,25 @@ class SeriesWatch:
             return None if suspected is None else News("withdrawn", suspected)
         return self._confirmed(found, suspected)
 
+    def short_growth(self) -> Growth | None:
+        """Return the growth of a series with few levels, each of which is clearly above the one before."""
+        window = self._windows[0]
+        held = len(window.levels)
+        if not _SHORT <= held < self._least:
+            return None
+        since, level = window.indexes[0], window.levels[-1]
+        total, span = level - window.levels[0], window.indexes[-1] - since
+        wanted = self._wanted(level)
+        rates = [
+            (after - before) / (end - begin)
+            for (begin, before), (end, after) in pairwise(
+                zip(window.indexes, window.levels, strict=True)
+            )
+        ]
+        if total < self._floor or min(rates) < max(wanted, total / span * _SLOWEST):
+            return None
+        return Growth(since, total / span, min(rates), max(rates), level, total)
+
     def drop(self) -> None:
         """Withdraw the suspicion: something else explains the growth so far."""
         self._pending = None
@@ -125,7 +147,7 @@ class SeriesWatch:
     def _judge(self, window: LevelWindow) -> Growth | None:
         """Return the growth of a window's newest regime, if it matters and is news."""
         level = window.levels[-1]
-        wanted = max(self._wanted(level), _LARGER * self._reported)
+        wanted = max(self._wanted(level), LARGER * self._reported)
         found = find_growth(list(window.indexes), list(window.levels), wanted, self._least)
         if found is None or found.total < self._floor or self._was_there(found):
             return None
