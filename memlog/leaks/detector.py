@@ -55,8 +55,8 @@ class GrowthDetector:
 
     Args:
         pid: The trainer's process.
-        on_confirmed: Called once growth has lasted. The series may be more precise than the suspected one:
-            ``host.free_lists``.
+        on_confirmed: Called once growth has lasted. ``host.free_lists`` may follow ``host.anon``, and is
+            confirmed again while it lasts, because such growth often ends.
         on_suspicion: Called before, once a series seems to grow: time to look for the cause.
         on_withdrawn: Called if the suspected growth has not lasted.
     """
@@ -143,8 +143,8 @@ class GrowthDetector:
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
         """Judge a process that has ended.
 
-        Workers of a DataLoader may live for one epoch, and be read a few times only. So growth is confirmed if
-        it lasted long, or if the process that had the same role before grew until its end, too.
+        Workers of a DataLoader may live for one epoch, and be read a few times. So growth is confirmed if it
+        lasted long, or if the process that had the same role before grew until its end, too.
         """
         suspected = watch.pending
         news = watch.end()
@@ -217,6 +217,7 @@ class GrowthDetector:
             watch.delay()
         if name == HOST and news.verdict == "confirmed" and self._is_unused():
             name = FREE_LISTS
+            watch.wait_on(news.growth)
         self._calls[news.verdict](self._suspicion(name, news.growth, watch.free))
 
     def _is_unused(self) -> bool:

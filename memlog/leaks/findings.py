@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.events import Finding, now_us
+from memlog.events import Event, Finding, now_us
 from memlog.leaks.detector import ALLOCATED, CHILD, FREE_LISTS, HOST, SHARED
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
 """Steps after which growth whose rate is known to a third counts as certain."""
 _NARROW = 1 / 3
+_FRAGMENTS = 400
+"""Steps for which an allocator's unused memory has to grow."""
 
 
 class _Text(NamedTuple):
@@ -57,8 +60,35 @@ _TEXTS = {
 }
 
 
-def finding_of(growth: Suspicion) -> Finding:
-    """Return the finding that a series grows, for a cause that is not known more precisely."""
+class GrowthFindings:
+    """Receiver of confirmed growth, which publishes a finding of each.
+
+    Args:
+        publish: Takes the findings.
+    """
+
+    def __init__(self, publish: Callable[[Event], object]) -> None:
+        self._publish = publish
+        self._is_fragmented = False
+
+    def __call__(self, growth: Suspicion) -> None:
+        """Publish growth, that of the allocator's unused memory once."""
+        finding = finding_of(growth)
+        if finding is None or (growth.series == FREE_LISTS and self._is_fragmented):
+            return
+        self._is_fragmented = self._is_fragmented or growth.series == FREE_LISTS
+        self._publish(finding)
+
+
+def finding_of(growth: Suspicion) -> Finding | None:
+    """Return the finding that a series grows, for a cause that is not known more precisely.
+
+    Returns:
+        ``None`` if the allocator's unused memory has not grown for long: pieces of the heap that are too small
+        for later steps add up for a while in healthy programs, too.
+    """
+    if growth.series == FREE_LISTS and growth.step - growth.since_step < _FRAGMENTS:
+        return None
     text, where = _text_of(growth.series)
     what = text.what.format(where)
     return Finding(

@@ -125,10 +125,9 @@ class SeriesWatch:
         self._pending = None
         self.clear()
 
-    def confirm(self) -> None:
-        """Take a suspicion as confirmed by other evidence."""
-        if self._pending is not None:
-            self._reported, self._pending = self._pending.rate, None
+    def wait_on(self, growth: Growth) -> None:
+        """Take confirmed growth as suspected again, to be confirmed by later levels."""
+        self._pending, self._reported = growth, 0.0
 
     def clear(self) -> None:
         """Remove all levels."""

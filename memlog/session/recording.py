@@ -23,8 +23,7 @@ from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope,
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
 from memlog.leaks.detector import GrowthDetector
-from memlog.leaks.findings import finding_of
-from memlog.leaks.suspicion import Suspicion
+from memlog.leaks.findings import GrowthFindings
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
@@ -159,7 +158,7 @@ class Recording:
         )
         self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
-        self._growth = GrowthDetector(os.getpid(), self._growth_confirmed)
+        self._growth = GrowthDetector(os.getpid(), GrowthFindings(self._bus.publish))
         self._bus.subscribe(self._growth)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
@@ -221,10 +220,6 @@ class Recording:
                 return event
             self._labels.add(event.label)
         return msgspec.structs.replace(event, step=self.batches.last_step)
-
-    def _growth_confirmed(self, growth: Suspicion) -> None:
-        """Publish growth that has lasted."""
-        self._bus.publish(finding_of(growth))
 
     def _begin_tracing(self, budget: float, model: Any) -> PeriodicTracer:
         from memlog.tracer.schedule.step_scheduler import PeriodicTracer  # noqa: PLC0415 - needed only for tracing
