@@ -84,8 +84,8 @@ def finding_of(growth: Suspicion) -> Finding | None:
     """Return the finding that a series grows, for a cause that is not known more precisely.
 
     Returns:
-        ``None`` if the allocator's unused memory has not grown for long: pieces of the heap that are too small
-        for later steps add up for a while in healthy programs, too.
+        ``None`` if the allocator's unused memory has not grown for long: in healthy programs, too, small free
+        pieces of the heap add up for a while.
     """
     if growth.series == FREE_LISTS and growth.step - growth.since_step < _FRAGMENTS:
         return None
