@@ -131,6 +131,11 @@ class BatchRecorder:
         """Bytes of the last step's resident set that were pages of mapped files."""
         return self._host.rss_file
 
+    @property
+    def anon_and_shared(self) -> tuple[int | None, int | None]:
+        """Bytes of the last step's resident set that were anonymous, and those that were shared memory."""
+        return self._host.rss_anon, self._host.rss_shared
+
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if self._next == self._settings.initial_step and not self.parameters.published:
@@ -180,8 +185,7 @@ class BatchRecorder:
             self.parameters.published = False  # every run of the user gets them
         self.parameters.publish(devices)
         rss, rss_peak, rss_peak_source = self._host.read()
-        anon, shared = self._host.rss_anon, self._host.rss_shared
-        self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices, anon, shared)
+        self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)
         self._bus.publish(self._last)
 
 

@@ -59,6 +59,8 @@ class GrowthDetector:
             confirmed again while it lasts, because such growth often ends.
         on_suspicion: Called before, once a series seems to grow: time to look for the cause.
         on_withdrawn: Called if the suspected growth has not lasted.
+        memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
+            Batches lack them, because the journal keeps each step's event small.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class GrowthDetector:
         on_confirmed: Receiver,
         on_suspicion: Receiver = lambda _: None,
         on_withdrawn: Receiver = lambda _: None,
+        memory: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
     ) -> None:
         self._pid = pid
+        self._memory = memory
         self._calls = {
             "suspected": on_suspicion,
             "confirmed": on_confirmed,
@@ -108,12 +112,13 @@ class GrowthDetector:
 
     def _take_batch(self, event: Batch) -> None:
         self._step = event.step
-        if event.rss_anon is not None:
-            news = self._host.take(event.step, event.rss_anon)
+        anon, shared = self._memory()
+        if anon is not None:
+            news = self._host.take(event.step, anon)
             if news is not None:
                 self._report_host(news, suspected=news.verdict != "suspected")
-        if event.rss_shared:
-            self._take(SHARED, event.step, event.rss_shared, _HOST_FLOOR, _STEPS)
+        if shared:
+            self._take(SHARED, event.step, shared, _HOST_FLOOR, _STEPS)
         for device in event.devices:
             if device.allocated is not None:
                 name = device.name + ALLOCATED

@@ -158,7 +158,11 @@ class Recording:
         )
         self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
-        self._growth = GrowthDetector(os.getpid(), GrowthFindings(self._bus.publish))
+        self._growth = GrowthDetector(
+            os.getpid(),
+            GrowthFindings(self._bus.publish),
+            memory=lambda: self.batches.anon_and_shared,
+        )
         self._bus.subscribe(self._growth)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(

@@ -28,19 +28,42 @@ class Told(NamedTuple):
     withdrawn: list[Suspicion]
 
 
-def detector() -> tuple[GrowthDetector, Told]:
+class Memory:
+    """Bytes of the trainer's process at the newest step."""
+
+    anon = shared = 0
+
+
+class Judge(NamedTuple):
+    """A detector, and the memory that it reads at each step."""
+
+    detector: GrowthDetector
+    memory: Memory
+
+    def __call__(self, event: Event) -> None:
+        self.detector(event)
+
+    def step(self, step: int, anon: float, shared: float = 0, device: float | None = None) -> None:
+        """Take a step with these MiB; the resident set grows with a mapped file, always."""
+        self.memory.anon, self.memory.shared = int(anon * MIB), int(shared * MIB)
+        devices = () if device is None else (reading(device),)
+        self(Batch(at(step), step, (step + 1) * GIB, None, None, devices))
+
+    def finish(self) -> None:
+        self.detector.finish()
+
+
+def detector() -> tuple[Judge, Told]:
     told = Told([], [], [])
+    memory = Memory()
     found = GrowthDetector(
-        NOBODY, told.confirmed.append, told.suspected.append, told.withdrawn.append
+        NOBODY,
+        told.confirmed.append,
+        told.suspected.append,
+        told.withdrawn.append,
+        lambda: (memory.anon, memory.shared),
     )
-    return found, told
-
-
-def batch(step: int, anon: float, *, shared: float = 0, device: float | None = None) -> Batch:
-    """Return a batch of these MiB; the resident set grows with a mapped file, always."""
-    devices = () if device is None else (reading(device),)
-    sizes = int(anon * MIB), int(shared * MIB)
-    return Batch(at(step), step, sum(sizes) + step * GIB, None, None, devices, *sizes)
+    return Judge(found, memory), told
 
 
 def reading(allocated: float) -> DeviceReading:
@@ -60,7 +83,7 @@ def sample(step: int, *children: tuple[int, float], shared: float = 0) -> Sample
 def test_growth_of_the_process_is_suspected_and_then_confirmed() -> None:
     judge, told = detector()
     for step in range(600):
-        judge(batch(step, 500 + 2 * step))
+        judge.step(step, 500 + 2 * step)
     [suspected], [confirmed] = told.suspected, told.confirmed
     assert (suspected.series, confirmed.series) == ("host.anon", "host.anon")
     assert suspected.step <= 40
@@ -75,7 +98,7 @@ def test_growth_of_the_process_is_suspected_and_then_confirmed() -> None:
 def test_a_mapped_file_is_no_growth() -> None:
     judge, told = detector()
     for step in range(300):
-        judge(batch(step, 500))
+        judge.step(step, 500)
     judge.finish()
     assert told == ([], [], [])
 
@@ -83,7 +106,7 @@ def test_a_mapped_file_is_no_growth() -> None:
 def test_a_short_run_that_leaks_until_its_end_is_confirmed_then() -> None:
     judge, told = detector()
     for step in range(45):
-        judge(batch(step, 500 + 2 * step))
+        judge.step(step, 500 + 2 * step)
     assert told.confirmed == []
     judge.finish()
     assert len(told.confirmed) == 1
@@ -92,7 +115,7 @@ def test_a_short_run_that_leaks_until_its_end_is_confirmed_then() -> None:
 def test_a_cache_that_fills_is_withdrawn() -> None:
     judge, told = detector()
     for step in range(300):
-        judge(batch(step, 500 + 2 * min(step, 60)))
+        judge.step(step, 500 + 2 * min(step, 60))
     judge.finish()
     assert len(told.suspected) == len(told.withdrawn) == 1
     assert told.confirmed == []
@@ -102,7 +125,7 @@ def test_each_series_is_judged_by_itself() -> None:
     judge, told = detector()
     judge(Device(at(0), "cuda0", "Made-up", 4000 * MIB))
     for step in range(400):
-        judge(batch(step, 500, shared=10 + step, device=100 + 2 * step))
+        judge.step(step, 500, shared=10 + step, device=100 + 2 * step)
     judge.finish()
     by_series = {found.series: found for found in told.confirmed}
     assert set(by_series) == {"shared_memory", "cuda0.allocated"}
@@ -125,7 +148,7 @@ def test_garbage_that_the_collector_frees_is_not_suspected() -> None:
     assert gc.isenabled()
     for step in range(60):
         garbage(MIB)
-        judge(batch(step, 500 + step))
+        judge.step(step, 500 + step)
     assert told.suspected == []
 
 
