@@ -128,6 +128,7 @@ class SeriesWatch:
     def wait_on(self, growth: Growth) -> None:
         """Take confirmed growth as suspected again, to be confirmed by later levels."""
         self._pending, self._reported = growth, 0.0
+        self.delay()
 
     def clear(self) -> None:
         """Remove all levels."""

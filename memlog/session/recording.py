@@ -158,12 +158,14 @@ class Recording:
         )
         self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
-        self._growth = GrowthDetector(
-            os.getpid(),
-            GrowthFindings(self._bus.publish),
-            memory=lambda: self.batches.anon_and_shared,
-        )
-        self._bus.subscribe(self._growth)
+        self._growth: GrowthDetector | None = None
+        with diagnostics.contained("beginning to judge growth"):
+            self._growth = GrowthDetector(
+                os.getpid(),
+                GrowthFindings(self._bus.publish),
+                memory=lambda: self.batches.anon_and_shared,
+            )
+            self._bus.subscribe(self._growth)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
             self._bus.publish,
@@ -300,8 +302,9 @@ class Recording:
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
-        with contained("judging growth a last time"):
-            self._growth.finish()
+        if self._growth is not None:
+            with contained("judging growth a last time"):
+                self._growth.finish()
         self._publish_failed_allocation(error)
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)

@@ -1,7 +1,9 @@
 """The detector: which series it judges, of what, and what it reports."""
 
+import ctypes
 import gc
 import platform
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -150,6 +152,26 @@ def test_garbage_that_the_collector_frees_is_not_suspected() -> None:
         garbage(MIB)
         judge.step(step, 500 + step)
     assert told.suspected == []
+
+
+@glibc
+def test_free_lists_of_the_allocator_are_told_from_memory_in_use() -> None:
+    """Blocks are freed, and a small one after each keeps the heap from shrinking."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    blocks = [(libc.malloc(64 * 1024), libc.malloc(32)) for _ in range(16 * 600)]
+    judge, told = detector()
+    for step in range(600):
+        for block, _ in blocks[16 * step : 16 * step + 16]:
+            libc.free(block)
+        judge.step(step, 500 + step)
+    for _, small in blocks:
+        libc.free(small)
+    steps = [found.step for found in told.confirmed]
+    assert {found.series for found in told.confirmed} == {"host.free_lists"}
+    assert all(after - before >= 64 for before, after in pairwise(steps))
+    assert len(steps) >= 2
 
 
 def test_a_worker_that_grows_is_found_and_its_siblings_are_not_repeated() -> None:
