@@ -40,6 +40,9 @@ _UNUSED = 0.6
 _LONG = 64
 """Steps for which a worker has to grow if it ended before its growth was confirmed."""
 
+_ALONE = 6
+"""Fewest levels by which growth of a single process is confirmed."""
+
 Receiver = Callable[[Suspicion], object]
 
 
@@ -108,7 +111,7 @@ class GrowthDetector:
             if name != HOST:
                 self._report(name, watch, watch.end())
         for role, watch in self._children.values():
-            self._report_child(role, watch, watch.end())
+            self._end_child(role, watch)
 
     def _take_batch(self, event: Batch) -> None:
         self._step = event.step
@@ -157,7 +160,7 @@ class GrowthDetector:
         if grown is not None:
             again, long = role in self._ended, self._step - grown.since >= _LONG
             self._ended.add(role)
-            if again or (long and news is not None):
+            if again or (long and watch.read >= _ALONE):
                 self._report_child(role, watch, News("confirmed", grown))
                 return
         if suspected is not None:

@@ -71,6 +71,11 @@ class SeriesWatch:
         """Growth that is suspected and not yet confirmed."""
         return self._pending
 
+    @property
+    def read(self) -> int:
+        """Number of newest levels that are kept."""
+        return len(self._windows[0].levels)
+
     def take(self, step: int, level: float) -> News | None:
         """Take the level at the end of a step; return what changed."""
         finest = self._windows[0]

@@ -76,7 +76,7 @@ for _ in range(120): train(); ctypes.memset(libc.malloc(1_000_000), 1, 1_000_000
         "worker_process",
         """
 class Data(torch.utils.data.Dataset):
-    def __len__(self): return 1600
+    def __len__(self): return 2400
     def __getitem__(self, n):
         kept.append(bytearray(os.urandom(300_000)))
         time.sleep(0.004)
