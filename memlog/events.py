@@ -359,7 +359,7 @@ class ChildReading(msgspec.Struct, frozen=True, array_like=True):
     """Role in the program: ``DataLoader worker 3`` (numbered by start, from 0), or the program's name."""
     pid: Int
     started: Int
-    """Start of the process. Together with ``pid`` it identifies the process; the unit is the system's."""
+    """Start of the process, Unix time in microseconds. Together with ``pid`` it identifies the process."""
     anon: Int | None
     """Resident bytes that are neither pages of mapped files nor shared memory."""
 
@@ -384,12 +384,10 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     tree_file: Int | None = None
     """Bytes of ``tree_pss`` that are pages of mapped files, which the kernel can take back when it needs
     memory."""
-    tree_shared: Int | None = None
-    """Bytes of ``tree_pss`` that are shared memory."""
     children: tuple[ChildReading, ...] = ()
     """Descendants of the trainer, the oldest first; at most 32."""
-    cgroup_anon: Int | None = None
-    """Bytes of ``cgroup_used`` that the kernel can't take back: without pages of files."""
+    children_shared: Int | None = None
+    """Shared memory in the proportional set sizes of these descendants, in bytes."""
     host_limit: Int | None = None
     """Bytes that the trainer's processes may use together: ``cgroup_limit``, or the machine's memory."""
 

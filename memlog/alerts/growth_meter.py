@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import islice
 from typing import NamedTuple
 
 from memlog.alerts.rules import Rule
-from memlog.growth import FEW, keeps_growing, trend
+from memlog.growth import FEW, JOINED, MOST, LevelWindow, keeps_growing, trend
 
 LEAST_STEPS = 20
 """Fewest steps by which a rule is judged: growth has to outlast warm-up."""
 LEAST_EPOCHS = 3
-_MOST = 128
-"""Most levels in a window."""
-_JOINED = 4
-"""Levels of a window that become one level of the next, longer window: their lowest."""
 _LONGER = 2
 """Windows longer than the rule's own: they show growth in large steps, or growth hidden by noise."""
 _LOOKS = 8
@@ -75,7 +70,7 @@ class GrowthMeter:
         self._axis = rule.held_axis
         self._reach = _reach(rule)
         scales = _LONGER
-        while _MOST * _JOINED ** (scales - _LONGER) < self._reach:
+        while MOST * JOINED ** (scales - _LONGER) < self._reach:
             scales += 1
         finest = _Window(self._reach, min(FEW, self._reach))
         self._windows = [finest, *(_Window(self._reach, LEAST_STEPS) for _ in range(scales))]
@@ -195,47 +190,20 @@ def _reach(rule: Rule) -> int:
     return max(every, LEAST_STEPS, rule.hold)
 
 
-class _Window:
-    """The newest levels at one scale.
+class _Window(LevelWindow):
+    """The newest levels at one scale, judged by one rule.
 
     Args:
         reach: Epochs or steps that the judged levels must cover.
         least: Fewest levels that are judged.
     """
 
-    __slots__ = ("_added", "_indexes", "_least", "_levels", "_reach", "_unseen")
+    __slots__ = ("_least", "_reach")
 
     def __init__(self, reach: int, least: int) -> None:
         self._reach = reach
         self._least = least
-        self._indexes: deque[int] = deque(maxlen=_MOST)
-        self._levels: deque[float] = deque(maxlen=_MOST)
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove all levels."""
-        self._indexes.clear()
-        self._levels.clear()
-        self._added = 0
-        self._unseen = _MOST
-
-    def add(self, index: int, level: float) -> None:
-        """Add the next level."""
-        self._indexes.append(index)
-        self._levels.append(level)
-        self._added += 1
-        self._unseen += 1
-
-    def lower(self, level: float) -> None:
-        """Add another reading of the newest level: the lowest counts."""
-        if self._levels:
-            self._levels[-1] = min(self._levels[-1], level)
-
-    def joined(self) -> float | None:
-        """Return a level for the next window if the newest level completes one, otherwise ``None``."""
-        if not self._added or self._added % _JOINED:
-            return None
-        return min(islice(reversed(self._levels), _JOINED))
+        super().__init__()
 
     def look(self, wanted: float, *, cursory: bool) -> _Look | None:
         """Judge the newest levels; return ``None`` if too few levels, or too few new ones, are there.
@@ -244,18 +212,18 @@ class _Window:
             wanted: The rule's growth per epoch or step.
             cursory: Stop early if the newest level is hardly above the oldest. Most steps end here.
         """
-        held = len(self._levels)
+        held = len(self.levels)
         if held < self._least:
             return None
-        spacing = (self._indexes[-1] - self._indexes[0]) / (held - 1)
+        spacing = (self.indexes[-1] - self.indexes[0]) / (held - 1)
         count = max(self._least, int(self._reach / spacing))
-        if held < count or self._unseen < count // _LOOKS:
+        if held < count or self.unseen < count // _LOOKS:
             return None
-        self._unseen = 0
+        self.unseen = 0
         span = count * spacing
-        if cursory and self._levels[-1] - self._levels[-count] < _OVER * wanted * span:
+        if cursory and self.levels[-1] - self.levels[-count] < _OVER * wanted * span:
             return _NOTHING
-        levels = list(islice(self._levels, held - count, None))
+        levels = list(islice(self.levels, held - count, None))
         found = trend(levels)
         lasts = found.pace >= wanted * spacing and keeps_growing(levels, wanted * spacing)
         return _Look(found.pace / spacing, found.level, span, lasts)

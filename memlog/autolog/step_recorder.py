@@ -128,6 +128,11 @@ class BatchRecorder:
         """Bytes of the last step's resident set that were pages of mapped files."""
         return self._host.rss_file
 
+    @property
+    def anon_and_shared(self) -> tuple[int | None, int | None]:
+        """Bytes of the last step's resident set that were anonymous, and those that were shared memory."""
+        return self._host.rss_anon, self._host.rss_shared
+
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
         if self._next == self._settings.initial_step and not self.parameters.published:

@@ -47,6 +47,17 @@ def read_cgroup(
     return CgroupReading(next(iter(usages), None), min(limits, default=None))
 
 
+def read_file_pages(
+    pid: int, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+) -> int | None:
+    """Return the bytes of files in the memory of a process's control group; ``None`` if unknown.
+
+    The kernel takes them back when it needs memory. The arguments are those of `read_cgroup`.
+    """
+    group = _memory_group(pid, root, proc)
+    return None if group is None else _file_pages(_folders(group))
+
+
 class OomKills:
     """Counter of processes in a process's control group that the kernel kills because of memory.
 
@@ -111,6 +122,20 @@ def _read_sizes(folders: list[Path], name: str) -> list[int]:
     texts = [(_read_text(folder / name) or "").strip() for folder in folders]
     sizes = [int(text) for text in texts if text.isdecimal()]
     return [size for size in sizes if size < _UNLIMITED]
+
+
+def _file_pages(folders: list[Path]) -> int | None:
+    """Return the bytes of files in the nearest group's memory.
+
+    Both versions list them as active and inactive; their ``file`` and ``cache`` include shared memory.
+    """
+    for folder in folders:
+        text = _read_text(folder / "memory.stat")
+        if text is not None:
+            figures = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+            sizes = [figures.get(f"{kind}_file", "") for kind in ("active", "inactive")]
+            return sum(map(int, sizes)) if all(map(str.isdecimal, sizes)) else None
+    return None
 
 
 def _read_text(path: Path) -> str | None:

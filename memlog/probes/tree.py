@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 import psutil
 
+from memlog.events import ChildReading
+from memlog.probes.roles import Roles
+
 _KIB = 1024
+_MOST = 32
+"""Most descendants whose sizes are returned one by one."""
 
 
 class TreeReading(NamedTuple):
@@ -20,6 +25,10 @@ class TreeReading(NamedTuple):
     processes: int | None
     file: int | None = None
     """Bytes of ``pss`` that are pages of mapped files."""
+    children: tuple[ChildReading, ...] = ()
+    """The descendants, the oldest first; at most 32."""
+    children_shared: int | None = None
+    """Bytes of their proportional set sizes that are shared memory."""
 
 
 class _Size(NamedTuple):
@@ -27,6 +36,8 @@ class _Size(NamedTuple):
 
     pss: int
     file: int | None
+    shared: int | None = None
+    anon: int | None = None
 
 
 class ProcessTree:
@@ -48,19 +59,39 @@ class ProcessTree:
     ) -> None:
         self._leave_out = None if leave_out is None else list(leave_out)
         self._proc = proc
+        self._roles = Roles(proc)
         self._root: psutil.Process | None = None
         with suppress(psutil.Error):
             self._root = psutil.Process(pid)
 
     def read(self) -> TreeReading:
         """Read every process of the tree: about 1 ms, and up to 4 ms more for each large one."""
-        sizes = [size for process in self._members() if (size := self._size(process)) is not None]
+        sizes = {
+            process: size
+            for process in self._members()
+            if (size := self._size(process)) is not None
+        }
         if not sizes:
             return TreeReading(None, None)
-        files = [size.file for size in sizes if size.file is not None]
+        files = [size.file for size in sizes.values() if size.file is not None]
         whole = len(files) == len(sizes)
+        children = {process: size for process, size in sizes.items() if process != self._root}
+        shared = [size.shared for size in children.values() if size.shared is not None]
         return TreeReading(
-            sum(size.pss for size in sizes), len(sizes), sum(files) if whole else None
+            sum(size.pss for size in sizes.values()),
+            len(sizes),
+            sum(files) if whole else None,
+            self._readings(children),
+            sum(shared) if shared and len(shared) == len(children) else None,
+        )
+
+    def _readings(self, children: dict[psutil.Process, _Size]) -> tuple[ChildReading, ...]:
+        started = {process: process.create_time() for process in children}
+        oldest = sorted(children, key=lambda process: (started[process], process.pid))
+        roles = self._roles.of(oldest)
+        return tuple(
+            ChildReading(role, process.pid, int(started[process] * 1e6), children[process].anon)
+            for process, role in zip(oldest[:_MOST], roles, strict=False)
         )
 
     def _members(self) -> list[psutil.Process]:
@@ -118,7 +149,11 @@ def _proportional(rollup: Path) -> _Size | None:
     figures: dict[bytes, int] = {}
     for line in rollup.read_bytes().splitlines():
         name, _, rest = line.partition(b":")
-        if name in (b"Pss", b"Pss_File"):
+        if name in (b"Pss", b"Pss_File", b"Pss_Shmem", b"Anonymous"):
             figures[name] = int(rest.split()[0]) * _KIB
     pss = figures.get(b"Pss")
-    return None if pss is None else _Size(pss, figures.get(b"Pss_File"))
+    if pss is None:
+        return None
+    # Not the proportional part of anonymous memory: a fork's part grows whenever its parent writes to a page.
+    rest_of = (figures.get(name) for name in (b"Pss_File", b"Pss_Shmem", b"Anonymous"))
+    return _Size(pss, *rest_of)

@@ -26,7 +26,7 @@ class LevelFold:
 
     def take(self, event: Batch) -> None:
         """Add the levels after one step."""
-        self._add(HOST, event.step, event.rss if event.rss_anon is None else event.rss_anon)
+        self._add(HOST, event.step, event.rss)
         for device in event.devices:
             self._add(device.name, event.step, device.allocated)
 

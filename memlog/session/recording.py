@@ -22,6 +22,8 @@ from memlog.console import Console
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
+from memlog.leaks.detector import GrowthDetector
+from memlog.leaks.findings import GrowthFindings
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
@@ -159,6 +161,14 @@ class Recording:
         )
         self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
+        self._growth: GrowthDetector | None = None
+        with diagnostics.contained("beginning to judge growth"):
+            self._growth = GrowthDetector(
+                os.getpid(),
+                GrowthFindings(self._bus.publish),
+                memory=lambda: self.batches.anon_and_shared,
+            )
+            self._bus.subscribe(self._growth)
         self._tracer: PeriodicTracer | None = None
         self._allocator = AllocatorWatch(
             self._bus.publish,
@@ -297,6 +307,9 @@ class Recording:
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
+        if self._growth is not None:
+            with contained("judging growth a last time"):
+                self._growth.finish()
         self._publish_failed_allocation(error)
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlog.events import Batch, DeviceReading, Epoch, Evaluation, Event, Loss, Sample
+from memlog.events import Batch, DeviceReading, Epoch, Evaluation, Event, Finding, Loss, Sample
 from memlog.metrics import Plan, bucket_start, fragmentation
 from memlog.sink import Point, Resolution
 
@@ -33,6 +33,13 @@ def test_a_batch_has_its_own_point_at_its_own_time() -> None:
     points = plan_points([batch(0, 10), batch(1, 20)])
     assert named(points, "memory/host/rss_mib") == [(0, 10.0), (1, 20.0)]
     assert [point.time_us for point in points if point.name == "memory/host/rss_mib"] == [0, 10]
+
+
+def test_a_finding_has_no_point() -> None:
+    found = Finding(5, 1, "growth", "Memory grows.", None, 1, 2.5, (100, 120), 1000)
+    assert {point.name for point in plan_points([batch(0), found, batch(1)])} == {
+        point.name for point in plan_points([batch(0), batch(1)])
+    }
 
 
 @pytest.mark.seed(165, 249)

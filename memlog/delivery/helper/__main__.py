@@ -23,17 +23,34 @@ from memlog.delivery.helper.process import main
 from memlog.delivery.helper.protocol import Begin
 from memlog.events import Alert
 from memlog.journal import RunDirectory
+from memlog.leaks.detector import GrowthDetector
+from memlog.leaks.findings import GrowthFindings
 
 if TYPE_CHECKING:
     from memlog.alerts import AlertEngine
 
 
 def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Callable[[], dict[str, str]]:
-    """Subscribe the alert rules about the samples to the helper's bus.
+    """Subscribe the alert rules about the samples, and the detector of growth, to the helper's bus.
 
     Returns:
-        A function that returns, for each rule that was never judged, the reason.
+        A function, to be called at the end, that returns the reason for each rule that was never judged.
     """
+    detector = GrowthDetector(begin.trainer_pid, GrowthFindings(bus.publish))
+    bus.subscribe(detector)
+    not_judged = _subscribe_rules(begin, bus, diagnostics)
+
+    def end() -> dict[str, str]:
+        with diagnostics.contained("judging growth a last time"):
+            detector.finish()
+        return not_judged()
+
+    return end
+
+
+def _subscribe_rules(
+    begin: Begin, bus: EventBus, diagnostics: Diagnostics
+) -> Callable[[], dict[str, str]]:
     if not begin.settings.alerts:
         return dict
     from memlog.alerts import engine_for, parse_rules  # noqa: PLC0415 - for runs that have rules

@@ -131,6 +131,8 @@ class Sampler:
             cgroup_used=group.used,
             cgroup_limit=group.limit,
             tree_file=tree.file,
+            children=tree.children,
+            children_shared=tree.children_shared,
             host_limit=min(
                 (size for size in (group.limit, machine_memory()) if size), default=None
             ),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from memlog.probes.cgroup import CgroupReading, read_cgroup
+from memlog.probes.cgroup import CgroupReading, read_cgroup, read_file_pages
 
 GIB = 1024**3
 NO_LIMIT_V1 = 0x7FFFFFFFFFFFF000
@@ -116,3 +117,14 @@ def test_reads_this_very_process() -> None:
 
     assert reading.used is None or reading.used > 0
     assert reading.limit is None or 0 < reading.limit < 2**60
+
+
+def test_pages_of_files_are_those_of_the_nearest_group(machine: Machine) -> None:
+    machine.belongs("0::/job")
+    machine.group("", stat="anon 1\nactive_file 70\ninactive_file 7")
+    machine.group("job", stat="anon 1\nfile 900\nactive_file 300\ninactive_file 40\nshmem 560")
+    read = partial(read_file_pages, PID, root=machine.root, proc=machine.proc)
+
+    assert read() == 340
+    machine.group("job", stat="anon 1")
+    assert read() is None

@@ -62,6 +62,19 @@ def test_an_inherited_watermark_that_cannot_be_checked_is_unknown(
 
 
 @linux
+def test_the_resident_set_is_split_into_anonymous_and_shared_memory_and_files(
+    health: Diagnostics, tmp_path: Path
+) -> None:
+    probe = HostProbe(health, proc=fake_proc(tmp_path, "RssShmem:\t      16 kB\n"))
+    assert (probe.rss_anon, probe.rss_shared) == (None, None)
+    probe.read()
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert probe.rss_anon == 30 * page
+    assert probe.rss_shared == 16 * 1024
+    assert probe.rss_file == 20 * page - 16 * 1024
+
+
+@linux
 def test_the_watermark_never_falls_by_itself(health: Diagnostics, tmp_path: Path) -> None:
     proc = fake_proc(tmp_path, "VmHWM:\t    2000 kB\n")
     probe = HostProbe(health, proc=proc)

@@ -1,4 +1,4 @@
-"""Test for steady growth of a series of memory levels: the statistic behind the rule ``grows``.
+"""Test whether a series of memory levels grows throughout.
 
 After each training step the same objects should be alive. Warm-up, a jump, a swing and the filling of a
 cache come to an end; a leak does not. So a window of levels counts as growing only if all of these hold:
@@ -9,6 +9,7 @@ cache come to an end; a leak does not. So a window of levels counts as growing o
 - The time since the highest level was reached is at most twice the longest time between two new highs. So the
   growth has not stopped.
 - The growth is more than five times the spread of the levels around the trend.
+- The rate's interval (`memlog.growth.line`) lies above zero. It is wide for levels that wander.
 
 The Mann-Kendall test is not used. It gives false alarms if each value is similar to the one before (Hamed
 and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), and memory levels are. Instead the trend has to hold in
@@ -24,6 +25,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
+
+from memlog.growth.line import BLOCKS, line_through
 
 FEW = 10
 """Number of levels below which each level is a part of its own and has to rise."""
@@ -80,6 +83,7 @@ def keeps_growing(levels: Sequence[float], wanted: float) -> bool:
         min(_rises([min(part) for part in parts])) > _LOWEST * need
         and not _has_stopped(levels, grown / _HIGHS)
         and grown > _SIGMAS * _spread(levels, trend(levels).pace)
+        and (len(levels) < 2 * BLOCKS or line_through(range(len(levels)), levels).is_certain)
     )
 
 

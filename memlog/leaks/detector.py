@@ -1,0 +1,250 @@
+"""Detector of growth: a subscriber that judges every series of the memory readings it receives.
+
+In the trainer's process it judges, at each step, the process's anonymous memory, its shared memory and each
+device; in the helper process, at each sample, each child process and their shared memory. Mapped files are in
+none of them. Before memory of the trainer's process is suspected, Python's young garbage is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from memlog._internal.units import MIB
+from memlog.events import Batch, ChildReading, Device, Event, Sample
+from memlog.growth import Growth
+from memlog.leaks.forecast import forecast, host_free
+from memlog.leaks.series import LARGER, News, SeriesWatch
+from memlog.leaks.suspicion import Suspicion
+from memlog.probes.garbage import collect_garbage
+from memlog.probes.malloc import Heap, read_heap
+
+HOST = "host.anon"
+FREE_LISTS = "host.free_lists"
+SHARED = "shared_memory"
+CHILD = "child:"
+ALLOCATED = ".allocated"
+
+_HOST_FLOOR = 4 * MIB
+"""Least growth on the host: the C library takes memory in such pieces."""
+_DEVICE_FLOOR = MIB / 2
+_CHILD_FLOOR = 8 * MIB
+"""Least growth of a child process, which is judged by fewer levels."""
+_STEPS = 24
+_SAMPLES = 10
+"""Fewest levels of a regime, of steps and of samples, which are several steps apart."""
+_GARBAGE = 0.25
+"""Share of a growth that is garbage, above which the growth is not suspected."""
+_UNUSED = 0.6
+"""Share of a growth that is unused memory of the allocator, above which that is what grows."""
+_LONG = 64
+"""Steps for which a worker has to grow if it ended before its growth was confirmed."""
+
+_ALONE = 6
+"""Fewest levels by which growth of a single process is confirmed."""
+
+Receiver = Callable[[Suspicion], object]
+
+
+class _Collected(NamedTuple):
+    """Result of the last garbage collection: step, and bytes in use after it."""
+
+    step: int
+    left: int
+
+
+class GrowthDetector:
+    """Subscriber that tells which series grow.
+
+    Args:
+        pid: The trainer's process.
+        on_confirmed: Called once growth has lasted. ``host.free_lists`` may follow ``host.anon``, and is
+            confirmed again while it lasts, because such growth often ends.
+        on_suspicion: Called before, once a series seems to grow: time to look for the cause.
+        on_withdrawn: Called if the suspected growth has not lasted.
+        memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
+            Batches lack them, because the journal keeps each step's event small.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        on_confirmed: Receiver,
+        on_suspicion: Receiver = lambda _: None,
+        on_withdrawn: Receiver = lambda _: None,
+        memory: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
+    ) -> None:
+        self._pid = pid
+        self._memory = memory
+        self._calls = {
+            "suspected": on_suspicion,
+            "confirmed": on_confirmed,
+            "withdrawn": on_withdrawn,
+        }
+        self._host = SeriesWatch(_HOST_FLOOR, _STEPS)
+        self._host.free = host_free(pid)
+        self._watches: dict[str, SeriesWatch] = {HOST: self._host}
+        self._capacities: dict[str, int | None] = {}
+        self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
+        self._ended: set[str] = set()
+        self._known: dict[str, float] = {}
+        self._collected: _Collected | None = None
+        self._heap: Heap | None = None
+        self._step = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take an event; any other than a batch, a sample and a device is ignored."""
+        if type(event) is Batch:
+            self._take_batch(event)
+        elif type(event) is Sample:
+            self._take_sample(event)
+        elif type(event) is Device:
+            self._capacities[event.name] = event.capacity
+
+    def finish(self) -> None:
+        """Judge all series a last time: growth that lasts until now is confirmed."""
+        suspected = self._host.pending is not None
+        news = self._host.end()
+        if news is not None:
+            self._report_host(news, suspected=suspected)
+        for name, watch in self._watches.items():
+            if name != HOST:
+                self._report(name, watch, watch.end())
+        for role, watch in self._children.values():
+            self._end_child(role, watch)
+
+    def _take_batch(self, event: Batch) -> None:
+        self._step = event.step
+        anon, shared = self._memory()
+        if anon is not None:
+            news = self._host.take(event.step, anon)
+            if news is not None:
+                self._report_host(news, suspected=news.verdict != "suspected")
+        if shared:
+            self._take(SHARED, event.step, shared, _HOST_FLOOR, _STEPS)
+        for device in event.devices:
+            if device.allocated is not None:
+                name = device.name + ALLOCATED
+                watch = self._take(name, event.step, device.allocated, _DEVICE_FLOOR, _STEPS)
+                capacity = self._capacities.get(device.name)
+                watch.free = None if capacity is None else capacity - device.allocated
+
+    def _take_sample(self, event: Sample) -> None:
+        if event.step is None:
+            return
+        self._step = event.step
+        if event.children_shared:
+            self._take(SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
+        self._take_children(event.step, event.children)
+
+    def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
+        alive = {(child.pid, child.started) for child in children}
+        for key in [key for key in self._children if key not in alive]:
+            self._end_child(*self._children.pop(key))
+        for child in children:
+            if child.anon is not None:
+                known = self._children.get((child.pid, child.started))
+                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
+                self._children[child.pid, child.started] = (child.role, watch)
+                self._report_child(child.role, watch, watch.take(step, child.anon))
+
+    def _end_child(self, role: str, watch: SeriesWatch) -> None:
+        """Judge a process that has ended.
+
+        Workers of a DataLoader may live for one epoch, and be read a few times. So growth is confirmed if it
+        lasted long, or if the process that had the same role before grew until its end, too.
+        """
+        suspected = watch.pending
+        news = watch.end()
+        grown = news.growth if news and news.verdict == "confirmed" else watch.short_growth()
+        if grown is not None:
+            again, long = role in self._ended, self._step - grown.since >= _LONG
+            self._ended.add(role)
+            if again or (long and watch.read >= _ALONE):
+                self._report_child(role, watch, News("confirmed", grown))
+                return
+        if suspected is not None:
+            self._report_child(role, watch, News("withdrawn", suspected))
+
+    def _report_child(self, role: str, watch: SeriesWatch, news: News | None) -> None:
+        """Report a process's growth; of several of one kind, which share their cause, the first one's."""
+        if news is None:
+            return
+        kind = role.rstrip("0123456789")
+        rate = news.growth.rate
+        if news.verdict != "withdrawn" and rate < LARGER * self._known.get(kind, 0.0):
+            return
+        if news.verdict == "confirmed":
+            self._known[kind] = rate
+        self._report(CHILD + role, watch, news)
+
+    def _take(self, name: str, step: int, level: int, floor: float, least: int) -> SeriesWatch:
+        watch = self._watches.get(name)
+        if watch is None:
+            watch = self._watches[name] = SeriesWatch(floor, least)
+        news = watch.take(step, level)
+        if news is not None:
+            self._report(name, watch, news)
+        return watch
+
+    def _report_host(self, news: News, *, suspected: bool) -> None:
+        """Report growth of the trainer's process, unless garbage explains it.
+
+        Args:
+            news: What changed.
+            suspected: True if the growth was reported before, as suspected.
+        """
+        if news.verdict != "withdrawn" and self._is_garbage(news.growth):
+            self._host.drop()
+            if not suspected:
+                return
+            news = News("withdrawn", news.growth)
+        if news.verdict == "suspected":
+            self._heap = read_heap()
+        self._report(HOST, self._host, news)
+
+    def _is_garbage(self, growth: Growth) -> bool:
+        """Collect young garbage; return True if it explains a growth.
+
+        Much garbage may hide a leak. So the bytes in use after two collections are compared, too.
+        """
+        found = collect_garbage()
+        if found is None or found.freed < _GARBAGE * growth.total:
+            return False
+        before, self._collected = self._collected, _Collected(self._step, found.left)
+        if before is None or before.step >= self._step:
+            return True
+        return (found.left - before.left) / (self._step - before.step) < growth.rate / 2
+
+    def _report(self, name: str, watch: SeriesWatch, news: News | None) -> None:
+        if news is None:
+            return
+        if news.verdict != "withdrawn" and not name.endswith(ALLOCATED):
+            free = host_free(self._pid)
+            watch.free = None if free is None else float(free)
+            watch.delay()
+        if name == HOST and news.verdict == "confirmed" and self._is_unused():
+            name = FREE_LISTS
+            watch.wait_on(news.growth)
+        self._calls[news.verdict](self._suspicion(name, news.growth, watch.free))
+
+    def _is_unused(self) -> bool:
+        """Return True if mostly unused memory of the allocator has grown since the suspicion."""
+        before, now = self._heap, read_heap()
+        if before is None or now is None:
+            return False
+        unused, used = now.idle - before.idle, now.in_use - before.in_use
+        return unused > _UNUSED * (unused + max(used, 0)) and unused > _HOST_FLOOR / 2
+
+    def _suspicion(self, name: str, growth: Growth, free: float | None) -> Suspicion:
+        return Suspicion(
+            series=name,
+            since_step=growth.since,
+            rate=growth.rate,
+            rate_low=growth.low,
+            rate_high=growth.high,
+            level=int(growth.level),
+            limit=None if free is None else int(growth.level + free),
+            step=self._step,
+            forecast=forecast(growth, free, self._step),
+        )

@@ -1,0 +1,129 @@
+"""Findings about growth for which no more precise cause is known, from the series that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from memlog._internal.units import format_bytes
+from memlog.events import Event, Finding, now_us
+from memlog.leaks.detector import ALLOCATED, CHILD, FREE_LISTS, HOST, SHARED
+from memlog.leaks.suspicion import Suspicion
+
+_SURE = 100
+"""Steps after which growth whose rate is known to a third counts as certain."""
+_NARROW = 1 / 3
+_FRAGMENTS = 400
+"""Steps for which an allocator's unused memory has to grow."""
+
+
+class _Text(NamedTuple):
+    kind: str
+    what: str
+    """What grows: the beginning of the title."""
+    evidence: str
+    """How it was measured."""
+    remedy: str
+
+
+_TEXTS = {
+    HOST: _Text(
+        "growth",
+        "The process's memory",
+        "Anonymous memory (RssAnon) at step ends, which excludes mapped files and shared memory",
+        "Look for what a step keeps: losses or outputs in lists without .detach(), caches, hooks.",
+    ),
+    FREE_LISTS: _Text(
+        "allocator_free_lists",
+        "Unused memory of the C library's allocator",
+        "Bytes that malloc holds free (mallinfo2) make up most of the growth, not bytes in use",
+        "Set MALLOC_ARENA_MAX=2 or MALLOC_TRIM_THRESHOLD_=131072, or preload jemalloc.",
+    ),
+    SHARED: _Text(
+        "shared_memory",
+        "Shared memory",
+        "Shared memory that the training's processes map, at step ends",
+        "Copy what you keep of a DataLoader's batches (tensor.clone()), and close shared memory after use.",
+    ),
+    CHILD: _Text(
+        "worker_process",
+        "The memory of {}",
+        "Anonymous memory of this one process; it does not count pages that it shares",
+        "Look for what the dataset or collate function keeps from item to item in this process.",
+    ),
+    ALLOCATED: _Text(
+        "growth",
+        "Memory that tensors hold on {}",
+        "Bytes that the allocator has given out, at step ends",
+        "Look for tensors that a step keeps: losses, outputs or gradients in lists, without .detach().",
+    ),
+}
+
+
+class GrowthFindings:
+    """Receiver of confirmed growth, which publishes a finding of each.
+
+    Args:
+        publish: Takes the findings.
+    """
+
+    def __init__(self, publish: Callable[[Event], object]) -> None:
+        self._publish = publish
+        self._is_fragmented = False
+
+    def __call__(self, growth: Suspicion) -> None:
+        """Publish growth, that of the allocator's unused memory once."""
+        finding = finding_of(growth)
+        if finding is None or (growth.series == FREE_LISTS and self._is_fragmented):
+            return
+        self._is_fragmented = self._is_fragmented or growth.series == FREE_LISTS
+        self._publish(finding)
+
+
+def finding_of(growth: Suspicion) -> Finding | None:
+    """Return the finding that a series grows, for a cause that is not known more precisely.
+
+    Returns:
+        ``None`` if the allocator's unused memory has not grown for long: in healthy programs, too, small free
+        pieces of the heap add up for a while.
+    """
+    if growth.series == FREE_LISTS and growth.step - growth.since_step < _FRAGMENTS:
+        return None
+    text, where = _text_of(growth.series)
+    what = text.what.format(where)
+    return Finding(
+        time_us=now_us(),
+        step=growth.step,
+        kind=text.kind,
+        title=f"{what} grows by {format_bytes(growth.rate)} per step since step {growth.since_step}.",
+        where=where,
+        since_step=growth.since_step,
+        rate=growth.rate,
+        forecast=growth.forecast,
+        limit=growth.limit,
+        evidence=(
+            text.evidence + ".",
+            f"It grew throughout steps {growth.since_step} to {growth.step}, to "
+            f"{format_bytes(growth.level)}; with 95 % confidence by {format_bytes(growth.rate_low)} to "
+            f"{format_bytes(growth.rate_high)} per step.",
+        ),
+        confidence=_confidence(growth),
+        remedy=text.remedy,
+    )
+
+
+def _text_of(series: str) -> tuple[_Text, str | None]:
+    """Return the texts of a series, and the process or device that it is about."""
+    if series.startswith(CHILD):
+        return _TEXTS[CHILD], series.removeprefix(CHILD)
+    if series.endswith(ALLOCATED):
+        return _TEXTS[ALLOCATED], series.removesuffix(ALLOCATED)
+    return _TEXTS[series], None
+
+
+def _confidence(growth: Suspicion) -> Literal["high", "medium", "low"]:
+    long = growth.step - growth.since_step >= _SURE
+    narrow = growth.rate_high - growth.rate_low <= 2 * _NARROW * growth.rate
+    if long and narrow:
+        return "high"
+    return "medium" if long or narrow else "low"

@@ -1,0 +1,52 @@
+"""Forecast of the step at which a growing series reaches its limit, and the memory left until then."""
+
+from __future__ import annotations
+
+from memlog.growth import Growth
+from memlog.probes.cgroup import read_cgroup, read_file_pages
+from memlog.probes.tree import available_memory
+
+_WIDEST = 2.0
+"""Largest quotient of the interval's ends, in steps from now, that helps."""
+_FURTHEST = 1_000_000
+"""Steps from now after which no limit is forecast: the growth is too slow to matter."""
+
+
+def steps_left(growth: Growth, free: float) -> tuple[float, float]:
+    """Return the fewest and the most steps until ``free`` bytes are used, by the rate's interval."""
+    return max(free, 0) / growth.high, max(free, 0) / growth.low
+
+
+def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] | None:
+    """Return the steps between which a limit will be reached, if the rate stays as it is.
+
+    Args:
+        growth: Growth, whose interval lies above zero.
+        free: Bytes left until the limit; ``None`` if unknown.
+        step: Newest step.
+
+    Returns:
+        ``None`` if the limit is unknown, the interval is too wide to help, or the limit is too far off.
+    """
+    if free is None:
+        return None
+    fewest, most = steps_left(growth, free)
+    if most > _WIDEST * max(fewest, 1.0) or fewest > _FURTHEST:
+        return None
+    return step + int(fewest), step + round(most)
+
+
+def host_free(pid: int) -> int | None:
+    """Return the bytes that a process can still take: of its control group, and of the machine.
+
+    Pages of files count as free, because the kernel takes them back. It takes about a millisecond.
+    """
+    known = [free for free in (_cgroup_free(pid), available_memory()) if free is not None]
+    return min(known, default=None)
+
+
+def _cgroup_free(pid: int) -> int | None:
+    group = read_cgroup(pid)
+    if group.used is None or group.limit is None:
+        return None
+    return max(group.limit - group.used + (read_file_pages(pid) or 0), 0)

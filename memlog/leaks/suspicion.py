@@ -1,0 +1,28 @@
+"""The record of a growth that was noticed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Suspicion(NamedTuple):
+    """Growth of one series; sizes are bytes, rates are bytes per step."""
+
+    series: str
+    """``host.anon`` (memory of the trainer's process without mapped files and shared memory),
+    ``host.free_lists`` (its allocator's unused memory), ``shared_memory``, ``cuda0.allocated`` or
+    ``child:DataLoader worker 3``."""
+    since_step: int
+    """First step of the growth."""
+    rate: float
+    rate_low: float
+    rate_high: float
+    """Ends of the rate's 95 % interval."""
+    level: int
+    """Level at ``step``."""
+    limit: int | None
+    """Level at which memory is full: ``level`` and what is still free. ``None`` if unknown."""
+    step: int
+    """Newest step."""
+    forecast: tuple[int, int] | None = None
+    """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""

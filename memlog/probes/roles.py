@@ -1,0 +1,77 @@
+"""Roles of the trainer's child processes, such as ``DataLoader worker 3``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePath
+
+import psutil
+
+_DATA_LOADER = "DataLoader worker"
+_TORCH_WORKERS = ("pt_data_worker",)
+"""Names that torch gives the main thread of a DataLoader worker, since 2.6."""
+_TOOLS = {
+    "multiprocessing.resource_tracker": "multiprocessing's resource tracker",
+    "multiprocessing.forkserver": "multiprocessing's fork server",
+}
+_SPAWNED = ("multiprocessing.spawn", "--multiprocessing-fork")
+_INTERPRETER = "python"
+
+
+class Roles:
+    """Names of processes by role.
+
+    Args:
+        proc: Folder of processes, on Linux.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def of(self, processes: Sequence[psutil.Process]) -> list[str]:
+        """Return the role of each process.
+
+        Several of one kind get numbers from 0, in the order of the processes; DataLoader workers always do,
+        because torch numbers them in the order in which it starts them.
+        """
+        kinds = [self._kind(process) for process in processes]
+        counts, next_number = Counter(kinds), Counter[str]()
+        roles = []
+        for kind in kinds:
+            alone = counts[kind] == 1 and kind != _DATA_LOADER
+            roles.append(kind if alone else f"{kind} {next_number[kind]}")
+            next_number[kind] += 1
+        return roles
+
+    def _kind(self, process: psutil.Process) -> str:
+        with suppress(OSError):
+            name = (self._proc / str(process.pid) / "comm").read_text(errors="replace").strip()
+            if name in _TORCH_WORKERS:
+                return _DATA_LOADER
+        with suppress(psutil.Error):
+            command = process.cmdline()
+            return _of_command(command, process.parent()) or process.name()
+        return "child process"
+
+
+def _of_command(command: Sequence[str], parent: psutil.Process | None) -> str | None:
+    """Return the kind of process by its command line; ``None`` if that doesn't tell."""
+    line = " ".join(command)
+    for module, name in _TOOLS.items():
+        if module in line:
+            return name
+    if any(mark in line for mark in _SPAWNED):
+        return "worker process"
+    if not command:
+        return None
+    with suppress(psutil.Error):
+        if parent is not None and parent.cmdline() == list(command):
+            return "worker process"  # a fork has its parent's command line
+    program = PurePath(command[0]).name
+    if program.startswith(_INTERPRETER):
+        first = command[1] if len(command) > 1 else "-"
+        script = None if first.startswith("-") else first
+        return program if script is None else PurePath(script).name
+    return program

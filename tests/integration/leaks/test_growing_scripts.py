@@ -1,0 +1,148 @@
+"""Real training scripts: the ones that grow end with a finding, healthy ones with none."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memlog.events import Finding
+from memlog.journal import RunDirectory
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+RUNNER = """
+import json, os, sys, traceback
+import torch
+folder, loop, scripts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+for number, (name, code) in enumerate(scripts.items()):
+    if os.fork():
+        assert os.wait()[1] == 0, name
+        continue
+    try:
+        os.environ["MEMLOG_DIR"] = os.path.join(folder, str(number))
+        exec(loop + code + "\\nmemlog.finish()", {"__name__": "__main__"})
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+"""
+"""Runs each script in a fork of its own, because importing torch takes longer than most of them."""
+
+LOOP = """
+import gc, mmap, os, tempfile, time
+import torch, memlog
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train(batch=torch.randn(8, 64)):
+    optimizer.zero_grad()
+    output = model(batch)
+    output.square().mean().backward()
+    optimizer.step()
+    return output
+memlog.init("local", name="made up")
+kept = []
+"""
+
+GROWING = {
+    "a list of arrays": (
+        "growth",
+        "for _ in range(120): train(); kept.append(torch.ones(300_000))",
+    ),
+    "Python objects": (
+        "growth",
+        "for _ in range(120): train(); kept.append([{'k': str(n)} for n in range(3000)])",
+    ),
+    "a C library": (
+        "growth",
+        """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+for _ in range(120): train(); ctypes.memset(libc.malloc(1_000_000), 1, 1_000_000)
+""",
+    ),
+    "shared memory": (
+        "shared_memory",
+        "for _ in range(120): train(); kept.append(torch.ones(300_000).share_memory_())",
+    ),
+    "a worker": (
+        "worker_process",
+        """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 2400
+    def __getitem__(self, n):
+        kept.append(bytearray(os.urandom(300_000)))
+        time.sleep(0.004)
+        return torch.randn(64)
+for batch in torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=1): train(batch)
+""",
+    ),
+}
+
+HEALTHY = {
+    "a cache that fills": """
+cache = {}
+for n in range(240):
+    cache.setdefault(n % 60, torch.ones(300_000))
+    train()
+""",
+    "a buffer that is emptied": """
+for n in range(240):
+    train()
+    kept.append(torch.ones(300_000))
+    if n % 30 == 29: kept.clear()
+""",
+    "garbage in cycles": """
+class Node: pass
+for _ in range(240):
+    node = Node()
+    node.itself, node.data = node, torch.ones(200_000)
+    train()
+""",
+    "a mapped file and a jump": """
+file = tempfile.NamedTemporaryFile()
+file.truncate(240_000_000)
+mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+for n in range(240):
+    mapped[n * 1_000_000:(n + 1) * 1_000_000]
+    train()
+    if n == 100: kept.append(torch.ones(30_000_000))
+""",
+    "inputs of many lengths": """
+for n in range(240): train(torch.randn(1 + n * 7919 % 3000, 64))
+""",
+}
+
+
+def findings(scripts: dict[str, str], folder: Path) -> dict[str, list[Finding]]:
+    """Run scripts to their ends; return the findings of each trainer and its helper."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", RUNNER, str(folder), LOOP, json.dumps(scripts)]
+    subprocess.run(arguments, env=environment, check=True, timeout=300, cwd=folder)
+    return {name: list(_read(folder / str(number))) for number, name in enumerate(scripts)}
+
+
+def _read(folder: Path) -> Iterator[Finding]:
+    [run] = (path.parent for path in folder.glob("*/delivery"))
+    for file in RunDirectory(run).files():
+        for entry in file.read():
+            if isinstance(entry.event, Finding):
+                yield entry.event
+
+
+def test_growth_is_found_once_and_of_its_kind(tmp_path: Path) -> None:
+    found = findings({name: code for name, (_, code) in GROWING.items()}, tmp_path)
+    kinds = {name: [finding.kind for finding in of] for name, of in found.items()}
+    assert kinds == {name: [kind] for name, (kind, _) in GROWING.items()}
+    assert all((finding.rate or 0) > 0 for of in found.values() for finding in of)
+
+
+def test_a_healthy_script_has_no_finding(tmp_path: Path) -> None:
+    assert findings(HEALTHY, tmp_path) == {name: [] for name in HEALTHY}

@@ -1,0 +1,268 @@
+"""The detector: which series it judges, of what, and what it reports."""
+
+import ctypes
+import gc
+import platform
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from support.journals import GIB, MIB, at
+
+from memlog.events import Batch, ChildReading, Device, DeviceReading, Event, Finding, Sample
+from memlog.growth import Growth
+from memlog.leaks.detector import GrowthDetector
+from memlog.leaks.findings import GrowthFindings, finding_of
+from memlog.leaks.forecast import forecast
+from memlog.leaks.suspicion import Suspicion
+from memlog.probes.garbage import collect_garbage
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
+NOBODY = 2**22 + 1
+"""A process number above the kernel's largest: its limits are the machine's."""
+
+
+class Told(NamedTuple):
+    """What a detector reported."""
+
+    suspected: list[Suspicion]
+    confirmed: list[Suspicion]
+    withdrawn: list[Suspicion]
+
+
+class Memory:
+    """Bytes of the trainer's process at the newest step."""
+
+    anon = shared = 0
+
+
+class Judge(NamedTuple):
+    """A detector, and the memory that it reads at each step."""
+
+    detector: GrowthDetector
+    memory: Memory
+
+    def __call__(self, event: Event) -> None:
+        self.detector(event)
+
+    def step(self, step: int, anon: float, shared: float = 0, device: float | None = None) -> None:
+        """Take a step with these MiB; the resident set grows with a mapped file, always."""
+        self.memory.anon, self.memory.shared = int(anon * MIB), int(shared * MIB)
+        devices = () if device is None else (reading(device),)
+        self(Batch(at(step), step, (step + 1) * GIB, None, None, devices))
+
+    def finish(self) -> None:
+        self.detector.finish()
+
+
+def detector() -> tuple[Judge, Told]:
+    told = Told([], [], [])
+    memory = Memory()
+    found = GrowthDetector(
+        NOBODY,
+        told.confirmed.append,
+        told.suspected.append,
+        told.withdrawn.append,
+        lambda: (memory.anon, memory.shared),
+    )
+    return Judge(found, memory), told
+
+
+def reading(allocated: float) -> DeviceReading:
+    return DeviceReading("cuda0", int(allocated * MIB), None, None, None, None)
+
+
+def sample(step: int, *children: tuple[int, float], shared: float = 0) -> Sample:
+    """Return a sample of DataLoader workers: process number and MiB."""
+    readings = tuple(
+        ChildReading(f"DataLoader worker {number}", pid, pid, int(size * MIB))
+        for number, (pid, size) in enumerate(children)
+    )
+    return Sample(at(step), step, GIB, 1, GIB, None, None, None, readings, int(shared * MIB))
+
+
+@glibc
+def test_growth_of_the_process_is_suspected_and_then_confirmed() -> None:
+    judge, told = detector()
+    for step in range(600):
+        judge.step(step, 500 + 2 * step)
+    [suspected], [confirmed] = told.suspected, told.confirmed
+    assert (suspected.series, confirmed.series) == ("host.anon", "host.anon")
+    assert suspected.step <= 40
+    assert confirmed.step >= suspected.step + 32
+    assert confirmed.since_step <= 5
+    assert confirmed.rate == pytest.approx(2 * MIB, rel=0.02)
+    assert confirmed.limit is not None
+    judge.finish()
+    assert len(told.confirmed) == 1
+
+
+def test_a_mapped_file_is_no_growth() -> None:
+    judge, told = detector()
+    for step in range(300):
+        judge.step(step, 500)
+    judge.finish()
+    assert told == ([], [], [])
+
+
+def test_a_short_run_that_leaks_until_its_end_is_confirmed_then() -> None:
+    judge, told = detector()
+    for step in range(45):
+        judge.step(step, 500 + 2 * step)
+    assert told.confirmed == []
+    judge.finish()
+    assert len(told.confirmed) == 1
+
+
+def test_a_cache_that_fills_is_withdrawn() -> None:
+    judge, told = detector()
+    for step in range(300):
+        judge.step(step, 500 + 2 * min(step, 60))
+    judge.finish()
+    assert len(told.suspected) == len(told.withdrawn) == 1
+    assert told.confirmed == []
+
+
+def test_each_series_is_judged_by_itself() -> None:
+    judge, told = detector()
+    judge(Device(at(0), "cuda0", "Made-up", 4000 * MIB))
+    for step in range(400):
+        judge.step(step, 500, shared=10 + step, device=100 + 2 * step)
+    judge.finish()
+    by_series = {found.series: found for found in told.confirmed}
+    assert set(by_series) == {"shared_memory", "cuda0.allocated"}
+    device = by_series["cuda0.allocated"]
+    assert device.limit == pytest.approx(4000 * MIB, rel=0.01)
+    assert device.forecast is not None
+    low, high = device.forecast
+    assert low - 20 <= 1950 <= high + 20
+
+
+def garbage(size: int) -> None:
+    cycle: list[object] = [bytearray(size)]
+    cycle.append(cycle)
+
+
+@glibc
+def test_garbage_that_the_collector_frees_is_not_suspected() -> None:
+    judge, told = detector()
+    collect_garbage()
+    assert gc.isenabled()
+    for step in range(60):
+        garbage(MIB)
+        judge.step(step, 500 + step)
+    assert told.suspected == []
+
+
+@glibc
+def test_free_lists_of_the_allocator_are_told_from_memory_in_use() -> None:
+    """Blocks are freed, and a small one after each keeps the heap from shrinking."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    blocks = [(libc.malloc(64 * 1024), libc.malloc(32)) for _ in range(16 * 600)]
+    judge, told = detector()
+    for step in range(600):
+        for block, _ in blocks[16 * step : 16 * step + 16]:
+            libc.free(block)
+        judge.step(step, 500 + step)
+    for _, small in blocks:
+        libc.free(small)
+    steps = [found.step for found in told.confirmed]
+    assert {found.series for found in told.confirmed} == {"host.free_lists"}
+    assert all(after - before >= 64 for before, after in pairwise(steps))
+    assert len(steps) >= 2
+
+
+def test_a_worker_that_grows_is_found_and_its_siblings_are_not_repeated() -> None:
+    judge, told = detector()
+    for number in range(60):
+        judge(sample(8 * number, (70, 300 + 8 * number), (71, 300 + 8 * number), (72, 300)))
+    judge.finish()
+    [confirmed] = told.confirmed
+    assert confirmed.series == "child:DataLoader worker 0"
+    assert confirmed.rate == pytest.approx(MIB, rel=0.02)
+
+
+def test_workers_reborn_at_each_epoch_are_no_growth() -> None:
+    """Each is larger than the one before when it is born, and warms up."""
+    judge, told = detector()
+    for number in range(200):
+        epoch, age = divmod(number, 10)
+        judge(sample(5 * number, (100 + epoch, 300 + 4 * epoch + 40 * min(age, 2))))
+    judge.finish()
+    assert told.confirmed == []
+
+
+def test_a_worker_that_grows_within_each_epoch_is_found() -> None:
+    judge, told = detector()
+    for number in range(40):
+        epoch, age = divmod(number, 6)
+        judge(sample(10 * number, (100 + epoch, 300 + 9 * age)))
+    judge.finish()
+    [confirmed] = told.confirmed
+    assert confirmed.series == "child:DataLoader worker 0"
+    assert confirmed.step <= 130
+
+
+def test_shared_memory_of_children_is_judged() -> None:
+    judge, told = detector()
+    for number in range(60):
+        judge(sample(8 * number, (70, 300), shared=10 + 8 * number))
+    judge.finish()
+    assert [found.series for found in told.confirmed] == ["shared_memory"]
+
+
+@pytest.mark.parametrize(
+    ("free", "low", "high", "expected"),
+    [
+        (1000.0, 0.9, 1.1, (1009, 1211)),
+        (1000.0, 0.4, 1.0, None),
+        (None, 0.9, 1.1, None),
+        (1e9, 0.9, 1.1, None),
+    ],
+)
+def test_a_forecast_is_an_interval_or_nothing(
+    free: float | None, low: float, high: float, expected: tuple[int, int] | None
+) -> None:
+    assert forecast(Growth(0, 1.0, low, high, 500, 100), free, 100) == expected
+
+
+@pytest.mark.parametrize(
+    ("series", "kind", "where"),
+    [
+        ("host.anon", "growth", None),
+        ("host.free_lists", "allocator_free_lists", None),
+        ("shared_memory", "shared_memory", None),
+        ("child:DataLoader worker 3", "worker_process", "DataLoader worker 3"),
+        ("cuda0.allocated", "growth", "cuda0"),
+    ],
+)
+def test_the_series_decides_the_kind_of_finding(series: str, kind: str, where: str | None) -> None:
+    grown = Suspicion(series, 40, MIB, 0.9 * MIB, 1.1 * MIB, GIB, 4 * GIB, 560, (3000, 3600))
+    found = finding_of(grown)
+    assert found is not None
+    assert (found.kind, found.where, found.since_step, found.forecast) == (
+        kind,
+        where,
+        40,
+        (3000, 3600),
+    )
+    assert found.title.endswith("grows by 1.0 MiB per step since step 40.")
+    assert where is None or where in found.title
+    assert found.confidence == "high"
+
+
+def test_growth_judged_by_few_steps_or_with_a_wide_interval_is_less_certain() -> None:
+    wide = Suspicion("host.anon", 40, MIB, 0.5 * MIB, 1.5 * MIB, GIB, None, 160)
+    found = [finding_of(wide), finding_of(wide._replace(step=80))]
+    assert [one and one.confidence for one in found] == ["medium", "low"]
+
+
+def test_fragments_of_the_heap_are_found_once_and_only_if_they_grow_for_long() -> None:
+    published: list[Event] = []
+    receive = GrowthFindings(published.append)
+    growing = Suspicion("host.free_lists", 40, MIB, 0.9 * MIB, 1.1 * MIB, GIB, None, 160)
+    for step in (160, 300, 460, 600):
+        receive(growing._replace(step=step))
+    assert [found.step for found in published if isinstance(found, Finding)] == [460]
