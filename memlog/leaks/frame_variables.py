@@ -1,0 +1,68 @@
+"""Local variables of frames.
+
+Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary that stays with the
+frame, and would keep the values alive. So the dictionary is emptied again. A function that may use this
+dictionary itself (through ``locals()``, for example) is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple
+
+_LIVE_LOCALS: Final = sys.version_info >= (3, 13)
+_USES_LOCALS: Final = ("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe")
+_MAX_FRAMES: Final = 300
+MEMLOG: Final = str(Path(__file__).absolute().parents[1])
+"""Folder of memlog."""
+
+
+class Variable(NamedTuple):
+    """A local variable of a running function.
+
+    Attributes:
+        name: Its name.
+        code: Code of the function.
+    """
+
+    name: str
+    code: CodeType
+
+
+def is_memlog(code: CodeType) -> bool:
+    """Return whether code is memlog's."""
+    return code.co_filename.startswith(MEMLOG)
+
+
+def local_variables(frame: FrameType) -> dict[str, Any]:
+    """Return a function's local variables by name; empty if they can't be read without a trace."""
+    code = frame.f_code
+    if not code.co_flags & CO_OPTIMIZED:
+        return {}  # a module's or a class's namespace
+    if _LIVE_LOCALS:
+        return dict(frame.f_locals)
+    if sys.gettrace() is not None or any(name in code.co_names for name in _USES_LOCALS):
+        return {}
+    snapshot = frame.f_locals
+    variables = dict(snapshot)
+    snapshot.clear()
+    return variables
+
+
+def running_variables() -> dict[int, Variable]:
+    """Return the local variables of all running functions, by the identity of their values."""
+    found: dict[int, Variable] = {}
+    for innermost in tuple(sys._current_frames().values()):  # noqa: SLF001 - the only way to other threads
+        frame: FrameType | None = innermost
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                break
+            if not is_memlog(frame.f_code):
+                for name, value in local_variables(frame).items():
+                    # The outermost function wins: it had the value first.
+                    found[id(value)] = Variable(name, frame.f_code)
+            frame = frame.f_back
+    return found
