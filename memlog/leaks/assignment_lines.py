@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +17,9 @@ _ADDING: Final = frozenset(
         "push", "write", "record", "log",
     )
 )  # fmt: skip
+
+
+_REGISTERS: Final = re.compile("register_.*hook")
 
 
 class Addition(NamedTuple):
@@ -36,15 +41,28 @@ def additions(file: str, name: str) -> list[Addition]:
         file: Path of the file, as in its code.
         name: Name of the variable or attribute.
     """
+    found = [one for node in _nodes(file, name) for one in _addition(node, name)]
+    return sorted(dict.fromkeys(found))
+
+
+def registrations(file: str) -> list[Addition]:
+    """Return the calls in a file that register hooks."""
+    calls = (node for node in _nodes(file, "hook") if isinstance(node, ast.Call))
+    methods = ((call, call.func) for call in calls if isinstance(call.func, ast.Attribute))
+    found = [Addition(call.lineno, "") for call, func in methods if _REGISTERS.match(func.attr)]
+    return sorted(found)
+
+
+def _nodes(file: str, word: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a source file's syntax tree; none if the word is not in it."""
     text = "".join(linecache.getlines(file))
-    if not text or len(text) > _MAX_BYTES or not name.isidentifier() or name not in text:
-        return []
+    if not text or len(text) > _MAX_BYTES or not word.isidentifier() or word not in text:
+        return
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    found = [one for node in ast.walk(tree) for one in _addition(node, name)]
-    return sorted(dict.fromkeys(found))
+        return
+    yield from ast.walk(tree)
 
 
 def _addition(node: ast.AST, name: str) -> list[Addition]:

@@ -28,7 +28,8 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
-from memlog.leaks.inert_access import bases, container_base, container_length
+from memlog.leaks.inert_access import bases, container_base, container_kind, container_length
+from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
 SHORTEST: Final = 3
@@ -98,18 +99,12 @@ class Census:
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
         self.lengths: dict[int, int] = {}
-        kinds: dict[int, type | None] = {}
+        kinds = KindTable(container_kind)
         for batch in budget.batches(objects, _BATCH):
-            for one in itertools.chain(batch, _untracked(batch)):
-                kind = type(one)
-                known = id(kind)
-                if known not in kinds:
-                    kinds[known] = container_base(one)
-                base = kinds[known]
-                if base is not None:
-                    length = container_length(one, base)
-                    if length >= SHORTEST:
-                        self.lengths[id(one)] = length
+            for one, base in kinds.select([*batch, *_untracked(batch)]):
+                length = container_length(one, base)
+                if length >= SHORTEST:
+                    self.lengths[id(one)] = length
             if len(self.lengths) >= _MAX_COUNTED:
                 return
 
@@ -138,8 +133,9 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
     found: dict[int, Growth] = {}
     for batch in budget.batches(objects, _BATCH):
-        every = itertools.chain(batch, _untracked(batch))
-        for one in [one for one in every if id(one) in candidates]:
+        every = [*batch, *_untracked(batch)]
+        known = map(candidates.__contains__, map(id, every))
+        for one in itertools.compress(every, known):
             base = container_base(one)
             length = 0 if base is None else container_length(one, base)
             if base is not None and length > last[id(one)]:

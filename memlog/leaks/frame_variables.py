@@ -8,6 +8,7 @@ dictionary itself (through ``locals()``, for example) is left out.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
@@ -52,17 +53,23 @@ def local_variables(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
-def running_variables() -> dict[int, Variable]:
-    """Return the local variables of all running functions, by the identity of their values."""
-    found: dict[int, Variable] = {}
-    for innermost in tuple(sys._current_frames().values()):  # noqa: SLF001 - the only way to other threads
+def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
+    """Return the local variables of all running functions, by the identity of their values.
+
+    Args:
+        is_program: Function that returns whether a source file is the program's. Its variables win over those
+            of packages, and those of callers over those of the functions that they call.
+    """
+    program: dict[int, Variable] = {}
+    others: dict[int, Variable] = {}
+    for innermost in tuple(sys._current_frames().values()):
         frame: FrameType | None = innermost
         for _ in range(_MAX_FRAMES):
             if frame is None:
                 break
             if not is_memlog(frame.f_code):
+                found = program if is_program(frame.f_code.co_filename) else others
                 for name, value in local_variables(frame).items():
-                    # The outermost function wins: it had the value first.
                     found[id(value)] = Variable(name, frame.f_code)
             frame = frame.f_back
-    return found
+    return {**others, **program}

@@ -21,6 +21,8 @@ from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
 _MAX_TARGETS: Final = 16
 """Objects whose owners are searched, of each sort."""
+_MAX_VIEWS: Final = 4
+"""Tensors of one storage whose owners are searched."""
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Containers whose elements are measured."""
@@ -34,14 +36,14 @@ class _Target(NamedTuple):
     """An object whose owner is searched, with all that its like keep.
 
     Attributes:
-        holder: A tensor or an autograd node; ``None`` if no Python object is known.
+        holders: Tensors, or an autograd node, any of which may have an owner.
         storages: Watched storages by identity.
         sizes: Sizes of all storages by identity.
         nodes: Nodes of the graphs.
         is_gradient: True if it is a parameter's gradient.
     """
 
-    holder: Any
+    holders: list[Any]
     storages: dict[int, WatchedStorage]
     sizes: dict[int, int]
     nodes: int
@@ -90,7 +92,7 @@ class HolderReport:
         targets = [*graphs, *self._tensor_targets(graphs)]
         containers = self._measured_containers()
         own = [self._objects, *self._tensors.own, self._grown, *self._grown, containers, *containers]
-        own += [targets, *targets, graphs]
+        own += [targets, *targets, graphs, *(target.holders for target in targets)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
         held += self._held_containers(search, containers, held)
@@ -120,7 +122,7 @@ class HolderReport:
             holder = graphs[len(graphs) // 2].holder
             watched = {key: self._alive[key] for key in sizes if key in self._alive}
             nodes = sum(graph.nodes for graph in graphs)
-            found.append(_Target(holder, watched, sizes, nodes, id(holder) in ours))
+            found.append(_Target([holder], watched, sizes, nodes, id(holder) in ours))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
@@ -132,11 +134,11 @@ class HolderReport:
                 sites[one.site][key] = one
         found = []
         for left in sites.values():
-            holders = [key for key in left if key in self._tensors.by_storage]
-            sample = holders[len(holders) // 2] if holders else None
-            holder = None if sample is None else self._tensors.by_storage[sample][0]
+            known = [key for key in left if key in self._tensors.by_storage]
+            # The last one made: in a linked list it is nearest to the name.
+            holders = self._tensors.by_storage[known[-1]][:_MAX_VIEWS] if known else []
             sizes = {key: one.size for key, one in left.items()}
-            found.append(_Target(holder, left, sizes, 0, is_gradient=False))
+            found.append(_Target(holders, left, sizes, 0, is_gradient=False))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
@@ -161,26 +163,28 @@ class HolderReport:
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return the owners of targets, also through numpy arrays that share their memory."""
-        objects = [target.holder for target in targets if target.holder is not None]
+        objects = [one for target in targets for one in target.holders]
         found = dict(zip(map(id, objects), search.chains(objects), strict=True))
         named = {
             key
             for target in targets
-            if found.get(id(target.holder)) is not None
+            if any(found[id(one)] is not None for one in target.holders)
             for key in target.sizes
         }
         left = [
-            target.holder
+            one
             for target in targets
-            if target.holder is not None
-            and found.get(id(target.holder)) is None
-            and not named.issuperset(target.sizes)
+            if not named.issuperset(target.sizes)
+            for one in target.holders
         ]
         if left:
             arrays = views_of(self._objects, left, self._budget)
             samples = [views[0] for views in arrays.values()]
             found |= dict(zip(arrays, search.chains(samples), strict=True))
-        return [found.get(id(target.holder)) for target in targets]
+        return [
+            next((found[id(one)] for one in target.holders if found[id(one)] is not None), None)
+            for target in targets
+        ]
 
     def _may_grow(self, owner: Owner, target: _Target) -> bool:
         """Return whether what an owner holds may become more with each step."""
@@ -192,7 +196,7 @@ class HolderReport:
 
     def _recurs(self, storages: Iterable[WatchedStorage]) -> bool:
         """Return whether several iterations made storages."""
-        made = {one.iteration for one in storages if one.site.operation}
+        made = {one.iteration for one in storages}
         return len(made) >= min(_SEVERAL, self._iterations)
 
     def _join(
@@ -212,7 +216,7 @@ class HolderReport:
             nodes=before.nodes + target.nodes,
             has_graph=before.has_graph or bool(target.nodes),
             is_gradient=before.is_gradient or target.is_gradient,
-            scalar=before.scalar or _is_scalar(target.holder),
+            scalar=before.scalar or any(map(_is_scalar, target.holders)),
         )
 
     def _growth_of(self, owner: Owner | None) -> Growth | None:

@@ -118,7 +118,7 @@ class HolderSearch:
         if self._budget.spent:
             self.stop()
             return
-        self._watch = StorageWatch(self._diagnostics)
+        self._watch = StorageWatch(self._diagnostics, self._normal.existing())
         self._watch.begin()
 
     def _go_on_watching(self, step: int, watch: StorageWatch) -> None:

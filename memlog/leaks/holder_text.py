@@ -176,11 +176,15 @@ def _addition(held: Held) -> tuple[str, int, str] | None:
     owner = held.owner
     if owner is None or not owner.name:
         return None
+    files = program_files(owner)
+    if _HOOKS in owner.name:
+        found = [(file, *one) for file in files for one in assignment_lines.registrations(file)]
+        return found[0] if found else None
     for name in dict.fromkeys((owner.name, owner.root.name)):
-        for file in program_files(owner):
-            found = assignment_lines.additions(file, name)
-            if found:
-                return file, found[0].line, found[0].value
+        for file in files:
+            additions = assignment_lines.additions(file, name)
+            if additions:
+                return file, additions[0].line, additions[0].value
     return None
 
 
@@ -219,11 +223,12 @@ def _confidence(held: Held) -> Confidence:
 
 
 def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
-    name = value or "x"
     if kind == "kept_graph":
         if held.growth is None:
             return "Cut the graph between steps with `.detach()`."
-        return f"Append `{name}.item()` or `{name}.detach()`." if held.scalar else f"Append `{name}.detach()`."
+        name = value or "…"
+        number = f"`{name}.item()` or " if held.scalar else ""
+        return f"Append {number}`{name}.detach()`."
     return _REMEDIES.get(kind)
 
 

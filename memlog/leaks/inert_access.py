@@ -46,10 +46,15 @@ def shown(text: object) -> str:
 
 def container_base(value: object) -> type | None:
     """Return which of `CONTAINERS` a value is; ``None`` if it is none of them."""
-    for base in bases(type(value)):
-        for kind in CONTAINERS:  # compared by identity: a metaclass may define __eq__ and __hash__
-            if base is kind:
-                return kind
+    return container_kind(type(value))
+
+
+def container_kind(kind: type) -> type | None:
+    """Return which of `CONTAINERS` a class is or inherits from; ``None`` if it is none of them."""
+    for base in bases(kind):
+        for one in CONTAINERS:  # compared by identity: a metaclass may define __eq__ and __hash__
+            if base is one:
+                return one
     return None
 
 

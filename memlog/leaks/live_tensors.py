@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from memlog.leaks.inert_access import bases, class_namespace
+from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
 _BATCH: Final = 20_000
@@ -38,17 +39,13 @@ class LiveTensors:
     ) -> None:
         self.by_storage: dict[int, list[Any]] = {}
         self.roots: list[tuple[int, Any, Any]] = []
-        self._kinds: dict[int, str] = {}
+        kinds = KindTable(_kind)
         with torch._C.DisableTorchFunctionSubclass():
             for batch in budget.batches(objects, _BATCH):
-                for one in batch:
-                    kind = type(one)
-                    known = self._kinds.get(id(kind))
-                    if known is None:
-                        known = self._kinds[id(kind)] = _kind(kind)
-                    if known == "tensor":
+                for one, kind in kinds.select(batch):
+                    if kind == "tensor":
                         self._add_tensor(one, wanted, first_node)
-                    elif known == "node" and first_node is not None:
+                    elif first_node is not None:
                         self._add_root(one, one, first_node)
         self.roots.sort(key=lambda root: -root[0])
 
@@ -90,10 +87,10 @@ def storage_of(tensor: Any) -> int:
     return int(_base.untyped_storage(tensor)._cdata)
 
 
-def _kind(kind: type) -> str:
+def _kind(kind: type) -> str | None:
     for base in bases(kind):
         if base is torch.Tensor:
             return "tensor"
         if "next_functions" in class_namespace(base):
             return "node"
-    return ""
+    return None

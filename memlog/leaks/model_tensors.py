@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from memlog.leaks.inert_access import bases, instance_dict
+from memlog.leaks.kind_table import KindTable
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.time_budget import TimeBudget
 from memlog.tracer.tensor_storages import tensors_in
@@ -28,15 +29,11 @@ class ModelTensors:
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
         self._parameters: list[weakref.ref[Any]] = []
         self._optimizers: list[weakref.ref[Any]] = []
-        kinds: dict[int, list[weakref.ref[Any]] | None] = {}
+        self._others: list[weakref.ref[Any]] = []
+        kinds = KindTable(self._list_for)
         for batch in budget.batches(objects, _BATCH):
-            for one in batch:
-                kind = type(one)
-                if id(kind) not in kinds:
-                    kinds[id(kind)] = self._list_for(kind)
-                known = kinds[id(kind)]
-                if known is not None:
-                    known.append(weakref.ref(one))
+            for one, references in kinds.select(batch):
+                references.append(weakref.ref(one))
 
     def _list_for(self, kind: type) -> list[weakref.ref[Any]] | None:
         for base in bases(kind):
@@ -44,13 +41,26 @@ class ModelTensors:
                 return self._parameters
             if base is torch.optim.Optimizer:
                 return self._optimizers
+            if base is torch.Tensor:
+                return self._others
         return None
+
+    def existing(self) -> dict[int, weakref.ref[Any]]:
+        """Return the storages of all tensors that existed at the beginning, by identity."""
+        found = {}
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor in _alive([*self._parameters, *self._others]):
+                if any(type(tensor) is kind for kind in _PLAIN) and storage_of(tensor):
+                    storage = _base.untyped_storage(tensor)
+                    found[storage._cdata] = weakref.ref(storage)
+        self._others.clear()
+        return found
 
     def storages(self) -> frozenset[int]:
         """Return the identities of the storages of these parameters, their gradients and their state."""
         with torch._C.DisableTorchFunctionSubclass():
             return frozenset(
-                storage_of(tensor) for tensor in self._tensors() if type(tensor) in _PLAIN
+                storage_of(tensor) for tensor in self._tensors() if any(type(tensor) is kind for kind in _PLAIN)
             )
 
     def gradients_with_graph(self) -> Iterator[tuple[Any, Any]]:

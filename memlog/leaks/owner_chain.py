@@ -23,8 +23,9 @@ from typing import Any, Final, NamedTuple
 from memlog.leaks.frame_variables import is_memlog, running_variables
 from memlog.leaks.inert_access import instance_dict, is_kind, key_of
 from memlog.leaks.time_budget import TimeBudget
+from memlog.tracer.attribution.calling_lines import CallingLines
 
-_MAX_LEVELS: Final = 14
+_MAX_LEVELS: Final = 30
 _SETTLED: Final = 5
 """Levels after which any chain will do. Until then, one through a container that grows is looked for."""
 _MAX_FRONTIER: Final = 400
@@ -77,7 +78,8 @@ class OwnerSearch:
     ) -> None:
         self._budget = budget
         self._preferred = preferred
-        self._variables = running_variables()
+        self._lines = CallingLines()
+        self._variables = running_variables(self._lines.is_program)
         self._modules = _module_namespaces()
         self._reached: list[Any] = []
         self._index: dict[int, int] = {}
@@ -173,7 +175,9 @@ class OwnerSearch:
         while level and best is None:
             for number in level:
                 root = self._root(number)
-                if root is not None and (best is None or _rank(root) < _rank(best[1])):
+                if root is not None and (
+                    best is None or self._rank(root) < self._rank(best[1])
+                ):
                     best = number, root
             level = [
                 owner
@@ -198,12 +202,14 @@ class OwnerSearch:
     def _root(self, number: int) -> Root | None:
         """Return the root that an object is: a variable's value, a module's namespace, or a class."""
         one = self._reached[number]
+        if type(one) is dict:
+            root = self._global(one)
+            if root is not None:
+                return root
         variable = self._variables.get(id(one))
         if variable is not None:
             code = variable.code
             return Root("local", variable.name, code.co_name, code.co_filename)
-        if type(one) is dict:
-            return self._global(one)
         if is_kind(one, type):
             return _class_root(one)
         return None
@@ -216,6 +222,10 @@ class OwnerSearch:
             module = namespace["__name__"]
         file = namespace.get("__file__")
         return Root("global", "", module, file if type(file) is str else "")
+
+    def _rank(self, root: Root) -> tuple[bool, bool]:
+        """Return the order of preference of roots that are equally far away."""
+        return not self._lines.is_program(root.file), root.kind == "class"
 
     def _last_resort(self, target: int) -> Chain | None:
         """Return a chain to an object without a name, or to garbage; ``None`` if the search was cut short."""
@@ -240,11 +250,6 @@ class OwnerSearch:
                     )
         top = next(number for number in reversed(order) if not self._owners[number])
         return self._chain(Root("unnamed", "", "", ""), top, above) if top != target else None
-
-
-def _rank(root: Root) -> tuple[bool, bool]:
-    """Return the order of preference of roots that are equally far away."""
-    return root.place.startswith("torch"), root.kind == "class"
 
 
 def _code(one: Any) -> Any:

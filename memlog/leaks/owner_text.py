@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from types import CellType, FrameType, FunctionType, MethodType, TracebackType
+import gc
+from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
 from typing import Any, Final, NamedTuple
 
 from memlog.leaks.frame_variables import local_variables
@@ -78,6 +79,8 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
         for number, one in enumerate(objects[:-1] if len(objects) > 1 else objects)
         if container_base(one) is not None and id(one) not in attributes
     ]
+    caches = [one for cache in objects if type(cache) is _CACHE for one in gc.get_referents(cache)]
+    caches = [one for one in caches if type(one) is dict and one is not instance_dict(cache)]
     grown = [number for number in containers if id(objects[number]) in growing]
     at = (grown or containers[:1] or [None])[0]
     expression = expressions[at if at is not None else -1]
@@ -89,7 +92,7 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
         whole[len(expression) :] if whole.startswith(expression) else "",
         objects[(at or 0) + 1 :],
         objects[: at or 0],
-        tuple(objects[number] for number in containers),
+        (*(objects[number] for number in containers), *caches),
         chain.root,
     )
 
@@ -153,6 +156,9 @@ def _of_object(text: str, owner: Any, child: Any) -> str:
     if type(owner) is FrameType:
         name = next((key for key, one in local_variables(owner).items() if one is child), "…")
         return f"{text} → `{name}` of {owner.f_code.co_name}()"
+    if type(owner) is GeneratorType and owner.gi_frame is not None:
+        name = next((key for key, one in local_variables(owner.gi_frame).items() if one is child), "")
+        return f"{name} of {text}" if name else text
     if type(owner) is TracebackType:
         return text
     if is_kind(owner, BaseException) and type(child) is TracebackType:

@@ -15,10 +15,11 @@ class TimeBudget:
 
     Args:
         seconds: Time that all pieces may take together.
-        clock: Source of the time in seconds.
+        clock: Source of the time in seconds. By default the thread's own processor time, so that a busy
+            machine does not cut the work short.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
         self._left = seconds
         self._clock = clock
         self._began: float | None = None

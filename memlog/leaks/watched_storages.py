@@ -106,6 +106,7 @@ class StorageWatch:
 
     Args:
         diagnostics: Counter of memlog's own errors.
+        existing: Storages that exist already, by identity.
 
     Attributes:
         iteration: Number of the current iteration, from 0.
@@ -114,7 +115,10 @@ class StorageWatch:
         seconds: Time that it has taken so far.
     """
 
-    def __init__(self, diagnostics: Diagnostics) -> None:
+    def __init__(
+        self, diagnostics: Diagnostics, existing: dict[int, weakref.ref[Any]] | None = None
+    ) -> None:
+        self._existing = existing or {}
         self.iteration = 0
         self.first_node: int | None = None
         self.end_node: int | None = None
@@ -151,6 +155,7 @@ class StorageWatch:
             while self._handles:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
+            self._existing = {}
             self._stack.close()
             self._mode.stop_observing()
             remove_when_possible(self)
@@ -168,13 +173,13 @@ class StorageWatch:
 
     def operation(self, func: Any, kind: int, args: Any, out: Any, _inside: None) -> None:
         """Watch the new storages of an operation's results, and unknown storages of its arguments."""
-        began = time.perf_counter()
+        began = time.thread_time()
         state = self._stack.thread_state(join=True)
         if state is not None:
             self._watch(args, "", state)
             if kind & (NEW | RESIZED):
                 self._watch(out, torch_private.operation_name(func), state)
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.thread_time() - began
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
         for tensor in (values,) if type(values) in _PLAIN else tensors_in(values, limit=100):
@@ -186,6 +191,10 @@ class StorageWatch:
             known = self._storages.get(storage._cdata)
             if known is not None and known.reference() is storage:
                 continue
+            if not operation:
+                existing = self._existing.get(storage._cdata)
+                if existing is not None and existing() is storage:
+                    continue
             if len(self._storages) < MAX_STORAGES:
                 self._storages[storage._cdata] = WatchedStorage(
                     weakref.ref(storage),
