@@ -93,22 +93,27 @@ class GraphWalk:
         if names is None:
             names = self._saved_names[id(kind)] = _saved_names(kind)
         for name in names:
-            try:
-                saved = getattr(node, name)
-                for one in saved if type(saved) in (tuple, list) else (saved,):
-                    self._add_one(one, storages)
-            except (RuntimeError, AttributeError):
-                continue  # the backward pass has freed it, or this torch can't show it
+            saved = _saved(node, name)
+            for one in saved if type(saved) in (tuple, list) else (saved,):
+                self._add_one(one, storages)
         if is_kind(node, torch.autograd.function.FunctionCtx):
             _add_packed(gc.get_referents(node), storages)
 
     def _add_one(self, saved: Any, storages: dict[int, int]) -> None:
-        hook = getattr(saved, "unpack_hook", None)
-        data = getattr(saved, "data", None)
+        hook = _saved(saved, "unpack_hook")
+        data = _saved(saved, "data")
         if hook is not None:
             _add_packed([data, hook], storages)
         elif data is not None:
             _add_tensor(data, storages)
+
+
+def _saved(owner: Any, name: str) -> Any:
+    """Return an attribute of autograd's; ``None`` if the backward pass has freed it, or torch lacks it."""
+    try:
+        return getattr(owner, name, None)
+    except RuntimeError:
+        return None
 
 
 def _saved_names(kind: type) -> tuple[str, ...]:

@@ -28,7 +28,13 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
-from memlog.leaks.inert_access import bases, container_base, container_kind, container_length
+from memlog.leaks.inert_access import (
+    bases,
+    container_base,
+    container_kind,
+    container_length,
+    is_kind,
+)
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
@@ -95,13 +101,17 @@ class Census:
 
     Attributes:
         lengths: Lengths by identity.
+        untracked: Identities of those that the collector does not track.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
         self.lengths: dict[int, int] = {}
+        self.untracked: set[int] = set()
         kinds = KindTable(container_kind)
         for batch in budget.batches(objects, _BATCH):
-            for one, base in kinds.select([*batch, *_untracked(batch)]):
+            untracked = _untracked(batch)
+            self.untracked.update(map(id, untracked))
+            for one, base in kinds.select([*batch, *untracked]):
                 length = container_length(one, base)
                 if length >= SHORTEST:
                     self.lengths[id(one)] = length
@@ -131,9 +141,10 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
     """
     first, last = before[0].lengths, before[-1].lengths
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
+    any_untracked = not candidates.isdisjoint(before[-1].untracked)
     found: dict[int, Growth] = {}
     for batch in budget.batches(objects, _BATCH):
-        every = [*batch, *_untracked(batch)]
+        every = [*batch, *(_untracked(batch) if any_untracked else ())]
         known = map(candidates.__contains__, map(id, every))
         for one in itertools.compress(every, known):
             base = container_base(one)
@@ -143,19 +154,29 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
     return list(found.values())
 
 
+class ElementSize(NamedTuple):
+    """Size of what a container gains.
+
+    Attributes:
+        objects: Bytes of Python objects and arrays.
+        storages: Bytes of tensors' storages.
+    """
+
+    objects: float
+    storages: float
+
+
 class ElementSizes:
     """Sizes of what containers gain.
 
     Args:
-        counted: Identities of storages that count elsewhere.
         budget: Time for it.
     """
 
-    def __init__(self, counted: frozenset[int], budget: TimeBudget) -> None:
-        self._counted = counted
+    def __init__(self, budget: TimeBudget) -> None:
         self._budget = budget
 
-    def bytes_per_element(self, growth: Growth) -> float:
+    def of(self, growth: Growth) -> ElementSize:
         """Return what the newest elements of a container take and the older ones do not share.
 
         That is the size of all objects that the newest elements refer to, except those that older elements
@@ -163,52 +184,75 @@ class ElementSizes:
         """
         slot = _SLOTS[growth.base]
         if growth.base is bytearray:
-            return slot
+            return ElementSize(slot, 0.0)
         newest = _newest(growth.container, growth.base, 2 * _SAMPLE)
         half = len(newest) // 2
-        if not half:
-            return slot
-        seen: set[int] = {id(growth.container)}
-        self._reach(newest[half:], seen)
-        added = self._reach(newest[:half], seen)
-        return slot + (added / half if added is not None else 0.0)
+        reach = _Reach(growth.container, self._budget)
+        if not half or not reach.add(newest[half:]):
+            return ElementSize(slot, 0.0)
+        older = reach.objects, reach.storages
+        if not reach.add(newest[:half]):
+            return ElementSize(slot, 0.0)
+        return ElementSize(
+            slot + (reach.objects - older[0]) / half, (reach.storages - older[1]) / half
+        )
 
-    def _reach(self, roots: list[Any], seen: set[int]) -> float | None:
-        """Return the size of all objects that can be reached; ``None`` if there are too many."""
-        waiting, total = list(roots), 0.0
-        kept = []  # an object that is freed meanwhile would give its identity to another one
+
+class _Reach:
+    """All objects that can be reached from some, each counted once.
+
+    Attributes:
+        objects: Bytes of Python objects and arrays.
+        storages: Bytes of tensors' storages.
+    """
+
+    def __init__(self, container: Any, budget: TimeBudget) -> None:
+        self.objects = self.storages = 0.0
+        self._budget = budget
+        self._seen: set[int] = {id(container)}
+        # An object that is freed meanwhile would give its identity to another one.
+        self._kept: list[Any] = []
+
+    def add(self, roots: list[Any]) -> bool:
+        """Add what can be reached from ``roots``; return False if that is too much."""
+        waiting = list(roots)
         while waiting:
             one = waiting.pop()
-            if id(one) in seen or _is_shared(type(one)):
+            if id(one) in self._seen or _is_shared(type(one)):
                 continue
-            if len(seen) >= _MAX_REACHED or self._budget.spent:
-                return None
-            seen.add(id(one))
-            kept.append(one)
-            size, inner = self._size(one, seen)
-            total += size
-            waiting += inner
-        return total
+            if len(self._seen) >= _MAX_REACHED or self._budget.spent:
+                return False
+            self._seen.add(id(one))
+            self._kept.append(one)
+            storage = _tensor_storage(one)
+            if storage is None:
+                size, inner = _size(one)
+                self.objects += size
+                waiting += inner
+            else:
+                self.objects += _TENSOR
+                key, size = storage
+                self.storages += 0 if key in self._seen else size
+                self._seen.add(key)
+        return True
 
-    def _size(self, one: Any, seen: set[int]) -> tuple[float, list[Any]]:
-        """Return the size of one object without those that it refers to, and these."""
-        kind = type(one)
-        if any(kind is atom for atom in _ATOMS):
-            return sys.getsizeof(one), []
-        base = _sized_base(kind)
-        if base is not None:
-            return base.__sizeof__(one), gc.get_referents(one)
-        array = _array_size(one)
-        if array is not None:
-            return array
-        tensor = _tensor_storage(one)
-        if tensor is None:
-            return object.__sizeof__(one), gc.get_referents(one)
-        key, size = tensor
-        if key in seen or key in self._counted:
-            return _TENSOR, []
-        seen.add(key)
-        return size + _TENSOR, []
+
+def _size(one: Any) -> tuple[float, list[Any]]:
+    """Return the size of one object without those that it refers to, and these."""
+    kind = type(one)
+    if any(kind is atom for atom in _ATOMS):
+        return sys.getsizeof(one), []
+    base = _sized_base(kind)
+    if base is dict:  # the collector does not show string keys
+        return dict.__sizeof__(one), [*dict.keys(one), *dict.values(one)]
+    if base is not None:
+        size: Any = base.__sizeof__
+        return size(one), gc.get_referents(one)
+    array = _array_class()
+    if array is not None and is_kind(one, array):
+        owner = array.base.__get__(one)
+        return array.__sizeof__(one), [] if owner is None else [owner]
+    return object.__sizeof__(one), gc.get_referents(one)
 
 
 _TENSOR: Final = 600
@@ -241,15 +285,8 @@ def _newest(container: Any, base: type, count: int) -> list[Any]:
         return []
 
 
-def _array_size(one: Any) -> tuple[float, list[Any]] | None:
-    numpy = sys.modules.get("numpy")
-    array = getattr(numpy, "ndarray", None)
-    if array is None or not any(base is array for base in bases(type(one))):
-        return None
-    owner = array.base.__get__(one)
-    if owner is not None:
-        return array.__sizeof__(one), [owner]
-    return array.__sizeof__(one) + array.nbytes.__get__(one), []
+def _array_class() -> Any:
+    return getattr(sys.modules.get("numpy"), "ndarray", None)
 
 
 def _tensor_storage(one: Any) -> tuple[int, int] | None:

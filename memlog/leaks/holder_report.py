@@ -50,6 +50,14 @@ class _Target(NamedTuple):
     is_gradient: bool
 
 
+class _Measured(NamedTuple):
+    """A container that grows, with the bytes of objects and of storages that it gains per step."""
+
+    growth: Growth
+    objects: float
+    storages: float
+
+
 class HolderReport:
     """One look at what is left.
 
@@ -91,11 +99,18 @@ class HolderReport:
         graphs = self._graph_targets()
         targets = [*graphs, *self._tensor_targets(graphs)]
         containers = self._measured_containers()
-        own = [self._objects, *self._tensors.own, self._grown, *self._grown, containers, *containers]
+        own = [
+            self._objects,
+            *self._tensors.own,
+            self._grown,
+            *self._grown,
+            containers,
+            *containers,
+        ]
         own += [targets, *targets, graphs, *(target.holders for target in targets)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
-        held += self._held_containers(search, containers, held)
+        held = self._with_containers(search, containers, held)
         found = [holder_of(one, self._steps) for one in held]
         found = [one for one in found if one.bytes_per_step >= _LEAST]
         return tuple(sorted(found, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS])
@@ -188,7 +203,7 @@ class HolderReport:
 
     def _may_grow(self, owner: Owner, target: _Target) -> bool:
         """Return whether what an owner holds may become more with each step."""
-        if owner.container is not None and id(owner.container) in self._growing:
+        if any(id(one) in self._growing for one in owner.containers):
             return True
         if any(id(one) in self._known for one in owner.containers):
             return False  # it held as much before: a ring buffer, or a cache that is full
@@ -224,28 +239,36 @@ class HolderReport:
             return None
         return next((one for one in self._grown if one.container is owner.container), None)
 
-    def _measured_containers(self) -> list[tuple[float, Growth]]:
-        """Return the containers that grow with the bytes that they gain in all, the largest first."""
-        sizes = ElementSizes(frozenset(self._alive), self._budget)
+    def _measured_containers(self) -> list[_Measured]:
+        """Return the containers that grow with what they gain per step, the largest first."""
+        sizes = ElementSizes(self._budget)
         largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
-        measured = [(one.gained * sizes.bytes_per_element(one), one) for one in largest]
-        measured = [one for one in measured if one[0] / self._steps >= _LEAST]
-        return sorted(measured, key=lambda one: -one[0])[:_MAX_TARGETS]
+        measured = []
+        for growth in largest:
+            size, rate = sizes.of(growth), growth.gained / self._steps
+            measured.append(_Measured(growth, rate * size.objects, rate * size.storages))
+        measured = [one for one in measured if one.objects + one.storages >= _LEAST]
+        measured.sort(key=lambda one: -one.objects - one.storages)
+        return measured[:_MAX_TARGETS]
 
-    def _held_containers(
-        self, search: OwnerSearch, containers: list[tuple[float, Growth]], held: list[Held]
+    def _with_containers(
+        self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
     ) -> list[Held]:
-        """Return the containers that grow and whose elements are not tensors already found."""
-        seen = {id(one.owner.container) for one in held if one.owner is not None}
-        left = [one for one in containers if id(one[1].container) not in seen]
-        objects = [growth.container for _, growth in left]
+        """Return the holders together with what containers gain besides the tensors already found."""
+        measured = {id(one.growth.container): one for one in containers}
         found = []
-        for (size, growth), chain in zip(left, search.chains(objects), strict=True):
-            if chain is None or chain.root.kind == "cycle":
-                continue
-            owner = describe(chain, self._growing)._replace(container=growth.container)
-            element = size / self._steps
-            found.append(Held(owner, growth, self._iterations, element_rate=element))
+        for one in held:
+            container = None if one.owner is None else one.owner.container
+            known = measured.pop(id(container), None)
+            found.append(one._replace(element_rate=0.0 if known is None else known.objects))
+        left = list(measured.values())
+        chains = search.chains([gain.growth.container for gain in left])
+        for gain, chain in zip(left, chains, strict=True):
+            if chain is not None and chain.root.kind != "cycle":
+                container = gain.growth.container
+                owner = describe(chain, self._growing)._replace(container=container)
+                rate = gain.objects + gain.storages
+                found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
         return found
 
 

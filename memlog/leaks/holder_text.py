@@ -83,36 +83,40 @@ def holder_of(held: Held, steps: int) -> Holder:
 
 
 def _kind(held: Held) -> HolderKind:
-    owner = held.owner
     if held.is_gradient:
         return "gradients_not_cleared"
-    if owner is not None:
-        if owner.root.kind == "cycle":
-            return "reference_cycles"
-        if _HOOKS in owner.name:
-            return "hooks_pile_up"
-        if any(is_kind(one, torch.optim.Optimizer) for one in owner.between):
-            return "optimizers_pile_up"
-        if any(is_kind(one, torch.nn.Module) for one in owner.between):
-            return "model_copies"
+    of_owner = None if held.owner is None else _kind_of_owner(held.owner)
+    if of_owner is not None:
+        return of_owner
     if held.has_graph:
         inside = [one.site for one in held.storages.values() if one.site.inside_module]
-        if inside and all(site.evaluating for site in inside):
-            return "forward_without_backward"
-        return "kept_graph"
-    return "kept_tensors" if held.storages or owner is None else "growing_container"
+        evaluating = inside and all(site.evaluating for site in inside)
+        return "forward_without_backward" if evaluating else "kept_graph"
+    tensors = sum(held.sizes.values()) / held.iterations
+    return "kept_tensors" if tensors >= held.element_rate else "growing_container"
+
+
+def _kind_of_owner(owner: Owner) -> HolderKind | None:
+    if owner.root.kind == "cycle":
+        return "reference_cycles"
+    if _HOOKS in owner.name:
+        return "hooks_pile_up"
+    if any(is_kind(one, torch.optim.Optimizer) for one in owner.between):
+        return "optimizers_pile_up"
+    return "model_copies" if any(is_kind(one, torch.nn.Module) for one in owner.between) else None
 
 
 def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str:
     owner = held.owner
     at = f" ({where})" if where else ""
+    made = f"Tensors made at {where}" if where else "Tensors"
     if kind == "gradients_not_cleared":
         return f"Parameters' gradients keep the graphs of earlier steps{at}."
     if owner is None:
-        return f"Tensors made{' at ' + where if where else ''} stay alive; no Python object is known that holds them."
+        return f"{made} stay alive; no Python object is known that holds them."
     if kind == "reference_cycles":
         idle = "" if gc.isenabled() else ", which is switched off"
-        return f"Tensors made{' at ' + where if where else ''} wait in reference cycles for Python's garbage collector{idle}."
+        return f"{made} wait in reference cycles for Python's garbage collector{idle}."
     place = f" {owner.place}" if owner.place else ""
     described = f"`{owner.expression}`" if owner.expression else "An object"
     if held.growth is None:
@@ -124,15 +128,19 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
     owner, growth = held.owner, held.growth
     if owner is None or growth is None:
         return ""
-    noun = {"hooks_pile_up": "hook", "optimizers_pile_up": "optimizer", "model_copies": "module"}.get(
-        kind, "tensor" if held.storages and len(owner.between) <= 1 else "element"
-    )
+    noun = {
+        "hooks_pile_up": "hook",
+        "optimizers_pile_up": "optimizer",
+        "model_copies": "module",
+    }.get(kind, "tensor" if held.storages and len(owner.between) <= 1 else "element")
     if growth.base is bytearray:
         noun = "byte"
     rate = growth.gained / steps
-    if rate < 0.95:
-        return f"one {noun} every {1 / rate:.0f} steps" if rate < 0.67 else f"{growth.gained} {noun}s in {steps} steps"
-    return f"one {noun} per step" if rate < 1.05 else f"{rate:,.0f} {noun}s per step"
+    if round(rate, 1) == 1:
+        return f"one {noun} per step"
+    if rate > 1:
+        return f"{rate:,.0f} {noun}s per step"
+    return f"{growth.gained} {noun}s in {steps} steps"
 
 
 def _kept(held: Held, kind: HolderKind) -> str:
@@ -140,9 +148,17 @@ def _kept(held: Held, kind: HolderKind) -> str:
     if held.has_graph:
         layer = _layer(held)
         mostly = f", mostly activations of `{layer}`" if layer else ""
-        per = "Each keeps the graph of its step alive" if held.growth else "They keep autograd graphs alive"
+        per = (
+            "Each keeps the graph of its step alive"
+            if held.growth
+            else "They keep autograd graphs alive"
+        )
         return f"{per} ({size} per step{mostly})."
-    through = "" if kind != "kept_tensors" or not _has_traceback(held) else " through the traceback of an exception"
+    through = (
+        ""
+        if kind != "kept_tensors" or not _has_traceback(held)
+        else " through the traceback of an exception"
+    )
     return f"That keeps {size} per step{through}."
 
 
@@ -159,7 +175,9 @@ def _layer(held: Held) -> str | None:
 
 def _has_traceback(held: Held) -> bool:
     owner = held.owner
-    return owner is not None and any(type(one) is TracebackType for one in (*owner.between, *owner.above))
+    return owner is not None and any(
+        type(one) is TracebackType for one in (*owner.between, *owner.above)
+    )
 
 
 def _made_at(held: Held) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from memlog._internal.units import format_bytes
-
 HolderKind: TypeAlias = Literal[
     "kept_graph",
     "kept_tensors",

@@ -60,7 +60,9 @@ class ModelTensors:
         """Return the identities of the storages of these parameters, their gradients and their state."""
         with torch._C.DisableTorchFunctionSubclass():
             return frozenset(
-                storage_of(tensor) for tensor in self._tensors() if any(type(tensor) is kind for kind in _PLAIN)
+                storage_of(tensor)
+                for tensor in self._tensors()
+                if any(type(tensor) is kind for kind in _PLAIN)
             )
 
     def gradients_with_graph(self) -> Iterator[tuple[Any, Any]]:

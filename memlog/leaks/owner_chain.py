@@ -175,9 +175,7 @@ class OwnerSearch:
         while level and best is None:
             for number in level:
                 root = self._root(number)
-                if root is not None and (
-                    best is None or self._rank(root) < self._rank(best[1])
-                ):
+                if root is not None and (best is None or self._rank(root) < self._rank(best[1])):
                     best = number, root
             level = [
                 owner

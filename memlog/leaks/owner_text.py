@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
+import threading
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -79,16 +81,19 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
         for number, one in enumerate(objects[:-1] if len(objects) > 1 else objects)
         if container_base(one) is not None and id(one) not in attributes
     ]
-    caches = [one for cache in objects if type(cache) is _CACHE for one in gc.get_referents(cache)]
-    caches = [one for one in caches if type(one) is dict and one is not instance_dict(cache)]
     grown = [number for number in containers if id(objects[number]) in growing]
-    at = (grown or containers[:1] or [None])[0]
-    expression = expressions[at if at is not None else -1]
+    chosen = grown or containers
+    at = chosen[0] if chosen else None
+    expression = _without_repetition(expressions) if at is None else expressions[at]
     whole = expressions[-1]
+    caches = _cache_dicts(objects)
+    container = None if at is None else objects[at]
+    if container is None:
+        container = next((one for one in caches if id(one) in growing), None)
     return Owner(
         expression,
         _last_name(expression),
-        None if at is None else objects[at],
+        container,
         whole[len(expression) :] if whole.startswith(expression) else "",
         objects[(at or 0) + 1 :],
         objects[: at or 0],
@@ -97,14 +102,26 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
     )
 
 
+def _cache_dicts(objects: tuple[Any, ...]) -> list[Any]:
+    """Return the dictionaries in which caches of ``functools`` keep their results."""
+    caches = [one for one in objects if type(one) is _CACHE]
+    return [
+        one
+        for cache in caches
+        for one in gc.get_referents(cache)
+        if type(one) is dict and one is not instance_dict(cache)
+    ]
+
+
 def _attribute_dicts(objects: tuple[Any, ...]) -> set[int]:
     """Return the identities of dictionaries that are an object's or a class's attributes."""
-    found = set()
-    for owner, child in zip(objects, objects[1:], strict=False):
-        if type(child) is dict and (is_kind(owner, type) or instance_dict(owner) is child):
-            found.add(id(child))
+    found: set[int] = set()
+    for before, owner, child in zip((None, *objects), objects, objects[1:], strict=False):
+        if type(child) is not dict:
             continue
-        if type(child) is dict and id(owner) in found and key_of(owner, child) in _REGISTRIES:
+        is_registry = id(owner) in found and key_of(owner, child) in _REGISTRIES
+        of_thread = is_kind(owner, threading.local) or is_kind(before, threading.local)
+        if is_kind(owner, type) or instance_dict(owner) is child or is_registry or of_thread:
             found.add(id(child))
     return found
 
@@ -113,11 +130,22 @@ def _expressions(chain: Chain) -> list[str]:
     """Return how a program would write each object of a chain."""
     text = _root_text(chain)
     texts = [text]
-    attributes = _attribute_dicts(chain.objects)
-    for owner, child in zip(chain.objects, chain.objects[1:], strict=False):
-        text = _step(text, owner, child, attributes)
+    objects = chain.objects
+    attributes = _attribute_dicts(objects)
+    for number, (owner, child) in enumerate(itertools.pairwise(objects)):
+        function = next((one for one in objects[number::-1] if type(one) is FunctionType), None)
+        text = _of_function(function, owner, child) or _step(text, owner, child, attributes)
         texts.append(text)
     return texts
+
+
+def _without_repetition(texts: list[str]) -> str:
+    """Return the last expression up to where it repeats itself: ``last`` of ``last.before.before.value``."""
+    parts = texts[-1].split(".")
+    for number, part in enumerate(parts[1:], 1):
+        if part in parts[number + 1 :]:
+            return ".".join(parts[:number])
+    return texts[-1]
 
 
 def _root_text(chain: Chain) -> str:
@@ -151,13 +179,13 @@ def _step(text: str, owner: Any, child: Any, attributes: set[int]) -> str:
 
 
 def _of_object(text: str, owner: Any, child: Any) -> str:
-    if type(owner) is FunctionType:
-        return _of_function(text, owner, child)
     if type(owner) is FrameType:
-        name = next((key for key, one in local_variables(owner).items() if one is child), "…")
-        return f"{text} → `{name}` of {owner.f_code.co_name}()"
+        local = next((key for key, one in local_variables(owner).items() if one is child), "…")
+        return f"{text} → `{local}` of {owner.f_code.co_name}()"
     if type(owner) is GeneratorType and owner.gi_frame is not None:
-        name = next((key for key, one in local_variables(owner.gi_frame).items() if one is child), "")
+        name = next(
+            (key for key, one in local_variables(owner.gi_frame).items() if one is child), ""
+        )
         return f"{name} of {text}" if name else text
     if type(owner) is TracebackType:
         return text
@@ -169,20 +197,27 @@ def _of_object(text: str, owner: Any, child: Any) -> str:
     return f"{text}.{name}" if name else text
 
 
-def _of_function(text: str, function: FunctionType, child: Any) -> str:
-    if function.__defaults__ is child:
-        return f"default argument of {function.__name__}()"
-    if function.__kwdefaults__ is child:
-        return f"default argument of {function.__name__}()"
-    if function.__closure__ is child:
-        return f"{text} → closure of {function.__name__}()"
-    return text
+def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:
+    """Return the expression of what a function's closure or default arguments refer to; else empty."""
+    if function is None:
+        return ""
+    code = function.__code__
+    if type(owner) is CellType:
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+        names = [name for name, cell in cells if cell is owner]
+        return f"{names[0]} of {function.__name__}()" if names else ""
+    if type(owner) is tuple and function.__defaults__ is owner:
+        arguments = code.co_varnames[: code.co_argcount][-len(owner) :]
+        names = [name for name, one in zip(arguments, owner, strict=False) if one is child]
+        return f"{names[0]} of {function.__name__}()" if names else ""
+    if type(owner) is dict and function.__kwdefaults__ is owner:
+        return f"{key_of(owner, child)} of {function.__name__}()"
+    return ""
 
 
 def _last_name(expression: str) -> str:
-    name = expression
+    name = expression.rpartition(" → ")[2].partition(" of ")[0]
     while name.endswith("]"):
         name = name[: name.rfind("[")]
     name = name.rpartition(".")[2]
     return name if name.isidentifier() else ""
-

@@ -29,7 +29,7 @@ def _class_files(owner: Owner) -> Iterator[str]:
 
 
 def _running_files() -> Iterator[str]:
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way reads source files
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
             return

@@ -72,7 +72,7 @@ class WatchedStorage(NamedTuple):
     dtype: str
 
 
-class StorageMode(ObservingMode):
+class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's base has no types
     """Mode that shows the results and the arguments of each operation, and measures no workspace."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,8 +171,9 @@ class StorageWatch:
     def before_change(self, values: Any) -> None:
         """Do nothing: the mode calls this only when it measures."""
 
-    def operation(self, func: Any, kind: int, args: Any, out: Any, _inside: None) -> None:
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
         """Watch the new storages of an operation's results, and unknown storages of its arguments."""
+        del inside
         began = time.thread_time()
         state = self._stack.thread_state(join=True)
         if state is not None:
