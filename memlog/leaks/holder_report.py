@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ElementSizes, Growth, growing
+from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.holder_text import Held, holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.live_tensors import LiveTensors
@@ -83,7 +83,7 @@ class HolderReport:
         self._iterations = max(1, watch.iteration)
         self._budget = budget
         ours = {id(census.lengths) for census in censuses}
-        self._objects = gc.get_objects()
+        self._objects = all_objects()
         grown = growing(self._objects, censuses, budget)
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)

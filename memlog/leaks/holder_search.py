@@ -10,11 +10,11 @@ Between the steps only weak references and numbers are kept.
 
 from __future__ import annotations
 
-import gc
 from typing import Final
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.leaks.containers import Census
+from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.holder_report import HolderReport
 from memlog.leaks.holders import Holder
 from memlog.leaks.model_tensors import ModelTensors
@@ -111,7 +111,7 @@ class HolderSearch:
 
     def _begin(self, step: int) -> None:
         self._begun_at = step
-        objects = gc.get_objects()
+        objects = all_objects()
         self._normal = ModelTensors(objects, self._budget)
         self._censuses.append(Census(objects, self._budget))
         del objects
@@ -127,7 +127,7 @@ class HolderSearch:
             watch.end()
             self._budget.take(watch.seconds)
             self._ended_at = step
-            self._censuses.append(Census(gc.get_objects(), self._budget))
+            self._censuses.append(Census(all_objects(), self._budget))
 
     def _look(self, step: int, watch: StorageWatch) -> None:
         steps = step - (self._begun_at or 0)

@@ -193,8 +193,8 @@ def _of_object(text: str, owner: Any, child: Any) -> str:
         return f"{text}.__traceback__"
     if type(owner) is _CACHE:
         return f"cache of {text}()"
-    name = attribute_name(owner, child)
-    return f"{text}.{name}" if name else text
+    attribute = attribute_name(owner, child)
+    return f"{text}.{attribute}" if attribute else text
 
 
 def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:

@@ -10,7 +10,10 @@ from memlog.leaks.elimination import by_elimination
 @pytest.mark.parametrize(
     ("numbers", "kind"),
     [
-        ({"children": {"DataLoader worker 3": 900.0, "DataLoader worker 0": 10.0}}, "worker_process"),
+        (
+            {"children": {"DataLoader worker 3": 900.0, "DataLoader worker 0": 10.0}},
+            "worker_process",
+        ),
         ({"shared_memory": 800.0}, "shared_memory"),
         ({"malloc_used": 50.0, "malloc_free": 950.0}, "allocator_free_lists"),
         ({"malloc_used": 1000.0, "malloc_free": 0.0}, "native_library"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter, OrderedDict, defaultdict, deque
 
 import numpy as np
 import pytest
 
 from memlog.leaks.containers import Census, ElementSizes, growing
+from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.time_budget import TimeBudget
 
 
@@ -41,7 +41,7 @@ def add_to(container, number):
         (list, list.append),
         (deque, deque.append),
         (set, set.add),
-        (bytearray, lambda one, number: one.extend(b"1234")),
+        (bytearray, lambda one, _: one.extend(b"1234")),
     ):
         if issubclass(type(container), base):
             add(container, number)
@@ -50,7 +50,8 @@ def add_to(container, number):
 
 
 @pytest.mark.parametrize(
-    "make", [list, dict, set, deque, bytearray, OrderedDict, Counter, lambda: defaultdict(int), Hostile]
+    "make",
+    [list, dict, set, deque, bytearray, OrderedDict, Counter, lambda: defaultdict(int), Hostile],
 )
 def test_a_container_that_is_longer_each_time_grows(make):
     container, censuses = make(), []
@@ -59,8 +60,8 @@ def test_a_container_that_is_longer_each_time_grows(make):
     for number in range(30):
         add_to(container, number)
         if number in (9, 19):
-            censuses.append(Census(gc.get_objects(), budget()))
-    found = {id(one.container): one for one in growing(gc.get_objects(), censuses, budget())}
+            censuses.append(Census(all_objects(), budget()))
+    found = {id(one.container): one for one in growing(all_objects(), censuses, budget())}
     assert id(holder["container"]) in found
     assert id(steady) not in found
     assert found[id(container)].gained in (20, 80)
@@ -71,18 +72,16 @@ def test_a_full_ring_does_not_grow():
     for number in range(30):
         ring.append(number)
         if number in (9, 19):
-            censuses.append(Census(gc.get_objects(), budget()))
-    assert not [
-        one for one in growing(gc.get_objects(), censuses, budget()) if one.container is ring
-    ]
+            censuses.append(Census(all_objects(), budget()))
+    assert not [one for one in growing(all_objects(), censuses, budget()) if one.container is ring]
 
 
 def element_size(container):
-    censuses = [Census(gc.get_objects(), budget()) for _ in range(2)]
+    censuses = [Census(all_objects(), budget()) for _ in range(2)]
     for number, census in enumerate(censuses):
         census.lengths[id(container)] = number
     (growth,) = (
-        one for one in growing(gc.get_objects(), censuses, budget()) if one.container is container
+        one for one in growing(all_objects(), censuses, budget()) if one.container is container
     )
     return ElementSizes(budget()).of(growth)
 
@@ -106,4 +105,4 @@ def test_tensors_count_with_their_storages():
 
 
 def test_a_budget_that_is_spent_ends_a_census():
-    assert not Census(gc.get_objects(), TimeBudget(0.0)).lengths
+    assert not Census(all_objects(), TimeBudget(0.0)).lengths
