@@ -214,8 +214,7 @@ def use_of_locals(function):
 
 def test_functions_that_may_keep_their_own_variables_are_left_out():
     def keeps():
-        settings = locals()
-        return settings
+        return locals()
 
     def keeps_too():
         return vars()
