@@ -38,7 +38,7 @@ from memlog.leaks.inert_access import (
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
-SHORTEST: Final = 3
+SHORTEST: Final = 1
 """Elements below which a container is not counted."""
 _BATCH: Final = 20_000
 _MAX_COUNTED: Final = 300_000

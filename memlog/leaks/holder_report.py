@@ -95,7 +95,13 @@ class HolderReport:
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
-        """Return the holders, the largest first."""
+        """Return the holders, the largest first. Only the first call finds any."""
+        try:
+            return self._find()
+        finally:
+            self._objects.clear()  # it contains this report: a cycle that would keep all objects alive
+
+    def _find(self) -> tuple[Holder, ...]:
         graphs = self._graph_targets()
         targets = [*graphs, *self._tensor_targets(graphs)]
         containers = self._measured_containers()
