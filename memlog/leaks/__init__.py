@@ -1,1 +1,1 @@
-"""Growth of memory, found by default: which series grows, since when, how fast, and until when."""
+"""Growth of memory, found by default: which series grows, since when, until when, and what holds it."""

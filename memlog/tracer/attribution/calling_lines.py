@@ -67,6 +67,10 @@ class CallingLines:
             frame = frame.f_back
         return 0 if installed is None else self._number(installed.f_code, installed.f_lineno, "")
 
+    def is_program(self, file: str) -> bool:
+        """Return whether a source file belongs to the program: not to memlog or an installed package."""
+        return (self._owners.get(file) or self._owner_of(file)) == "program"
+
     def _owner_of(self, file: str) -> Owner:
         owner: Owner = "program"
         if file.startswith(_MEMLOG):

@@ -1,0 +1,105 @@
+"""Lines of the program that add to a variable or an attribute."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_MAX_BYTES: Final = 400_000
+"""Maximum size of a source file that is parsed: about 100 ms."""
+_ADDING: Final = frozenset(
+    (
+        "append", "appendleft", "extend", "insert", "add", "update", "setdefault", "put", "put_nowait",
+        "push", "write", "record", "log",
+    )
+)  # fmt: skip
+
+
+_REGISTERS: Final = re.compile("register_.*hook")
+
+
+class Addition(NamedTuple):
+    """A statement that adds to a variable.
+
+    Attributes:
+        line: Its line number.
+        value: Source of what is added, if it is a name or an attribute; else empty.
+    """
+
+    line: int
+    value: str
+
+
+def additions(file: str, name: str) -> list[Addition]:
+    """Return the statements of a file that add to a variable or an attribute.
+
+    Args:
+        file: Path of the file, as in its code.
+        name: Name of the variable or attribute.
+    """
+    found = [one for node in _nodes(file, name) for one in _addition(node, name)]
+    return sorted(dict.fromkeys(found))
+
+
+def registrations(file: str) -> list[Addition]:
+    """Return the calls in a file that register hooks."""
+    calls = (node for node in _nodes(file, "hook") if isinstance(node, ast.Call))
+    methods = ((call, call.func) for call in calls if isinstance(call.func, ast.Attribute))
+    found = [Addition(call.lineno, "") for call, func in methods if _REGISTERS.match(func.attr)]
+    return sorted(found)
+
+
+def _nodes(file: str, word: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a source file's syntax tree; none if the word is not in it."""
+    text = "".join(linecache.getlines(file))
+    if not text or len(text) > _MAX_BYTES or not word.isidentifier() or word not in text:
+        return
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    yield from ast.walk(tree)
+
+
+def _addition(node: ast.AST, name: str) -> list[Addition]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in _ADDING and _is_named(node.func.value, name):
+            value = node.args[-1] if node.args else None
+            return [Addition(node.lineno, _source(value))]
+    elif isinstance(node, ast.AugAssign) and _is_named(node.target, name):
+        return [Addition(node.lineno, _source(node.value))]
+    elif isinstance(node, ast.Assign):
+        return [
+            Addition(node.lineno, _source(node.value))
+            for target in node.targets
+            if (isinstance(target, ast.Subscript) and _is_named(target.value, name))
+            or (_is_named(target, name) and _mentions(node.value, name))
+        ]
+    return []
+
+
+def _mentions(value: ast.AST, name: str) -> bool:
+    """Return whether an expression refers to the variable or attribute."""
+    return any(_is_named(node, name) for node in ast.walk(value))
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    """Return whether an expression is the variable or attribute, or an element of it."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Name):
+        return node.id == name
+    return isinstance(node, ast.Attribute) and node.attr == name
+
+
+def _source(node: ast.AST | None) -> str:
+    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+
+
+def shown(file: str, line: int) -> str:
+    """Return a line as ``train.py:31``."""
+    return f"{Path(file).name}:{line}"

@@ -1,0 +1,145 @@
+"""Storages that autograd graphs keep, and the tensors that keep the graphs.
+
+The walk follows ``next_functions`` from the tensors that Python objects stand for. What a node has saved is
+read as ``_raw_saved_…``, which unpacks nothing: unpack hooks (checkpointing, offloading) are the program's
+code.
+"""
+
+from __future__ import annotations
+
+import gc
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from memlog.leaks.inert_access import bases, class_namespace, is_kind
+from memlog.leaks.live_tensors import LiveTensors
+from memlog.leaks.time_budget import TimeBudget
+
+_MAX_NODES: Final = 30_000
+_MAX_PACKED: Final = 200
+"""Objects that are looked at in what a hook has packed."""
+_STOPS: Final = (type, ModuleType, FrameType, CodeType)
+NODE_BYTES: Final = 450
+"""Bytes that a node of the graph takes without its saved tensors, about."""
+_base: Any = torch._C.TensorBase
+
+
+class KeptGraph(NamedTuple):
+    """What the graph of one tensor keeps.
+
+    Attributes:
+        holder: The tensor, or a node of the graph that a Python object refers to.
+        operation: Name of the graph's last node.
+        storages: Sizes in bytes of the storages that nodes of the watched iterations have saved, by identity.
+        nodes: Nodes of the watched iterations.
+    """
+
+    holder: Any
+    operation: str
+    storages: dict[int, int]
+    nodes: int
+
+
+class GraphWalk:
+    """Walk through the graphs of a program. Each node counts for the first tensor that reaches it.
+
+    Args:
+        first_node: Number of the first node of the watched iterations. Older ones are not visited.
+        end_node: Number after their last one.
+        budget: Time for it.
+    """
+
+    def __init__(self, first_node: int, end_node: int, budget: TimeBudget) -> None:
+        self._first, self._end = first_node, end_node
+        self._budget = budget
+        self._visited: dict[int, Any] = {}
+        self._saved_names: dict[int, tuple[str, ...]] = {}
+        self.complete = True
+
+    def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
+        """Return what the graph of each live tensor keeps, for those that keep anything."""
+        found = []
+        with torch._C.DisableTorchFunctionSubclass():
+            for _, holder, node in tensors.roots:
+                graph = KeptGraph(holder, str(node.name()), *self._walk(node))
+                if graph.nodes:
+                    found.append(graph)
+        return found
+
+    def _walk(self, root: Any) -> tuple[dict[int, int], int]:
+        waiting, storages, nodes = [root], dict[int, int](), 0
+        while waiting:
+            node = waiting.pop()
+            if id(node) in self._visited:
+                continue
+            number = int(node._sequence_nr())
+            if number < self._first:
+                continue
+            if len(self._visited) >= _MAX_NODES or self._budget.spent:
+                self.complete = False
+                break
+            self._visited[id(node)] = node
+            if number < self._end:
+                nodes += 1
+                self._add_saved(node, storages)
+            waiting += [inner for inner, _ in node.next_functions if inner is not None]
+        return storages, nodes
+
+    def _add_saved(self, node: Any, storages: dict[int, int]) -> None:
+        kind = type(node)
+        names = self._saved_names.get(id(kind))
+        if names is None:
+            names = self._saved_names[id(kind)] = _saved_names(kind)
+        for name in names:
+            saved = _saved(node, name)
+            for one in saved if type(saved) in (tuple, list) else (saved,):
+                self._add_one(one, storages)
+        if is_kind(node, torch.autograd.function.FunctionCtx):
+            _add_packed(gc.get_referents(node), storages)
+
+    def _add_one(self, saved: Any, storages: dict[int, int]) -> None:
+        hook = _saved(saved, "unpack_hook")
+        data = _saved(saved, "data")
+        if hook is not None:
+            _add_packed([data, hook], storages)
+        elif data is not None:
+            _add_tensor(data, storages)
+
+
+def _saved(owner: Any, name: str) -> Any:
+    """Return an attribute of autograd's; ``None`` if the backward pass has freed it, or torch lacks it."""
+    try:
+        return getattr(owner, name, None)
+    except RuntimeError:
+        return None
+
+
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(
+        name
+        for base in bases(kind)
+        for name in class_namespace(base)
+        if name.startswith("_raw_saved_")
+    )
+
+
+def _add_packed(values: list[Any], storages: dict[int, int]) -> None:
+    """Add the tensors in what a hook or a function of the program has saved."""
+    waiting, seen = list(values), dict[int, Any]()
+    while waiting and len(seen) < _MAX_PACKED:
+        value = waiting.pop()
+        if id(value) in seen or any(is_kind(value, stop) for stop in _STOPS):
+            continue
+        seen[id(value)] = value
+        if is_kind(value, torch.Tensor):
+            _add_tensor(value, storages)
+        elif not is_kind(value, torch.nn.Module):
+            waiting += gc.get_referents(value)
+
+
+def _add_tensor(tensor: Any, storages: dict[int, int]) -> None:
+    if is_kind(tensor, torch.Tensor) and _base.layout.__get__(tensor) is torch.strided:
+        storage = _base.untyped_storage(tensor)
+        storages[storage._cdata] = storage.nbytes()

@@ -1,0 +1,302 @@
+"""Containers that grow, and what one element more takes.
+
+A census is the lengths of all containers, by identity. A container grows if it is longer in each of three
+censuses. CPython's collector does not track a dictionary that holds only numbers and strings, nor a
+``bytearray``: a census finds them through the objects that refer to them.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import operator
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any, Final, NamedTuple
+
+from memlog.leaks.inert_access import (
+    bases,
+    container_base,
+    container_kind,
+    container_length,
+    is_kind,
+)
+from memlog.leaks.kind_table import KindTable
+from memlog.leaks.time_budget import TimeBudget
+
+SHORTEST: Final = 1
+"""Elements below which a container is not counted."""
+_BATCH: Final = 20_000
+_MAX_COUNTED: Final = 300_000
+"""Maximum number of containers in a census: about 30 MB."""
+_MAX_REACHED: Final = 20_000
+"""Maximum number of objects that are looked at to find out what an element takes."""
+_SAMPLE: Final = 4
+"""Elements whose size is measured."""
+_SHARED: Final = (
+    type,
+    ModuleType,
+    FunctionType,
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    MappingProxyType,
+)
+"""Types of objects that an element refers to and does not own."""
+_NO_OWNERS: Final = frozenset(
+    id(kind)
+    for kind in (
+        FunctionType,
+        type,
+        tuple,
+        property,
+        staticmethod,
+        classmethod,
+        weakref.ref,
+        BuiltinFunctionType,
+        MethodDescriptorType,
+        WrapperDescriptorType,
+        GetSetDescriptorType,
+        MemberDescriptorType,
+        ModuleType,
+    )
+)
+"""Types, by identity, of most objects in a program: they hold no container that only they can reach."""
+
+
+class Growth(NamedTuple):
+    """A container that grows.
+
+    Attributes:
+        container: The container.
+        base: Its type among `memlog.leaks.inert_access.CONTAINERS`.
+        gained: Elements that it gained between the first and the last census.
+    """
+
+    container: Any
+    base: type
+    gained: int
+
+
+class Census:
+    """Lengths of all containers by identity.
+
+    Args:
+        objects: All objects that the collector tracks.
+        budget: Time for it.
+
+    Attributes:
+        lengths: Lengths by identity.
+        untracked: Identities of those that the collector does not track.
+    """
+
+    def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
+        self.lengths: dict[int, int] = {}
+        self.untracked: set[int] = set()
+        kinds = KindTable(container_kind)
+        for batch in budget.batches(objects, _BATCH):
+            untracked = _untracked(batch)
+            self.untracked.update(map(id, untracked))
+            for one, base in kinds.select([*batch, *untracked]):
+                length = container_length(one, base)
+                if length >= SHORTEST:
+                    self.lengths[id(one)] = length
+            if len(self.lengths) >= _MAX_COUNTED:
+                return
+
+
+def _untracked(objects: Sequence[Any]) -> list[Any]:
+    """Return containers that the objects refer to and that the collector does not track."""
+    # All of this runs in C: there are ten times as many referents as objects.
+    kinds = map(id, map(type, objects))
+    plain = itertools.compress(objects, map(operator.not_, map(_NO_OWNERS.__contains__, kinds)))
+    referents = gc.get_referents(*plain)
+    types = list(map(type, referents))
+    dicts = itertools.compress(referents, map(operator.is_, types, itertools.repeat(dict)))
+    arrays = itertools.compress(referents, map(operator.is_, types, itertools.repeat(bytearray)))
+    return [*itertools.filterfalse(gc.is_tracked, dicts), *arrays]
+
+
+def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
+    """Return the containers that are longer in each census of ``before`` than in the one before, and now.
+
+    Args:
+        objects: All objects that the collector tracks.
+        before: Censuses, the oldest first.
+        budget: Time for it.
+    """
+    first, last = before[0].lengths, before[-1].lengths
+    candidates = {key for key, length in last.items() if first.get(key, length) < length}
+    any_untracked = not candidates.isdisjoint(before[-1].untracked)
+    found: dict[int, Growth] = {}
+    for batch in budget.batches(objects, _BATCH):
+        every = [*batch, *(_untracked(batch) if any_untracked else ())]
+        known = map(candidates.__contains__, map(id, every))
+        for one in itertools.compress(every, known):
+            base = container_base(one)
+            length = 0 if base is None else container_length(one, base)
+            if base is not None and length > last[id(one)]:
+                found[id(one)] = Growth(one, base, length - first[id(one)])
+    return list(found.values())
+
+
+class ElementSize(NamedTuple):
+    """Size of what a container gains.
+
+    Attributes:
+        objects: Bytes of Python objects and arrays.
+        storages: Bytes of tensors' storages.
+    """
+
+    objects: float
+    storages: float
+
+
+class ElementSizes:
+    """Sizes of what containers gain.
+
+    Args:
+        budget: Time for it.
+    """
+
+    def __init__(self, budget: TimeBudget) -> None:
+        self._budget = budget
+
+    def of(self, growth: Growth) -> ElementSize:
+        """Return what the newest elements of a container take and the older ones do not share.
+
+        That is the size of all objects that the newest elements refer to, except those that older elements
+        refer to as well. What an element refers to and does not own, such as a class, does not count.
+        """
+        slot = _SLOTS[growth.base]
+        if growth.base is bytearray:
+            return ElementSize(slot, 0.0)
+        newest = _newest(growth.container, growth.base, 2 * _SAMPLE)
+        half = len(newest) // 2
+        reach = _Reach(growth.container, self._budget)
+        if not half or not reach.add(newest[half:]):
+            return ElementSize(slot, 0.0)
+        older = reach.objects, reach.storages
+        if not reach.add(newest[:half]):
+            return ElementSize(slot, 0.0)
+        return ElementSize(
+            slot + (reach.objects - older[0]) / half, (reach.storages - older[1]) / half
+        )
+
+
+class _Reach:
+    """All objects that can be reached from some, each counted once.
+
+    Attributes:
+        objects: Bytes of Python objects and arrays.
+        storages: Bytes of tensors' storages.
+    """
+
+    def __init__(self, container: Any, budget: TimeBudget) -> None:
+        self.objects = self.storages = 0.0
+        self._budget = budget
+        self._seen: set[int] = {id(container)}
+        # An object that is freed meanwhile would give its identity to another one.
+        self._kept: list[Any] = []
+
+    def add(self, roots: list[Any]) -> bool:
+        """Add what can be reached from ``roots``; return False if that is too much."""
+        waiting = list(roots)
+        while waiting:
+            one = waiting.pop()
+            if id(one) in self._seen or _is_shared(type(one)):
+                continue
+            if len(self._seen) >= _MAX_REACHED or self._budget.spent:
+                return False
+            self._seen.add(id(one))
+            self._kept.append(one)
+            storage = _tensor_storage(one)
+            if storage is None:
+                size, inner = _size(one)
+                self.objects += size
+                waiting += inner
+            else:
+                self.objects += _TENSOR
+                key, size = storage
+                self.storages += 0 if key in self._seen else size
+                self._seen.add(key)
+        return True
+
+
+def _size(one: Any) -> tuple[float, list[Any]]:
+    """Return the size of one object without those that it refers to, and these."""
+    kind = type(one)
+    if any(kind is atom for atom in _ATOMS):
+        return sys.getsizeof(one), []
+    base = _sized_base(kind)
+    if base is dict:  # the collector does not show string keys
+        return dict.__sizeof__(one), [*dict.keys(one), *dict.values(one)]
+    if base is not None:
+        size: Any = base.__sizeof__
+        return size(one), gc.get_referents(one)
+    array = _array_class()
+    if array is not None and is_kind(one, array):
+        owner = array.base.__get__(one)
+        return array.__sizeof__(one), [] if owner is None else [owner]
+    return object.__sizeof__(one), gc.get_referents(one)
+
+
+_TENSOR: Final = 600
+"""Bytes of a tensor besides its elements, about."""
+_SLOTS: Final[dict[type, float]] = {list: 9, deque: 9, dict: 100, set: 60, bytearray: 1.06}
+"""Bytes that an element takes in the container itself, with its share of the free slots, about."""
+_ATOMS: Final = (int, float, complex, str, bytes, bytearray, bool, type(None))
+_SIZED: Final = (str, bytes, bytearray, int, float, tuple, list, dict, set, frozenset, deque)
+
+
+def _sized_base(kind: type) -> type | None:
+    return next((base for base in bases(kind) if any(base is one for one in _SIZED)), None)
+
+
+def _is_shared(kind: type) -> bool:
+    return any(base is one for base in bases(kind) for one in _SHARED)
+
+
+def _newest(container: Any, base: type, count: int) -> list[Any]:
+    """Return the last elements, the newest first; of a set any; of a dictionary the keys and values."""
+    try:
+        if base is list:
+            return list.__getitem__(container, slice(-count, None))[::-1]
+        if base is dict:
+            return list(itertools.islice(reversed(dict.items(container)), count))
+        if base is deque:
+            return list(itertools.islice(deque.__reversed__(container), count))
+        return list(itertools.islice(set.__iter__(container), count))
+    except RuntimeError:  # another thread changed it meanwhile
+        return []
+
+
+def _array_class() -> Any:
+    return getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def _tensor_storage(one: Any) -> tuple[int, int] | None:
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    if torch is None or tensor is None or not any(base is tensor for base in bases(type(one))):
+        return None
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = torch._C.TensorBase.untyped_storage(one)
+            return storage._cdata, storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # it has no storage
+        return 0, 0

@@ -1,0 +1,97 @@
+"""Causes that no Python object shows, by elimination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memlog._internal.units import format_bytes
+from memlog.leaks.holders import Holder
+
+_MOST: float = 0.5
+"""Share of the growth that a cause has to explain."""
+
+
+def by_elimination(
+    rate: float,
+    *,
+    explained: float = 0.0,
+    malloc_used: float | None = None,
+    malloc_free: float | None = None,
+    shared_memory: float | None = None,
+    children: Mapping[str, float] | None = None,
+) -> Holder | None:
+    """Return the cause that the operating system's and the allocator's numbers leave; ``None``: none.
+
+    Args:
+        rate: Growth in bytes per step.
+        explained: Bytes per step that Python objects explain.
+        malloc_used: Growth of the bytes that the C library's allocator has given out, per step.
+        malloc_free: Growth of the free bytes that it keeps.
+        shared_memory: Growth of shared memory.
+        children: Growth of each child process, by its role.
+    """
+    least = _MOST * rate
+    if rate <= 0 or explained >= least:
+        return None
+    child = max((children or {}).items(), key=lambda item: item[1], default=("", 0.0))
+    if child[1] >= least:
+        return _worker(*child)
+    if shared_memory is not None and shared_memory >= least:
+        return _shared(shared_memory)
+    if malloc_free is not None and malloc_free >= least:
+        return _free_lists(malloc_free)
+    if malloc_used is not None and malloc_used - explained >= least:
+        return _native(malloc_used - explained, explained)
+    return None
+
+
+def _worker(role: str, rate: float) -> Holder:
+    return Holder(
+        "worker_process",
+        f"The process {role} gains {format_bytes(rate)} per step.",
+        role,
+        rate,
+        (f"{format_bytes(rate)} of the growth per step are its own memory",),
+        "high",
+        "Look for what the dataset or its transforms keep between samples; "
+        "`persistent_workers=False` frees it after each epoch.",
+    )
+
+
+def _shared(rate: float) -> Holder:
+    return Holder(
+        "shared_memory",
+        f"Shared memory grows by {format_bytes(rate)} per step.",
+        None,
+        rate,
+        ("the growth is in shared memory and not in this process's own",),
+        "medium",
+        "Batches from DataLoader workers lie in shared memory: copy what is kept with `.clone()`.",
+    )
+
+
+def _free_lists(rate: float) -> Holder:
+    return Holder(
+        "allocator_free_lists",
+        f"The C library's allocator keeps {format_bytes(rate)} more of free memory per step.",
+        None,
+        rate,
+        ("what the program uses does not grow; what the allocator keeps free does",),
+        "medium",
+        "Set `MALLOC_ARENA_MAX=2` or `MALLOC_TRIM_THRESHOLD_=131072`, or use jemalloc.",
+    )
+
+
+def _native(rate: float, explained: float) -> Holder:
+    return Holder(
+        "native_library",
+        f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it.",
+        None,
+        rate,
+        (
+            f"memory from malloc grows by {format_bytes(rate + explained)} per step",
+            f"Python objects and tensors explain {format_bytes(explained)} of it",
+        ),
+        "medium",
+        "Run some steps with `heaptrack python …` or `memray run --native` to see the caller.",
+    )

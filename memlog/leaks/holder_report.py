@@ -1,0 +1,287 @@
+"""From what is left of the watched iterations to holders: which owner keeps which storages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
+from memlog.leaks.containers import Census, ElementSizes, Growth, growing
+from memlog.leaks.frame_variables import all_objects
+from memlog.leaks.holder_text import Held, holder_of
+from memlog.leaks.holders import Holder
+from memlog.leaks.live_tensors import LiveTensors
+from memlog.leaks.model_tensors import ModelTensors
+from memlog.leaks.numpy_views import views_of
+from memlog.leaks.owner_chain import Chain, OwnerSearch
+from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
+
+_MAX_TARGETS: Final = 16
+"""Objects whose owners are searched, of each sort."""
+_MAX_VIEWS: Final = 4
+"""Tensors of one storage whose owners are searched."""
+_MAX_HOLDERS: Final = 5
+_MAX_MEASURED: Final = 200
+"""Containers whose elements are measured."""
+_LEAST: Final = 64.0
+"""Bytes per step below which nothing is reported."""
+_SEVERAL: Final = 2
+"""Iterations in which a site must have left storages, unless a container that grows holds them."""
+
+
+class _Target(NamedTuple):
+    """An object whose owner is searched, with all that its like keep.
+
+    Attributes:
+        holders: Tensors, or an autograd node, any of which may have an owner.
+        storages: Watched storages by identity.
+        sizes: Sizes of all storages by identity.
+        nodes: Nodes of the graphs.
+        is_gradient: True if it is a parameter's gradient.
+    """
+
+    holders: list[Any]
+    storages: dict[int, WatchedStorage]
+    sizes: dict[int, int]
+    nodes: int
+    is_gradient: bool
+
+
+class _Measured(NamedTuple):
+    """A container that grows, with the bytes of objects and of storages that it gains per step."""
+
+    growth: Growth
+    objects: float
+    storages: float
+
+
+class HolderReport:
+    """One look at what is left.
+
+    Args:
+        watch: The watched iterations.
+        censuses: Censuses before and after them.
+        normal: Parameters and optimizers that existed before.
+        steps: Steps since the first census.
+        budget: Time for it.
+    """
+
+    def __init__(
+        self,
+        watch: StorageWatch,
+        censuses: Sequence[Census],
+        normal: ModelTensors,
+        steps: int,
+        budget: TimeBudget,
+    ) -> None:
+        self._watch = watch
+        self._normal = normal
+        self._steps = max(1, steps)
+        self._iterations = max(1, watch.iteration)
+        self._budget = budget
+        ours = {id(census.lengths) for census in censuses}
+        self._objects = all_objects()
+        grown = growing(self._objects, censuses, budget)
+        self._grown = [one for one in grown if id(one.container) not in ours]
+        self._growing = frozenset(id(one.container) for one in self._grown)
+        self._known = frozenset(censuses[-1].lengths)
+        usual = normal.storages()
+        alive = watch.alive()
+        self._alive = {key: one for key, one in alive.items() if key not in usual}
+        self._usual = usual
+        self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Return the holders, the largest first. Only the first call finds any."""
+        try:
+            return self._find()
+        finally:
+            self._objects.clear()  # it contains this report: a cycle that would keep all objects alive
+
+    def _find(self) -> tuple[Holder, ...]:
+        graphs = self._graph_targets()
+        targets = [*graphs, *self._tensor_targets(graphs)]
+        containers = self._measured_containers()
+        own = [
+            self._objects,
+            *self._tensors.own,
+            self._grown,
+            *self._grown,
+            containers,
+            *containers,
+        ]
+        own += [targets, *targets, graphs, *(target.holders for target in targets)]
+        search = OwnerSearch(self._budget, own, self._growing)
+        held = self._held(search, targets)
+        held = self._with_containers(search, containers, held)
+        found = [holder_of(one, self._steps) for one in held]
+        found = [one for one in found if one.bytes_per_step >= _LEAST]
+        return tuple(sorted(found, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS])
+
+    def _graph_targets(self) -> list[_Target]:
+        """Return one tensor of each sort of those that keep graphs of the watched iterations."""
+        first, end = self._watch.first_node, self._watch.end_node
+        if first is None or end is None:
+            return []
+        gradients = list(self._normal.gradients_with_graph())
+        self._tensors.add_roots(gradients, first)
+        ours = {id(gradient) for gradient, _ in gradients}
+        sorts: defaultdict[tuple[str, int], list[KeptGraph]] = defaultdict(list)
+        for graph in GraphWalk(first, end, self._budget).graphs(self._tensors):
+            sorts[graph.operation, graph.nodes].append(graph)
+        found = []
+        for graphs in sorts.values():
+            sizes = {
+                key: size
+                for graph in graphs
+                for key, size in graph.storages.items()
+                if key not in self._usual
+            }
+            holder = graphs[len(graphs) // 2].holder
+            watched = {key: self._alive[key] for key in sizes if key in self._alive}
+            nodes = sum(graph.nodes for graph in graphs)
+            found.append(_Target([holder], watched, sizes, nodes, id(holder) in ours))
+        return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+
+    def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
+        """Return one tensor of each site whose storages are left, or none if no Python object is known."""
+        in_graphs = {key for target in graphs for key in target.sizes}
+        sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)
+        for key, one in self._alive.items():
+            if key in self._tensors.by_storage or key not in in_graphs:
+                sites[one.site][key] = one
+        found = []
+        for left in sites.values():
+            known = [key for key in left if key in self._tensors.by_storage]
+            # The last one made: in a linked list it is nearest to the name.
+            holders = self._tensors.by_storage[known[-1]][:_MAX_VIEWS] if known else []
+            sizes = {key: one.size for key, one in left.items()}
+            found.append(_Target(holders, left, sizes, 0, is_gradient=False))
+        return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+
+    def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
+        chains = self._chains(search, targets)
+        groups: dict[object, Held] = {}
+        taken: set[int] = set()
+        unknown = []
+        for target, chain in zip(targets, chains, strict=True):
+            if chain is None and not target.is_gradient:
+                unknown.append(target)
+                continue
+            owner = None if chain is None else describe(chain, self._growing)
+            if owner is None or self._may_grow(owner, target):
+                self._join(groups, owner, target, taken)
+            else:
+                taken.update(target.sizes)
+        for target in unknown:
+            left = {key: one for key, one in target.storages.items() if key not in taken}
+            if self._recurs(left.values()):
+                self._join(groups, None, target._replace(storages=left, sizes={}, nodes=0), taken)
+        return list(groups.values())
+
+    def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
+        """Return the owners of targets, also through numpy arrays that share their memory."""
+        objects = [one for target in targets for one in target.holders]
+        found = dict(zip(map(id, objects), search.chains(objects), strict=True))
+        named = {
+            key
+            for target in targets
+            if any(found[id(one)] is not None for one in target.holders)
+            for key in target.sizes
+        }
+        left = [
+            one
+            for target in targets
+            if not named.issuperset(target.sizes)
+            for one in target.holders
+        ]
+        if left:
+            arrays = views_of(self._objects, left, self._budget)
+            samples = [views[0] for views in arrays.values()]
+            found |= dict(zip(arrays, search.chains(samples), strict=True))
+        return [
+            next((found[id(one)] for one in target.holders if found[id(one)] is not None), None)
+            for target in targets
+        ]
+
+    def _may_grow(self, owner: Owner, target: _Target) -> bool:
+        """Return whether what an owner holds may become more with each step."""
+        if any(id(one) in self._growing for one in owner.containers):
+            return True
+        if any(id(one) in self._known for one in owner.containers):
+            return False  # it held as much before: a ring buffer, or a cache that is full
+        return bool(target.nodes) or self._recurs(target.storages.values())
+
+    def _recurs(self, storages: Iterable[WatchedStorage]) -> bool:
+        """Return whether several iterations made storages."""
+        made = {one.iteration for one in storages}
+        return len(made) >= min(_SEVERAL, self._iterations)
+
+    def _join(
+        self, groups: dict[object, Held], owner: Owner | None, target: _Target, taken: set[int]
+    ) -> None:
+        """Add what a target keeps to its owner's group. Each storage counts once."""
+        key: object = target.is_gradient
+        if owner is not None:
+            key = id(owner.container) if owner.container is not None else owner.expression
+        sizes = {**{key: one.size for key, one in target.storages.items()}, **target.sizes}
+        new = {key: size for key, size in sizes.items() if key not in taken}
+        taken.update(new)
+        before = groups.get(key) or Held(owner, self._growth_of(owner), self._iterations)
+        groups[key] = before._replace(
+            storages={**before.storages, **target.storages},
+            sizes={**before.sizes, **new},
+            nodes=before.nodes + target.nodes,
+            has_graph=before.has_graph or bool(target.nodes),
+            is_gradient=before.is_gradient or target.is_gradient,
+            scalar=before.scalar or any(map(_is_scalar, target.holders)),
+        )
+
+    def _growth_of(self, owner: Owner | None) -> Growth | None:
+        if owner is None or owner.container is None:
+            return None
+        return next((one for one in self._grown if one.container is owner.container), None)
+
+    def _measured_containers(self) -> list[_Measured]:
+        """Return the containers that grow with what they gain per step, the largest first."""
+        sizes = ElementSizes(self._budget)
+        largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
+        measured = []
+        for growth in largest:
+            size, rate = sizes.of(growth), growth.gained / self._steps
+            measured.append(_Measured(growth, rate * size.objects, rate * size.storages))
+        measured = [one for one in measured if one.objects + one.storages >= _LEAST]
+        measured.sort(key=lambda one: -one.objects - one.storages)
+        return measured[:_MAX_TARGETS]
+
+    def _with_containers(
+        self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
+    ) -> list[Held]:
+        """Return the holders together with what containers gain besides the tensors already found."""
+        measured = {id(one.growth.container): one for one in containers}
+        found = []
+        for one in held:
+            container = None if one.owner is None else one.owner.container
+            known = measured.pop(id(container), None)
+            found.append(one._replace(element_rate=0.0 if known is None else known.objects))
+        left = list(measured.values())
+        chains = search.chains([gain.growth.container for gain in left])
+        for gain, chain in zip(left, chains, strict=True):
+            if chain is not None and chain.root.kind != "cycle":
+                container = gain.growth.container
+                owner = describe(chain, self._growing)._replace(container=container)
+                rate = gain.objects + gain.storages
+                found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
+        return found
+
+
+def _weight(target: _Target) -> int:
+    return sum(target.sizes.values()) + target.nodes
+
+
+def _is_scalar(tensor: Any) -> bool:
+    shape = getattr(tensor, "shape", None)
+    return shape is not None and len(shape) == 0

@@ -1,0 +1,155 @@
+"""Search for what holds memory that grows, over some steps of training.
+
+1. The storages that a few whole iterations make are watched, from one optimizer step's end to another's.
+2. Several steps later, those that are still alive are named: their owner, and the line that made them.
+   Containers that have grown meanwhile are named as well.
+3. If that explains less than half of the growth, ``tracemalloc`` runs for some steps.
+
+Between the steps only weak references and numbers are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.leaks.containers import Census
+from memlog.leaks.frame_variables import all_objects
+from memlog.leaks.holder_report import HolderReport
+from memlog.leaks.holders import Holder
+from memlog.leaks.model_tensors import ModelTensors
+from memlog.leaks.python_memory import AllocationTrace
+from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.watched_storages import StorageWatch
+
+WATCHED: Final = 4
+"""Iterations whose storages are watched."""
+LATER: Final = 8
+"""Steps between the watched iterations and the look at what is left."""
+_TRACED: Final = 5
+"""Steps in each half of the run of ``tracemalloc``."""
+_ENOUGH: Final = 0.5
+"""Share of the growth that holders have to explain, so that nothing else is looked for."""
+
+
+class HolderSearch:
+    """Search for what holds growing memory. Each search runs once.
+
+    Call `step_ended` on the training thread. An error of the search ends it.
+
+    Args:
+        budget_seconds: Time that the search may take on the training thread, besides ``tracemalloc``.
+        diagnostics: Counter of memlog's own errors.
+        rate: Growth to be explained in bytes per step; ``None``: unknown. Then ``tracemalloc`` does not run.
+        watched: Iterations whose storages are watched.
+        later: Steps between these and the look at what is left.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget_seconds: float,
+        diagnostics: Diagnostics,
+        rate: float | None = None,
+        watched: int = WATCHED,
+        later: int = LATER,
+    ) -> None:
+        self._budget = TimeBudget(budget_seconds)
+        self._diagnostics = diagnostics
+        self._rate = rate
+        self._watched, self._later = watched, later
+        self._begun_at: int | None = None
+        self._ended_at = 0
+        self._traced_from = 0
+        self._watch: StorageWatch | None = None
+        self._normal: ModelTensors | None = None
+        self._censuses: list[Census] = []
+        self._trace: AllocationTrace | None = None
+        self._holders: tuple[Holder, ...] = ()
+        self._finished = False
+
+    def step_ended(self, step: int) -> bool:
+        """Go on with the search after an optimizer step; return True once it is finished.
+
+        Args:
+            step: Number of the step.
+        """
+        if not self._finished:
+            try:
+                with self._budget.running():
+                    self._go_on(step)
+            except Exception as error:  # noqa: BLE001 - training goes on
+                self._diagnostics.fault("looking for what holds memory", error)
+                self.stop()
+        return self._finished
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Return what was found, the largest first; empty before the end, or if nothing was found."""
+        return self._holders
+
+    def stop(self) -> None:
+        """End the search now. It leaves no hook, mode or reference behind. A second call is harmless."""
+        self._finished = True
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.stop()
+        self._censuses.clear()
+        self._normal = None
+
+    def _go_on(self, step: int) -> None:
+        if self._trace is not None:
+            self._go_on_tracing(step, self._trace)
+        elif self._begun_at is None or self._watch is None:
+            self._begin(step)
+        elif not self._ended_at:
+            self._go_on_watching(step, self._watch)
+        elif step - self._ended_at >= self._later:
+            self._look(step, self._watch)
+
+    def _begin(self, step: int) -> None:
+        self._begun_at = step
+        objects = all_objects()
+        self._normal = ModelTensors(objects, self._budget)
+        self._censuses.append(Census(objects, self._budget))
+        del objects
+        if self._budget.spent:
+            self.stop()
+            return
+        self._watch = StorageWatch(self._diagnostics, self._normal.existing())
+        self._watch.begin()
+
+    def _go_on_watching(self, step: int, watch: StorageWatch) -> None:
+        watch.iteration_ended()
+        if watch.iteration >= self._watched or watch.seconds >= self._budget.left / 2:
+            watch.end()
+            self._budget.take(watch.seconds)
+            self._ended_at = step
+            self._censuses.append(Census(all_objects(), self._budget))
+
+    def _look(self, step: int, watch: StorageWatch) -> None:
+        steps = step - (self._begun_at or 0)
+        if self._normal is not None:
+            report = HolderReport(watch, self._censuses, self._normal, steps, self._budget)
+            self._holders = report.holders()
+        self._watch = self._normal = None
+        self._censuses = []
+        explained = sum(holder.bytes_per_step for holder in self._holders)
+        if self._rate is None or explained >= _ENOUGH * self._rate:
+            self.stop()
+            return
+        self._trace = AllocationTrace()
+        self._traced_from = step
+        if not self._trace.start():
+            self.stop()
+
+    def _go_on_tracing(self, step: int, trace: AllocationTrace) -> None:
+        if step - self._traced_from == _TRACED:
+            trace.mark_middle()
+        elif step - self._traced_from >= 2 * _TRACED:
+            found = trace.finish(_TRACED)
+            least = _ENOUGH * (self._rate or 0.0) / 2
+            self._holders += tuple(one for one in found if one.bytes_per_step >= least)
+            self.stop()

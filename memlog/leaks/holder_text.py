@@ -1,0 +1,263 @@
+"""Sentences about holders."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import torch
+
+from memlog._internal.units import format_bytes
+from memlog.leaks import assignment_lines
+from memlog.leaks.autograd_graphs import NODE_BYTES
+from memlog.leaks.containers import Growth
+from memlog.leaks.holders import Confidence, Holder, HolderKind
+from memlog.leaks.inert_access import is_kind, type_name
+from memlog.leaks.owner_text import Owner
+from memlog.leaks.program_files import program_files
+from memlog.leaks.watched_storages import WatchedStorage
+
+_HOOKS: Final = "hooks"
+_MOSTLY: Final = 0.5
+"""Share of the bytes from which on a layer made most of them."""
+
+
+class Held(NamedTuple):
+    """What one owner keeps of the watched iterations.
+
+    Attributes:
+        owner: The owner; ``None`` if unknown.
+        growth: Growth of its container; ``None`` if it has none.
+        iterations: Number of watched iterations.
+        storages: Watched storages by identity.
+        sizes: Sizes of all storages by identity.
+        nodes: Nodes of autograd graphs.
+        has_graph: True if it keeps autograd graphs.
+        is_gradient: True if parameters' gradients keep them.
+        scalar: True if the kept tensor is a scalar.
+        element_rate: Bytes per step of objects that are not watched tensors.
+    """
+
+    owner: Owner | None
+    growth: Growth | None
+    iterations: int
+    storages: dict[int, WatchedStorage] = {}  # noqa: RUF012 - never changed
+    sizes: dict[int, int] = {}  # noqa: RUF012 - never changed
+    nodes: int = 0
+    has_graph: bool = False
+    is_gradient: bool = False
+    scalar: bool = False
+    element_rate: float = 0.0
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that it gains per step."""
+        kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES
+        return kept / self.iterations + self.element_rate
+
+
+def holder_of(held: Held, steps: int) -> Holder:
+    """Return the finding on an owner.
+
+    Args:
+        held: What it keeps.
+        steps: Steps over which its container's growth was counted.
+    """
+    kind = _kind(held)
+    made = _made_at(held)
+    added = _addition(held)
+    where = None if added is None else assignment_lines.shown(*added[:2])
+    where = where or (made.partition(" ")[0].rstrip(":") if made else None)
+    title = " ".join(one for one in (_subject(held, kind, where, steps), _kept(held, kind)) if one)
+    return Holder(
+        kind,
+        title,
+        where,
+        held.bytes_per_step,
+        _evidence(held, made, steps),
+        _confidence(held),
+        _remedy(held, kind, added[2] if added is not None else ""),
+    )
+
+
+def _kind(held: Held) -> HolderKind:
+    if held.is_gradient:
+        return "gradients_not_cleared"
+    of_owner = None if held.owner is None else _kind_of_owner(held.owner)
+    if of_owner is not None:
+        return of_owner
+    if held.has_graph:
+        inside = [one.site for one in held.storages.values() if one.site.inside_module]
+        evaluating = inside and all(site.evaluating for site in inside)
+        return "forward_without_backward" if evaluating else "kept_graph"
+    tensors = sum(held.sizes.values()) / held.iterations
+    return "kept_tensors" if tensors >= held.element_rate else "growing_container"
+
+
+def _kind_of_owner(owner: Owner) -> HolderKind | None:
+    if owner.root.kind == "cycle":
+        return "reference_cycles"
+    if _HOOKS in owner.name:
+        return "hooks_pile_up"
+    if any(is_kind(one, torch.optim.Optimizer) for one in owner.between):
+        return "optimizers_pile_up"
+    return "model_copies" if any(is_kind(one, torch.nn.Module) for one in owner.between) else None
+
+
+def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str:
+    owner = held.owner
+    at = f" ({where})" if where else ""
+    made = f"Tensors made at {where}" if where else "Tensors"
+    if kind == "gradients_not_cleared":
+        return f"Parameters' gradients keep the graphs of earlier steps{at}."
+    if owner is None:
+        return f"{made} stay alive; no Python object is known that holds them."
+    if kind == "reference_cycles":
+        idle = "" if gc.isenabled() else ", which is switched off"
+        return f"{made} wait in reference cycles for Python's garbage collector{idle}."
+    place = f" {owner.place}" if owner.place else ""
+    described = f"`{owner.expression}`" if owner.expression else "An object"
+    if held.growth is None:
+        return f"{described}{place}{at} keeps what earlier steps made."
+    return f"{described}, {owner.kind}{place}{at}, gains {_gain(held, kind, steps)}."
+
+
+def _gain(held: Held, kind: HolderKind, steps: int) -> str:
+    owner, growth = held.owner, held.growth
+    if owner is None or growth is None:
+        return ""
+    noun = {
+        "hooks_pile_up": "hook",
+        "optimizers_pile_up": "optimizer",
+        "model_copies": "module",
+    }.get(kind, "tensor" if held.storages and len(owner.between) <= 1 else "element")
+    if growth.base is bytearray:
+        noun = "byte"
+    rate = growth.gained / steps
+    if round(rate, 1) == 1:
+        return f"one {noun} per step"
+    if rate > 1:
+        return f"{rate:,.0f} {noun}s per step"
+    return f"{growth.gained} {noun}s in {steps} steps"
+
+
+def _kept(held: Held, kind: HolderKind) -> str:
+    size = format_bytes(held.bytes_per_step)
+    if held.has_graph:
+        layer = _layer(held)
+        mostly = f", mostly activations of `{layer}`" if layer else ""
+        per = (
+            "Each keeps the graph of its step alive"
+            if held.growth
+            else "They keep autograd graphs alive"
+        )
+        return f"{per} ({size} per step{mostly})."
+    through = (
+        ""
+        if kind != "kept_tensors" or not _has_traceback(held)
+        else " through the traceback of an exception"
+    )
+    return f"That keeps {size} per step{through}."
+
+
+def _layer(held: Held) -> str | None:
+    sizes: Counter[str] = Counter()
+    for one in held.storages.values():
+        if one.site.inside_module:
+            sizes[one.site.layer] += one.size
+    if not sizes:
+        return None
+    layer, size = sizes.most_common(1)[0]
+    return layer if size >= _MOSTLY * sum(held.sizes.values()) else None
+
+
+def _has_traceback(held: Held) -> bool:
+    owner = held.owner
+    return owner is not None and any(
+        type(one) is TracebackType for one in (*owner.between, *owner.above)
+    )
+
+
+def _made_at(held: Held) -> str:
+    """Return the program's line that made most of the kept bytes."""
+    sizes: Counter[str] = Counter()
+    for one in held.storages.values():
+        if one.site.line:
+            sizes[one.site.line] += one.size + 1
+    return sizes.most_common(1)[0][0] if sizes else ""
+
+
+def _addition(held: Held) -> tuple[str, int, str] | None:
+    """Return file, line and added value of the statement that adds to the owner; ``None`` if unknown."""
+    owner = held.owner
+    if owner is None or not owner.name:
+        return None
+    files = program_files(owner)
+    if _HOOKS in owner.name:
+        found = [(file, *one) for file in files for one in assignment_lines.registrations(file)]
+        return found[0] if found else None
+    for name in dict.fromkeys((owner.name, owner.root.name)):
+        for file in files:
+            additions = assignment_lines.additions(file, name)
+            if additions:
+                return file, additions[0].line, additions[0].value
+    return None
+
+
+def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
+    found = []
+    if held.storages:
+        count = len(held.storages)
+        found.append(
+            f"{count} storages of {held.iterations} watched iterations are alive several steps later"
+        )
+        largest = max(held.storages.values(), key=lambda one: one.size)
+        found.append(
+            f"the largest: {largest.dtype} {list(largest.shape)}, {format_bytes(largest.size)}, "
+            f"made in {largest.site.phase} of {largest.site.layer}"
+        )
+    if made:
+        found.append(f"made at {made}")
+    if held.nodes:
+        found.append(f"{held.nodes // held.iterations} graph nodes of each step are alive")
+    if held.growth is not None:
+        found.append(f"{held.growth.gained} more elements after {steps} steps")
+    owner = held.owner
+    if owner is not None and len(owner.between) > 1:
+        names = [type_name(one) for one in (owner.container, *owner.between) if one is not None]
+        found.append("held through " + " < ".join(reversed(names)))
+    return tuple(found)
+
+
+def _confidence(held: Held) -> Confidence:
+    owner = held.owner
+    if owner is None:
+        return "high" if held.is_gradient else "low"
+    if owner.root.kind == "cycle":
+        return "medium" if gc.isenabled() else "high"
+    return "high" if held.growth is not None and owner.root.name else "medium"
+
+
+def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
+    if kind == "kept_graph":
+        if held.growth is None:
+            return "Cut the graph between steps with `.detach()`."
+        name = value or "…"
+        number = f"`{name}.item()` or " if held.scalar else ""
+        return f"Append {number}`{name}.detach()`."
+    return _REMEDIES.get(kind)
+
+
+_REMEDIES: Final[dict[str, str]] = {
+    "forward_without_backward": "Run the evaluation under `torch.no_grad()`, or append `.detach()`.",
+    "gradients_not_cleared": "Set the gradients to `None` after each step (`optimizer.zero_grad()`), "
+    "or call `backward` without `create_graph=True`.",
+    "hooks_pile_up": "Register the hook once, or call `remove()` on the handle that registering returns.",
+    "optimizers_pile_up": "Make the optimizer once, or drop the references to old ones.",
+    "model_copies": "Keep a few copies only, or save them to files.",
+    "reference_cycles": "Break the cycle, or call `gc.collect()` now and then.",
+    "kept_tensors": "Remove what is no longer needed, limit its length, or keep `.item()` or a copy on disk.",
+    "growing_container": "Remove old elements, or limit its length.",
+}  # fmt: skip

@@ -1,0 +1,118 @@
+"""Access to a program's objects that runs none of the program's code.
+
+``isinstance``, ``len``, ``getattr`` and ``repr`` may all call methods that a class defines in Python. These
+functions use the types and descriptors of CPython itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Final
+
+_mro: Any = type.__dict__["__mro__"].__get__
+_namespace: Any = type.__dict__["__dict__"].__get__
+_class_name: Any = type.__dict__["__name__"].__get__
+
+CONTAINERS: Final[tuple[type, ...]] = (list, dict, set, deque, bytearray)
+"""Types that can grow in place. Subclasses count as their base."""
+_LONGEST: Final = 60
+"""Maximum characters of a key or a name that is shown."""
+
+
+def bases(kind: type) -> tuple[type, ...]:
+    """Return a class and its bases in method resolution order."""
+    found: tuple[type, ...] = _mro(kind)
+    return found
+
+
+def is_kind(value: object, kind: type) -> bool:
+    """Return whether the real type of ``value`` is ``kind`` or a subclass of it."""
+    return any(base is kind for base in bases(type(value)))
+
+
+def type_name(value: object) -> str:
+    """Return the name of the real type of ``value``."""
+    return shown(_class_name(type(value)))
+
+
+def shown(text: object) -> str:
+    """Return a name as one line of printable text; empty if it is not a plain string."""
+    if type(text) is not str:
+        return ""
+    clean = "".join(one if one.isprintable() else "?" for one in text[: _LONGEST + 1])
+    return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]}…"
+
+
+def container_base(value: object) -> type | None:
+    """Return which of `CONTAINERS` a value is; ``None`` if it is none of them."""
+    return container_kind(type(value))
+
+
+def container_kind(kind: type) -> type | None:
+    """Return which of `CONTAINERS` a class is or inherits from; ``None`` if it is none of them."""
+    for base in bases(kind):
+        for one in CONTAINERS:  # compared by identity: a metaclass may define __eq__ and __hash__
+            if base is one:
+                return one
+    return None
+
+
+def container_length(value: Any, base: type) -> int:
+    """Return the number of elements of a container whose base `container_base` has returned."""
+    return int(base.__len__(value))  # type: ignore[attr-defined] # every base has one
+
+
+def class_namespace(kind: type) -> Any:
+    """Return the namespace of a class as a read-only mapping."""
+    return _namespace(kind)
+
+
+def instance_dict(value: object) -> dict[Any, Any] | None:
+    """Return the ``__dict__`` of an object; ``None`` if it has none of CPython's own making."""
+    for base in bases(type(value)):
+        descriptor = class_namespace(base).get("__dict__")
+        if descriptor is not None:
+            if type(descriptor) is not GetSetDescriptorType:
+                return None
+            try:
+                found = descriptor.__get__(value)
+            except AttributeError:
+                return None
+            return found if type(found) is dict else None
+    return None
+
+
+def attribute_name(owner: object, value: object) -> str | None:
+    """Return under which attribute an object refers to ``value``: an instance attribute or a slot."""
+    attributes = instance_dict(owner)
+    if attributes is not None:
+        key = key_of(attributes, value)
+        if key is not None:
+            return key
+    for base in bases(type(owner)):
+        for name, member in class_namespace(base).items():
+            if type(member) is MemberDescriptorType and _slot(member, owner) is value:
+                return shown(name)
+    return None
+
+
+def _slot(member: Any, owner: object) -> Any:
+    try:
+        return member.__get__(owner)
+    except AttributeError:
+        return _NOTHING
+
+
+_NOTHING: Final = object()
+
+
+def key_of(mapping: dict[Any, Any], value: object) -> str | None:
+    """Return the string key under which a mapping refers to ``value``; ``None`` if there is none."""
+    try:
+        for key, one in dict.items(mapping):
+            if one is value and type(key) is str:
+                return shown(key)
+    except RuntimeError:  # another thread changed it meanwhile
+        return None
+    return None

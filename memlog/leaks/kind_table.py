@@ -1,0 +1,38 @@
+"""Selection of objects by their type, fast: a program has hundreds of thousands of objects."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+_Kind = TypeVar("_Kind")
+
+
+class KindTable(Generic[_Kind]):
+    """What each type is, by the type's identity: hashing a type may run a metaclass's code.
+
+    Args:
+        kind_of: Function that returns what a type is; ``None`` if objects of the type are of no interest.
+    """
+
+    def __init__(self, kind_of: Callable[[type], _Kind | None]) -> None:
+        self._kind_of = kind_of
+        self._seen: dict[int, type] = {}
+        self._kinds: dict[int, _Kind] = {}
+
+    def select(self, objects: Sequence[Any]) -> Iterator[tuple[Any, _Kind]]:
+        """Yield the objects of interest, each with what it is."""
+        types = list(map(type, objects))
+        numbers = list(map(id, types))
+        for number, kind in dict(zip(numbers, types, strict=True)).items():
+            if number not in self._seen:
+                self._seen[number] = kind
+                found = self._kind_of(kind)
+                if found is not None:
+                    self._kinds[number] = found
+        kinds = self._kinds
+        # In C up to here: most objects are of no interest.
+        pairs = zip(objects, numbers, strict=True)
+        for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
+            yield one, kinds[number]

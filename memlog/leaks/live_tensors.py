@@ -1,0 +1,96 @@
+"""Tensors and autograd nodes that Python objects stand for, found by one pass over all tracked objects."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from memlog.leaks.inert_access import bases, class_namespace
+from memlog.leaks.kind_table import KindTable
+from memlog.leaks.time_budget import TimeBudget
+
+_BATCH: Final = 20_000
+_base: Any = torch._C.TensorBase
+
+
+class LiveTensors:
+    """The program's tensors. They are alive as long as this object.
+
+    Args:
+        objects: All objects that the collector tracks.
+        wanted: Identities of storages.
+        first_node: Number of the first graph node that is of interest; ``None``: none is.
+        budget: Time for it.
+
+    Attributes:
+        by_storage: Tensors by the identity of their storage, if it is wanted.
+        roots: Tensors with a graph whose last node has ``first_node`` or a later number, and autograd nodes
+            that Python objects stand for; the newest first. Each with its number and node.
+        own: Containers of this object, which refer to tensors and are not the program's.
+    """
+
+    def __init__(
+        self,
+        objects: list[Any],
+        wanted: frozenset[int],
+        first_node: int | None,
+        budget: TimeBudget,
+    ) -> None:
+        self.by_storage: dict[int, list[Any]] = {}
+        self.roots: list[tuple[int, Any, Any]] = []
+        kinds = KindTable(_kind)
+        with torch._C.DisableTorchFunctionSubclass():
+            for batch in budget.batches(objects, _BATCH):
+                for one, kind in kinds.select(batch):
+                    if kind == "tensor":
+                        self._add_tensor(one, wanted, first_node)
+                    elif first_node is not None:
+                        self._add_root(one, one, first_node)
+        self.roots.sort(key=lambda root: -root[0])
+
+    @property
+    def own(self) -> list[Any]:
+        """Return the containers of this object."""
+        return [self.by_storage, *self.by_storage.values(), self.roots, *self.roots]
+
+    def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:
+        """Add tensors that keep graphs, each with its last node, before all others."""
+        added = [(_NO_SEQUENCE, holder, node) for holder, node in holders]
+        self.roots[:0] = [one for one in added if int(one[2]._sequence_nr()) >= first_node]
+
+    def _add_tensor(self, tensor: Any, wanted: frozenset[int], first_node: int | None) -> None:
+        try:
+            storage = storage_of(tensor)
+            if storage in wanted:
+                self.by_storage.setdefault(storage, []).append(tensor)
+            if first_node is not None and _base.requires_grad.__get__(tensor):
+                node = _base.grad_fn.__get__(tensor)
+                if node is not None:
+                    self._add_root(tensor, node, first_node)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return  # a tensor without storage, or one that is being freed
+
+    def _add_root(self, holder: Any, node: Any, first_node: int) -> None:
+        number = int(node._sequence_nr())
+        if first_node <= number < _NO_SEQUENCE:
+            self.roots.append((number, holder, node))
+
+
+_NO_SEQUENCE: Final = 2**62
+
+
+def storage_of(tensor: Any) -> int:
+    """Return the identity of a tensor's storage; 0 if it has none."""
+    if _base.layout.__get__(tensor) is not torch.strided:
+        return 0
+    return int(_base.untyped_storage(tensor)._cdata)
+
+
+def _kind(kind: type) -> str | None:
+    for base in bases(kind):
+        if base is torch.Tensor:
+            return "tensor"
+        if "next_functions" in class_namespace(base):
+            return "node"
+    return None

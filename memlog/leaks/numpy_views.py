@@ -1,0 +1,50 @@
+"""Numpy arrays that share a tensor's memory."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import operator
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from memlog.leaks.time_budget import TimeBudget
+
+_BATCH: Final = 20_000
+_MAX_BASES: Final = 10
+
+
+def views_of(
+    objects: list[Any], tensors: Sequence[Any], budget: TimeBudget
+) -> dict[int, list[Any]]:
+    """Return arrays by the identity of the tensor whose memory they share.
+
+    The collector does not track arrays, so it can't name them as owners.
+
+    Args:
+        objects: All objects that the collector tracks.
+        tensors: The tensors.
+        budget: Time for it.
+    """
+    numpy = sys.modules.get("numpy")
+    array = getattr(numpy, "ndarray", None)
+    found: dict[int, list[Any]] = {id(tensor): [] for tensor in tensors}
+    if array is None or not found:
+        return {}
+    for batch in budget.batches(objects, _BATCH):
+        referents = gc.get_referents(*batch)
+        arrays = map(operator.is_, map(type, referents), itertools.repeat(array))
+        for one in itertools.compress(referents, arrays):
+            owner = id(_memory_owner(one, array))
+            if owner in found:
+                found[owner].append(one)
+    return {owner: arrays for owner, arrays in found.items() if arrays}
+
+
+def _memory_owner(one: Any, array: Any) -> Any:
+    for _ in range(_MAX_BASES):
+        if type(one) is not array:
+            return one
+        one = array.base.__get__(one)
+    return None

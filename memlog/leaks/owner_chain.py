@@ -1,0 +1,294 @@
+"""Chains of owners, from an object up to a name in the program.
+
+``gc.get_referrers`` looks at all tracked objects at each call: 50 ms for a million. So one call asks for a
+whole level, for all objects whose owners are searched.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Sequence
+from types import (
+    AsyncGeneratorType,
+    CellType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+)
+from typing import Any, Final, NamedTuple
+
+from memlog.leaks.frame_variables import is_memlog, running_variables
+from memlog.leaks.inert_access import instance_dict, is_kind, key_of
+from memlog.leaks.time_budget import TimeBudget
+from memlog.tracer.attribution.calling_lines import CallingLines
+
+_MAX_LEVELS: Final = 30
+_SETTLED: Final = 5
+"""Levels after which any chain will do. Until then, one through a container that grows is looked for."""
+_MAX_FRONTIER: Final = 400
+"""Objects of one level whose referrers are looked for."""
+_MAX_REFERRERS: Final = 4000
+"""Referrers of one level that are looked at."""
+_LAST_RESORTS: Final = (FunctionType, GeneratorType, CoroutineType, AsyncGeneratorType)
+
+
+class Root(NamedTuple):
+    """The end of a chain.
+
+    Attributes:
+        kind: ``local``, ``global``, ``class``, ``unnamed``, or ``cycle``: garbage that waits for the
+            collector.
+        name: Name of the variable or class; empty for the others.
+        place: Name of the function or module.
+        file: File of the function or module; empty if unknown.
+    """
+
+    kind: str
+    name: str
+    place: str
+    file: str
+
+
+class Chain(NamedTuple):
+    """Chain of owners of an object.
+
+    Attributes:
+        root: Its end.
+        objects: The objects, from the outermost owner to the object itself.
+    """
+
+    root: Root
+    objects: tuple[Any, ...]
+
+
+class OwnerSearch:
+    """Search for the owners of objects. It keeps the objects on the way alive as long as it exists.
+
+    Args:
+        budget: Time for it.
+        own: Containers of memlog that refer to the objects.
+        preferred: Identities of containers that grow. A chain through one of them is preferred.
+    """
+
+    def __init__(
+        self, budget: TimeBudget, own: Iterable[Any] = (), preferred: frozenset[int] = frozenset()
+    ) -> None:
+        self._budget = budget
+        self._preferred = preferred
+        self._lines = CallingLines()
+        self._variables = running_variables(self._lines.is_program)
+        self._modules = _module_namespaces()
+        self._reached: list[Any] = []
+        self._index: dict[int, int] = {}
+        self._children: list[list[int]] = []
+        """Numbers of the reached objects to which each one refers."""
+        self._owners: list[list[int]] = []
+        """The reverse: numbers of the reached objects that refer to each one."""
+        self._expanded: set[int] = set()
+        self._ignored = {id(one) for one in (*own, self._reached, self._index)}
+        self._ignored |= {known for known, name in self._modules.items() if _is_memlog_name(name)}
+        self._ignored.add(id(own))
+        self._truncated = False
+
+    def chains(self, targets: Sequence[Any]) -> list[Chain | None]:
+        """Return the shortest chain to a name for each object; ``None`` if the search found no end."""
+        self._ignored.add(id(targets))
+        numbers = [self._add(one) for one in targets]
+        waiting = [number for number in dict.fromkeys(numbers) if number not in self._expanded]
+        for level in range(_MAX_LEVELS):
+            if not waiting or self._budget.spent:
+                break
+            if all(self._is_settled(number, level) for number in numbers):
+                break
+            waiting = self._expand(waiting)
+        return [self._best(number) or self._last_resort(number) for number in numbers]
+
+    def _is_settled(self, number: int, level: int) -> bool:
+        """Return whether a chain was found: through a container that grows, or not at once."""
+        if level >= _SETTLED:
+            return self._best(number) is not None
+        return self._through_preferred(number) is not None
+
+    def _best(self, number: int) -> Chain | None:
+        return self._through_preferred(number) or self._named(number)
+
+    def _through_preferred(self, target: int) -> Chain | None:
+        """Return the chain from an object over the nearest container that grows."""
+        above: dict[int, int | None] = {target: None}
+        order = [target]
+        for number in order:  # grows meanwhile
+            if id(self._reached[number]) in self._preferred:
+                chain = self._named(number)
+                if chain is None:
+                    continue
+                below = self._chain(chain.root._replace(kind="local"), number, above).objects
+                return Chain(chain.root, (*chain.objects, *below[1:]))
+            for owner in self._owners[number]:
+                if owner not in above and self._root(owner) is None:
+                    above[owner] = number
+                    order.append(owner)
+        return None
+
+    def _add(self, one: Any) -> int:
+        number = self._index.get(id(one))
+        if number is None:
+            number = self._index[id(one)] = len(self._reached)
+            self._reached.append(one)
+            self._children.append([])
+            self._owners.append([])
+        return number
+
+    def _expand(self, numbers: list[int]) -> list[int]:
+        """Find the referrers of a level's objects; return the numbers of the new ones."""
+        self._truncated |= len(numbers) > _MAX_FRONTIER
+        numbers = numbers[:_MAX_FRONTIER]
+        self._expanded.update(numbers)
+        wanted = {id(self._reached[number]): number for number in numbers}
+        level = tuple(self._reached[number] for number in numbers)
+        referrers = gc.get_referrers(*level)
+        self._ignored |= {id(level), id(referrers), id(wanted)}
+        self._truncated |= len(referrers) > _MAX_REFERRERS
+        new = []
+        for referrer in referrers[:_MAX_REFERRERS]:
+            if id(referrer) in self._ignored or _is_looking(referrer):
+                continue
+            known = id(referrer) in self._index
+            owner = self._add(referrer)
+            for one in gc.get_referents(referrer):
+                child = wanted.get(id(one))
+                if child is not None and child not in self._children[owner]:
+                    self._children[owner].append(child)
+                    self._owners[child].append(owner)
+            if not known:
+                new.append(owner)
+        self._ignored -= {id(level), id(referrers), id(wanted)}
+        return [number for number in new if not self._root(number)]
+
+    def _named(self, target: int) -> Chain | None:
+        """Return the shortest chain from an object to a name among the objects reached so far."""
+        above: dict[int, int | None] = {target: None}
+        level = [target]
+        best: tuple[int, Root] | None = None
+        while level and best is None:
+            for number in level:
+                root = self._root(number)
+                if root is not None and (best is None or self._rank(root) < self._rank(best[1])):
+                    best = number, root
+            level = [
+                owner
+                for number in level
+                for owner in self._owners[number]
+                if owner not in above and not above.__setitem__(owner, number)  # type: ignore[func-returns-value]
+            ]
+        return None if best is None else self._chain(best[1], best[0], above)
+
+    def _chain(self, root: Root, top: int, above: dict[int, int | None]) -> Chain:
+        objects = []
+        number: int | None = top
+        while number is not None:
+            objects.append(self._reached[number])
+            number = above[number]
+        if root.kind == "global":
+            namespace, *objects = objects
+            name = key_of(namespace, objects[0]) if objects else None
+            root = root._replace(name=name or "")
+        return Chain(root, tuple(objects))
+
+    def _root(self, number: int) -> Root | None:
+        """Return the root that an object is: a variable's value, a module's namespace, or a class."""
+        one = self._reached[number]
+        if type(one) is dict:
+            root = self._global(one)
+            if root is not None:
+                return root
+        variable = self._variables.get(id(one))
+        if variable is not None:
+            code = variable.code
+            return Root("local", variable.name, code.co_name, code.co_filename)
+        if is_kind(one, type):
+            return _class_root(one)
+        return None
+
+    def _global(self, namespace: dict[Any, Any]) -> Root | None:
+        module = self._modules.get(id(namespace))
+        if module is None:
+            if "__builtins__" not in namespace or type(namespace.get("__name__")) is not str:
+                return None
+            module = namespace["__name__"]
+        file = namespace.get("__file__")
+        return Root("global", "", module, file if type(file) is str else "")
+
+    def _rank(self, root: Root) -> tuple[bool, bool]:
+        """Return the order of preference of roots that are equally far away."""
+        return not self._lines.is_program(root.file), root.kind == "class"
+
+    def _last_resort(self, target: int) -> Chain | None:
+        """Return a chain to an object without a name, or to garbage; ``None`` if the search was cut short."""
+        above: dict[int, int | None] = {target: None}
+        order = [target]
+        for number in order:  # grows meanwhile
+            for owner in self._owners[number]:
+                if owner not in above:
+                    above[owner] = number
+                    order.append(owner)
+        if self._truncated or self._budget.spent or any(one not in self._expanded for one in order):
+            return None
+        if all(self._owners[number] for number in order):
+            return self._chain(Root("cycle", "", "", ""), order[-1], above)
+        for number in order:
+            one = self._reached[number]
+            if any(is_kind(one, kind) for kind in _LAST_RESORTS):
+                code = _code(one)
+                if code is not None:
+                    return self._chain(
+                        Root("unnamed", "", code.co_name, code.co_filename), number, above
+                    )
+        top = next(number for number in reversed(order) if not self._owners[number])
+        return self._chain(Root("unnamed", "", "", ""), top, above) if top != target else None
+
+
+def _code(one: Any) -> Any:
+    for attribute in ("__code__", "gi_code", "cr_code", "ag_code"):
+        for base in type(one).__mro__:
+            descriptor = vars(base).get(attribute)
+            if descriptor is not None:
+                return descriptor.__get__(one)
+    return None
+
+
+def _class_root(one: Any) -> Root:
+    names = type.__dict__["__dict__"].__get__(one)
+    module = names.get("__module__")
+    place = module if type(module) is str else ""
+    file = getattr(sys.modules.get(place), "__file__", None) if place else None
+    name = type.__dict__["__qualname__"].__get__(one)
+    return Root("class", name, place, file if type(file) is str else "")
+
+
+def _is_looking(referrer: Any) -> bool:
+    """Return whether a referrer is a part of memlog, or a frame that runs."""
+    if type(referrer) is FrameType:
+        return is_memlog(referrer.f_code)
+    if type(referrer) is FunctionType:
+        return is_memlog(referrer.__code__)
+    if type(referrer) is CellType or type(referrer) is dict:
+        return False
+    module = type.__dict__["__module__"].__get__(type(referrer))
+    return type(module) is str and _is_memlog_name(module)
+
+
+def _is_memlog_name(module: str) -> bool:
+    return module == "memlog" or module.startswith("memlog.")
+
+
+def _module_namespaces() -> dict[int, str]:
+    found = {}
+    for name, module in tuple(sys.modules.items()):
+        if is_kind(module, ModuleType):
+            namespace = instance_dict(module)
+            if namespace is not None:
+                found[id(namespace)] = str(name)
+    return found

@@ -1,0 +1,223 @@
+"""Descriptions of owners as a program would write them: ``trainer.metric.preds``."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import threading
+from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
+from typing import Any, Final, NamedTuple
+
+from memlog.leaks.frame_variables import local_variables
+from memlog.leaks.inert_access import (
+    attribute_name,
+    container_base,
+    instance_dict,
+    is_kind,
+    key_of,
+    type_name,
+)
+from memlog.leaks.owner_chain import Chain, Root
+
+_REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
+"""Attributes in which a module keeps what its own attributes seem to be."""
+_CACHE: Final = type(functools.lru_cache(int))
+_UNSAID: Final = (tuple, CellType, MethodType, functools.partial)
+
+
+class Owner(NamedTuple):
+    """The owner of an object, for people.
+
+    Attributes:
+        expression: The variable, attribute or element, such as ``trainer.metric.preds``; empty if unknown.
+        name: Last name in it: ``preds``.
+        container: The container that grows; without one the last container on the way, or ``None``.
+        contents: What lies between the container and the object, such as ``['loss']``.
+        between: Objects from the container to the object.
+        above: Objects from the outermost owner to the container.
+        containers: All containers on the way, without attributes.
+        root: The end of the chain.
+    """
+
+    expression: str
+    name: str
+    container: Any
+    contents: str
+    between: tuple[Any, ...]
+    above: tuple[Any, ...]
+    containers: tuple[Any, ...]
+    root: Root
+
+    @property
+    def kind(self) -> str:
+        """Name of the container's type, with its article; empty without a container."""
+        if self.container is None:
+            return ""
+        name = type_name(self.container)
+        return f"an {name}" if name[:1] in "aeiouAEIO" else f"a {name}"
+
+    @property
+    def place(self) -> str:
+        """Function or module whose variable it is, with its preposition; empty if unknown."""
+        root = self.root
+        if root.kind == "local":
+            return f"in `{root.place}()`" if not root.place.startswith("<") else ""
+        return f"in `{root.place}`" if root.kind in ("global", "class") and root.place else ""
+
+
+def describe(chain: Chain, growing: frozenset[int]) -> Owner:
+    """Return the description of a chain.
+
+    Args:
+        chain: Chain of owners.
+        growing: Identities of the containers that grow.
+    """
+    objects = chain.objects
+    expressions = _expressions(chain)
+    attributes = _attribute_dicts(objects)
+    containers = [
+        number
+        for number, one in enumerate(objects[:-1] if len(objects) > 1 else objects)
+        if container_base(one) is not None and id(one) not in attributes
+    ]
+    grown = [number for number in containers if id(objects[number]) in growing]
+    chosen = grown or containers
+    at = chosen[0] if chosen else None
+    expression = _without_repetition(expressions) if at is None else expressions[at]
+    whole = expressions[-1]
+    caches = _cache_dicts(objects)
+    container = None if at is None else objects[at]
+    if container is None:
+        container = next((one for one in caches if id(one) in growing), None)
+    return Owner(
+        expression,
+        _last_name(expression),
+        container,
+        whole[len(expression) :] if whole.startswith(expression) else "",
+        objects[(at or 0) + 1 :],
+        objects[: at or 0],
+        (*(objects[number] for number in containers), *caches),
+        chain.root,
+    )
+
+
+def _cache_dicts(objects: tuple[Any, ...]) -> list[Any]:
+    """Return the dictionaries in which caches of ``functools`` keep their results."""
+    caches = [one for one in objects if type(one) is _CACHE]
+    return [
+        one
+        for cache in caches
+        for one in gc.get_referents(cache)
+        if type(one) is dict and one is not instance_dict(cache)
+    ]
+
+
+def _attribute_dicts(objects: tuple[Any, ...]) -> set[int]:
+    """Return the identities of dictionaries that are an object's or a class's attributes."""
+    found: set[int] = set()
+    for before, owner, child in zip((None, *objects), objects, objects[1:], strict=False):
+        if type(child) is not dict:
+            continue
+        is_registry = id(owner) in found and key_of(owner, child) in _REGISTRIES
+        of_thread = is_kind(owner, threading.local) or is_kind(before, threading.local)
+        if is_kind(owner, type) or instance_dict(owner) is child or is_registry or of_thread:
+            found.add(id(child))
+    return found
+
+
+def _expressions(chain: Chain) -> list[str]:
+    """Return how a program would write each object of a chain."""
+    text = _root_text(chain)
+    texts = [text]
+    objects = chain.objects
+    attributes = _attribute_dicts(objects)
+    for number, (owner, child) in enumerate(itertools.pairwise(objects)):
+        function = next((one for one in objects[number::-1] if type(one) is FunctionType), None)
+        text = _of_function(function, owner, child) or _step(text, owner, child, attributes)
+        texts.append(text)
+    return texts
+
+
+def _without_repetition(texts: list[str]) -> str:
+    """Return the last expression up to where it repeats itself: ``last`` of ``last.before.before.value``."""
+    parts = texts[-1].split(".")
+    for number, part in enumerate(parts[1:], 1):
+        if part in parts[number + 1 :]:
+            return ".".join(parts[:number])
+    return texts[-1]
+
+
+def _root_text(chain: Chain) -> str:
+    root = chain.root
+    if root.name:
+        return root.name
+    first = chain.objects[0] if chain.objects else None
+    return _function_text(first) if root.kind == "unnamed" else type_name(first)
+
+
+def _function_text(one: Any) -> str:
+    if type(one) is FunctionType:
+        return f"{one.__name__}()"
+    name = type_name(one)
+    return f"{name} {one.__name__}()" if name in ("generator", "coroutine") else name
+
+
+def _step(text: str, owner: Any, child: Any, attributes: set[int]) -> str:
+    """Return the expression of a child, from that of its owner."""
+    if id(child) in attributes:
+        return text
+    if id(owner) in attributes:
+        key = key_of(owner, child)
+        return f"{text}.{key}" if key else text
+    if container_base(owner) is not None:
+        key = key_of(owner, child) if container_base(owner) is dict else None
+        return f"{text}['{key}']" if key else f"{text}[…]"
+    if any(is_kind(owner, kind) for kind in _UNSAID):
+        return text
+    return _of_object(text, owner, child)
+
+
+def _of_object(text: str, owner: Any, child: Any) -> str:
+    if type(owner) is FrameType:
+        local = next((key for key, one in local_variables(owner).items() if one is child), "…")
+        return f"{text} → `{local}` of {owner.f_code.co_name}()"
+    if type(owner) is GeneratorType and owner.gi_frame is not None:
+        name = next(
+            (key for key, one in local_variables(owner.gi_frame).items() if one is child), ""
+        )
+        return f"{name} of {text}" if name else text
+    if type(owner) is TracebackType:
+        return text
+    if is_kind(owner, BaseException) and type(child) is TracebackType:
+        return f"{text}.__traceback__"
+    if type(owner) is _CACHE:
+        return f"cache of {text}()"
+    attribute = attribute_name(owner, child)
+    return f"{text}.{attribute}" if attribute else text
+
+
+def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:
+    """Return the expression of what a function's closure or default arguments refer to; else empty."""
+    if function is None:
+        return ""
+    code = function.__code__
+    if type(owner) is CellType:
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+        names = [name for name, cell in cells if cell is owner]
+        return f"{names[0]} of {function.__name__}()" if names else ""
+    if type(owner) is tuple and function.__defaults__ is owner:
+        arguments = code.co_varnames[: code.co_argcount][-len(owner) :]
+        names = [name for name, one in zip(arguments, owner, strict=False) if one is child]
+        return f"{names[0]} of {function.__name__}()" if names else ""
+    if type(owner) is dict and function.__kwdefaults__ is owner:
+        return f"{key_of(owner, child)} of {function.__name__}()"
+    return ""
+
+
+def _last_name(expression: str) -> str:
+    name = expression.rpartition(" → ")[2].partition(" of ")[0]
+    while name.endswith("]"):
+        name = name[: name.rfind("[")]
+    name = name.rpartition(".")[2]
+    return name if name.isidentifier() else ""

@@ -1,0 +1,37 @@
+"""Source files of the program in which an owner may be written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+from memlog.leaks.inert_access import class_namespace
+from memlog.leaks.owner_text import Owner
+from memlog.tracer.attribution.calling_lines import CallingLines
+
+_MAX_FRAMES = 100
+
+
+def program_files(owner: Owner) -> list[str]:
+    """Return source files, the likeliest first: those of the owners' classes, its root's, the callers'."""
+    lines = CallingLines()
+    files = [*_class_files(owner), owner.root.file, *_running_files()]
+    return [one for one in dict.fromkeys(files) if one and lines.is_program(one)]
+
+
+def _class_files(owner: Owner) -> Iterator[str]:
+    for one in reversed(owner.above):
+        module = class_namespace(type(one)).get("__module__")
+        file = getattr(sys.modules.get(module), "__file__", None) if type(module) is str else None
+        if type(file) is str:
+            yield file
+
+
+def _running_files() -> Iterator[str]:
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame.f_code.co_filename
+        frame = frame.f_back

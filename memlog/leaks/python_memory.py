@@ -1,0 +1,106 @@
+"""Lines of the program whose Python memory grows, measured with ``tracemalloc`` for a few steps.
+
+``tracemalloc`` makes Python's allocations about two to four times as slow. So it runs only if nothing else
+explains the growth, and only for as long as the budget allows.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import defaultdict
+from typing import Final, NamedTuple
+
+from memlog._internal.units import format_bytes
+from memlog.leaks.assignment_lines import shown
+from memlog.leaks.frame_variables import MEMLOG
+from memlog.leaks.holders import Holder
+from memlog.tracer.attribution.calling_lines import CallingLines
+
+_FRAMES: Final = 8
+"""Frames that are kept of each allocation, so that the program's line is among them."""
+_LEAST: Final = 64.0
+"""Bytes per step below which a line is not reported."""
+
+
+class _Line(NamedTuple):
+    file: str
+    line: int
+
+
+class AllocationTrace:
+    """Trace of Python's allocations over some steps.
+
+    Allocations that are still there at the end, and were there half-way, are counted by line. A line grows if
+    it holds more at the end than half-way.
+    """
+
+    def __init__(self) -> None:
+        self._started = False
+        self._middle: dict[_Line, int] = {}
+        self._lines = CallingLines()
+
+    def start(self) -> bool:
+        """Start tracing; return False if the program itself traces, which is left alone."""
+        if not tracemalloc.is_tracing():
+            tracemalloc.start(_FRAMES)
+            self._started = True
+        return self._started
+
+    def mark_middle(self) -> None:
+        """Note what lives half-way."""
+        if self._started:
+            self._middle = self._held()
+
+    def finish(self, steps: int) -> list[Holder]:
+        """Stop tracing, and return the lines that hold more than half-way, the largest first.
+
+        Args:
+            steps: Steps since `mark_middle`.
+        """
+        if not self._started:
+            return []
+        held = self._held()
+        self.stop()
+        rates = {
+            line: min((size - self._middle[line]) / steps, size / steps)
+            for line, size in held.items()
+            if line in self._middle and size > self._middle[line]
+        }
+        largest = sorted(rates, key=lambda line: -rates[line])[:3]
+        return [_holder(line, rates[line]) for line in largest if rates[line] >= _LEAST]
+
+    def stop(self) -> None:
+        """Stop tracing, if this object started it. A second call is harmless."""
+        if self._started:
+            self._started = False
+            tracemalloc.stop()
+
+    def _held(self) -> dict[_Line, int]:
+        held: defaultdict[_Line, int] = defaultdict(int)
+        for trace in tracemalloc.take_snapshot().traces:
+            line = self._program_line(trace.traceback)
+            if line is not None:
+                held[line] += trace.size
+        return dict(held)
+
+    def _program_line(self, traceback: tracemalloc.Traceback) -> _Line | None:
+        """Return the innermost line of the program; without one the innermost line of all but memlog."""
+        frames = [frame for frame in reversed(traceback) if not frame.filename.startswith(MEMLOG)]
+        if not frames or len(frames) < len(traceback):
+            return None
+        program = (one for one in frames if self._lines.is_program(one.filename))
+        frame = next(program, frames[0])
+        return _Line(frame.filename, frame.lineno)
+
+
+def _holder(line: _Line, rate: float) -> Holder:
+    place = shown(line.file, line.line)
+    return Holder(
+        "python_memory",
+        f"Python objects made at {place} take {format_bytes(rate)} more per step.",
+        place,
+        rate,
+        ("tracemalloc: allocated there, and not freed some steps later",),
+        "medium",
+        "Look for what keeps the objects that this line makes.",
+    )

@@ -1,0 +1,56 @@
+"""Time that a search may take on the training thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+
+
+class TimeBudget:
+    """Stopwatch over several pieces of work.
+
+    Args:
+        seconds: Time that all pieces may take together.
+        clock: Source of the time in seconds. By default the thread's own processor time, so that a busy
+            machine does not cut the work short.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
+        self._left = seconds
+        self._clock = clock
+        self._began: float | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of a block."""
+        self._began = self._clock()
+        try:
+            yield
+        finally:
+            self._left = self.left
+            self._began = None
+
+    def take(self, seconds: float) -> None:
+        """Subtract time that other work has taken."""
+        self._left -= seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; negative if the work took longer."""
+        return self._left - (0.0 if self._began is None else self._clock() - self._began)
+
+    @property
+    def spent(self) -> bool:
+        """True if no time is left."""
+        return self.left <= 0
+
+    def batches(self, items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+        """Yield slices of ``items`` until the time is spent."""
+        for start in range(0, len(items), size):
+            if self.spent:
+                return
+            yield items[start : start + size]

@@ -1,0 +1,231 @@
+"""Storages that a few whole iterations make, and those of them that are alive later."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.trace.encoding import OUTSIDE_PATH, PHASES
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
+from memlog.tracer.engines.cpu.dispatch_mode import NEW, RESIZED, RESULT, ObservingMode, kind_of
+from memlog.tracer.hooks.deferred_removal import remove_when_possible
+from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
+from memlog.tracer.tensor_storages import is_wrapper, tensors_in
+
+MAX_STORAGES: Final = 100_000
+"""Maximum number of storages that are watched at once."""
+_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+
+
+class Site(NamedTuple):
+    """Place in the program where storages are made.
+
+    Attributes:
+        line: Line of the program, such as ``train.py:42 in step: cross_entropy``; empty if unknown.
+        layer: Path of the module that ran; "outside all modules" if none did.
+        phase: Phase, such as ``forward``.
+        operation: Name of the operation; empty if the storage was made elsewhere and seen as an argument.
+        evaluating: True if the module that ran was in evaluation mode.
+    """
+
+    line: str
+    layer: str
+    phase: str
+    operation: str
+    evaluating: bool
+
+    @property
+    def inside_module(self) -> bool:
+        """True if a module ran."""
+        return self.layer != OUTSIDE_PATH
+
+
+class WatchedStorage(NamedTuple):
+    """A storage that a watched iteration made.
+
+    Attributes:
+        reference: Weak reference to the storage.
+        size: Size in bytes when it was made.
+        iteration: Number of the watched iteration, from 0.
+        site: Place where it was made.
+        shape: Shape of its first tensor.
+        dtype: Type of its first tensor, such as ``float32``.
+    """
+
+    reference: weakref.ref[Any]
+    size: int
+    iteration: int
+    site: Site
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's base has no types
+    """Mode that shows the results and the arguments of each operation, and measures no workspace."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        observer = self._observer
+        if types and observer is not None and any(map(is_wrapper, types)):
+            return NotImplemented  # the wrapper then calls operations on its inner tensors
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if observer is not None:
+            try:
+                observer.operation(func, _result_kind(func), args, out, None)
+            except Exception as error:  # noqa: BLE001 - training goes on
+                self.failures += 1
+                self._diagnostics.fault("watching an operation", error)
+        return out
+
+
+_result_kinds: dict[Any, int] = {}
+
+
+def _result_kind(func: Any) -> int:
+    kind = _result_kinds.get(func)
+    if kind is None:
+        kind = _result_kinds[func] = kind_of(func) & RESULT
+    return kind
+
+
+class StorageWatch:
+    """Watch over the storages that the program makes on this thread and in its backward passes.
+
+    Only weak references are kept. The watch begins and ends between two optimizer steps.
+
+    Args:
+        diagnostics: Counter of memlog's own errors.
+        existing: Storages that exist already, by identity.
+
+    Attributes:
+        iteration: Number of the current iteration, from 0.
+        first_node: Number of the first graph node of the watch; ``None`` if unknown.
+        end_node: Number after its last graph node; ``None`` if unknown, or still watching.
+        seconds: Time that it has taken so far.
+    """
+
+    def __init__(
+        self, diagnostics: Diagnostics, existing: dict[int, weakref.ref[Any]] | None = None
+    ) -> None:
+        self._existing = existing or {}
+        self.iteration = 0
+        self.first_node: int | None = None
+        self.end_node: int | None = None
+        self.seconds = 0.0
+        self._diagnostics = diagnostics
+        self._storages: dict[int, WatchedStorage] = {}
+        self._lines = CallingLines()
+        self._names = ModuleNames()
+        self._stack = ModuleStack(self._names, _ignore, all_threads=False)
+        self._mode = StorageMode(self, diagnostics)
+        self._handles: list[Any] = []
+        self._evaluating = False
+
+    def begin(self) -> None:
+        """Begin on this thread."""
+        self.first_node = torch_private.next_sequence_number()
+        COMPILE_WARNING_FILTER.add(self)
+        self._handles.append(register_module_forward_pre_hook(self._module_begins))
+        self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
+        self._stack.begin()
+        self._mode.begin()
+
+    def iteration_ended(self) -> None:
+        """Count an iteration, and forget the storages that are freed already."""
+        self.iteration += 1
+        self._storages = {
+            key: one for key, one in self._storages.items() if one.reference() is not None
+        }
+
+    def end(self) -> None:
+        """End the watch. A second call is harmless."""
+        if self._handles:
+            self.end_node = torch_private.next_sequence_number()
+            while self._handles:
+                self._handles.pop().remove()
+            COMPILE_WARNING_FILTER.remove(self)
+            self._existing = {}
+            self._stack.close()
+            self._mode.stop_observing()
+            remove_when_possible(self)
+
+    def leave(self) -> bool:
+        """Remove the dispatch mode if it is on top of this thread's stack; return True once it is removed."""
+        return self._mode.leave()
+
+    def alive(self) -> dict[int, WatchedStorage]:
+        """Return the storages that are still alive by their identity."""
+        return {key: one for key, one in self._storages.items() if one.reference() is not None}
+
+    def before_change(self, values: Any) -> None:
+        """Do nothing: the mode calls this only when it measures."""
+
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
+        """Watch the new storages of an operation's results, and unknown storages of its arguments."""
+        del inside
+        began = time.thread_time()
+        state = self._stack.thread_state(join=True)
+        if state is not None:
+            self._watch(args, "", state)
+            if kind & (NEW | RESIZED):
+                self._watch(out, torch_private.operation_name(func), state)
+        self.seconds += time.thread_time() - began
+
+    def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
+        for tensor in (values,) if type(values) in _PLAIN else tensors_in(values, limit=100):
+            if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+                continue
+            if tensor.device.type == "meta":
+                continue
+            storage = tensor.untyped_storage()
+            known = self._storages.get(storage._cdata)
+            if known is not None and known.reference() is storage:
+                continue
+            if not operation:
+                existing = self._existing.get(storage._cdata)
+                if existing is not None and existing() is storage:
+                    continue
+            if len(self._storages) < MAX_STORAGES:
+                self._storages[storage._cdata] = WatchedStorage(
+                    weakref.ref(storage),
+                    storage.nbytes(),
+                    self.iteration,
+                    self._site(operation, state),
+                    tuple(tensor.shape),
+                    str(tensor.dtype).removeprefix("torch."),
+                )
+
+    def _site(self, operation: str, state: ThreadState) -> Site:
+        layer, phase = self._stack.owner(state)
+        number = self._lines.current_line()
+        line = self._lines.lines[number - 1] if number else ""
+        return Site(line, self._names.paths[layer], PHASES[phase], operation, self._evaluating)
+
+    def _module_begins(self, module: Any, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        with self._diagnostics.contained("noticing that a module begins"):
+            state = self._stack.module_begins(module)
+            if state is not None:
+                self._evaluating = vars(module).get("training") is False
+                self._watch(args, "", state)
+
+    def _module_ends(self, module: Any, _args: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            with self._diagnostics.contained("noticing that a module ends"):
+                self._stack.module_ends(module)
+
+
+def _ignore(_kind: int, _layer: int, _phase: int, _state: ThreadState) -> None:
+    """Receive a change of module or phase, which the watch reads from the stack when it needs it."""

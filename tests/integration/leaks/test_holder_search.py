@@ -1,0 +1,93 @@
+"""Scripts with a fault each, and healthy ones: which holder the search names."""
+
+from __future__ import annotations
+
+import gc
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.leaks.holder_search import HolderSearch
+
+pytestmark = pytest.mark.integration
+
+HERE = Path(__file__).parent
+BEGIN = """import torch
+from torch import nn
+STEPS = 32
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+def batch():
+    return torch.randn(32, 64)
+
+def finish_step(zero=True):
+    optimizer.step()
+    if zero:
+        optimizer.zero_grad()
+
+"""
+WARM_UP = 5
+TINY = 1000
+
+
+def scripts(name):
+    """Return the scripts of a file as pairs of the words of their first line and their text."""
+    parts = re.split(r"^=== ", (HERE / name).read_text(), flags=re.MULTILINE)[1:]
+    split = [part.partition("\n") for part in parts]
+    return [pytest.param(head.split(), BEGIN + body, id=head.split()[0]) for head, _, body in split]
+
+
+def search_in(script, tmp_path, name, rate):
+    """Run a script with a search from `WARM_UP` steps on; return the holders."""
+    file = tmp_path / f"{name}.py"
+    file.write_text(script)
+    diagnostics = Diagnostics()
+    search = HolderSearch(budget_seconds=60, diagnostics=diagnostics, rate=rate)
+    steps, finished = 0, False
+
+    def step_ended(optimizer, _args, _kwargs):
+        nonlocal steps, finished
+        if type(optimizer) is torch.optim.SGD:
+            steps += 1
+            if steps > WARM_UP and not finished:
+                finished = search.step_ended(steps)
+
+    handle = register_optimizer_step_post_hook(step_ended)
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    finally:
+        handle.remove()
+        search.stop()
+        gc.enable()
+    assert not diagnostics.faults
+    assert finished
+    return search.holders()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.parametrize(("words", "script"), scripts("leaking_scripts.txt"))
+def test_the_holder_is_named(words, script, tmp_path):
+    name, kind, owner = words[:3]
+    lines = {number for number, line in enumerate(script.splitlines(), 1) if "# <-" in line}
+
+    top = search_in(script, tmp_path, name, rate=3000.0)[0]
+
+    assert top.kind == kind
+    assert owner == "-" or owner in top.title
+    file, _, line = top.where.partition(":")
+    assert file == f"{name}.py"
+    assert int(line) in lines
+    least, most = map(float, words[3].split("-"))
+    assert least <= top.bytes_per_step / 1024 <= most
+
+
+@pytest.mark.parametrize(("words", "script"), scripts("healthy_scripts.txt"))
+def test_nothing_is_named_in_a_healthy_script(words, script, tmp_path):
+    found = search_in(script, tmp_path, words[0], rate=None)
+    assert sum(one.bytes_per_step for one in found) < TINY

@@ -1,0 +1,42 @@
+"""Lines that add to a variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from memlog.leaks.assignment_lines import Addition, additions, registrations
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("history.append(loss)", "loss"),
+        ("self.history.append(out.mean())", ""),
+        ("history[step] = out", "out"),
+        ("history += [1]", ""),
+        ("history = history + loss", ""),
+        ("history = Node(loss, history)", ""),
+        ("state['history'][step].append(x); history.add(self.y)", "self.y"),
+    ],
+)
+def test_statements_that_add_are_found(tmp_path, line, value):
+    file = tmp_path / "train.py"
+    file.write_text(f"history = []\n{line}\nprint(history)\n")
+    assert additions(str(file), "history") == [Addition(2, value)]
+
+
+@pytest.mark.parametrize("line", ["history = []", "other.append(history)", "len(history)", "x ="])
+def test_other_statements_are_not(tmp_path, line):
+    file = tmp_path / "train.py"
+    file.write_text(f"{line}\n")
+    assert additions(str(file), "history") == []
+
+
+def test_registered_hooks_are_found(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("x = 1\nmodel[0].register_forward_hook(print)\n")
+    assert registrations(str(file)) == [Addition(2, "")]
+
+
+def test_a_file_that_does_not_exist_has_none():
+    assert additions("<stdin>", "history") == []

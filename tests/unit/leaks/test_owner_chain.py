@@ -1,0 +1,228 @@
+"""Chains of owners up to a name, and how they are written."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+
+import pytest
+
+from memlog.leaks.inert_access import container_base
+from memlog.leaks.owner_chain import OwnerSearch
+from memlog.leaks.owner_text import describe
+from memlog.leaks.time_budget import TimeBudget
+
+
+class Target:
+    """An object whose owner is searched."""
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Hostile:
+    """A class whose methods may not run."""
+
+    def __init__(self, value):
+        object.__setattr__(self, "kept", value)
+
+    def _refuse(self, *_):
+        raise AssertionError
+
+    __eq__ = __hash__ = __len__ = __bool__ = __repr__ = __str__ = __iter__ = _refuse
+    __class__ = property(_refuse)
+    __dict__ = property(_refuse)
+
+    def __getattribute__(self, name):
+        raise AssertionError(name)
+
+
+class OfClass:
+    cache = None
+
+
+global_list = []
+
+
+def owner_of(make_target):
+    """Return the description of the owner of the object whose identity ``make_target`` returns."""
+    target = make_target()
+    search = OwnerSearch(TimeBudget(60.0), [target])
+    (chain,) = search.chains(target)
+    return None if chain is None else describe(chain, frozenset())
+
+
+def test_an_object_in_a_local_list():
+    history = [Target()]
+    found = owner_of(lambda: history[:1])
+    assert (found.expression, found.kind) == ("history", "a list")
+    assert found.place == "in `test_an_object_in_a_local_list()`"
+
+
+def test_an_object_in_a_global_list():
+    global_list[:] = [Target()]
+    found = owner_of(lambda: global_list[:1])
+    global_list_owner = found.expression, found.root.kind
+    global_list.clear()
+    assert global_list_owner == ("global_list", "global")
+
+
+@pytest.mark.parametrize(
+    ("make", "expression"),
+    [
+        (lambda one: Box(Box([one])), "kept.value.value"),
+        (lambda one: {"preds": deque([one])}, "kept"),
+        (lambda one: Slots([one]), "kept.value"),
+        (lambda one: Box({"preds": [one]}), "kept.value"),
+    ],
+)
+def test_attributes_and_slots(make, expression):
+    kept = make(Target())
+    found = owner_of(lambda: [find(kept)])
+    assert found.expression == expression
+
+
+def find(kept):
+    """Return the only Target below an object."""
+    import gc
+
+    waiting = [kept]
+    while waiting:
+        one = waiting.pop()
+        if type(one) is Target:
+            return one
+        if not isinstance(one, type):
+            waiting += gc.get_referents(one)
+    raise AssertionError
+
+
+def test_an_object_of_a_class_runs_none_of_its_code():
+    kept = Hostile([Target()])
+    (target,) = (object.__getattribute__(kept, "kept"),)
+    found = owner_of(lambda: target[:1])
+    assert container_base(kept) is None
+    assert found is not None
+
+
+def test_a_class_attribute():
+    OfClass.cache = [Target()]
+    found = owner_of(lambda: OfClass.cache[:1])
+    OfClass.cache = None
+    assert found.expression == "OfClass.cache"
+
+
+def test_a_closure():
+    def make():
+        seen = [Target()]
+        return lambda: seen
+
+    function = make()
+    found = owner_of(lambda: function()[:1])
+    assert found.expression.startswith("seen of <lambda>()")
+    assert found.name == "seen"
+
+
+def test_a_default_argument():
+    def log(value, memory=[Target()]):  # noqa: B006, B008 - the mistake that is looked for
+        return memory[:1], value
+
+    found = owner_of(lambda: log(1)[0])
+    assert found.expression == "memory of log()"
+
+
+def test_a_cache_of_functools():
+    @functools.cache
+    def mask(step):
+        return Target()
+
+    mask(1)
+    found = owner_of(lambda: [mask(1)])
+    assert found.expression == "cache of mask()"
+
+
+def test_a_variable_of_a_thread():
+    local = threading.local()
+    local.kept = [Target()]
+    found = owner_of(lambda: local.kept[:1])
+    assert found.expression == "local.kept"
+
+
+def test_a_frame_that_a_traceback_keeps():
+    def fail():
+        activations = [Target()]
+        raise ValueError(len(activations))
+
+    errors = []
+    try:
+        fail()
+    except ValueError as error:
+        errors.append(error)
+    found = owner_of(lambda: [find_in_frame(errors[0])])
+    assert found.root.name == "errors"
+
+
+def find_in_frame(error):
+    return error.__traceback__.tb_next.tb_frame.f_locals["activations"][0]
+
+
+def test_garbage_is_recognized():
+    import gc
+
+    gc.disable()
+    try:
+        box = Box(None)
+        box.value = [box, Target()]
+        targets = box.value[1:]
+        del box
+        (chain,) = OwnerSearch(TimeBudget(60.0), [targets]).chains(targets)
+    finally:
+        gc.enable()
+    assert chain.root.kind == "cycle"
+
+
+def test_the_search_leaves_no_reference(recwarn):
+    import weakref
+
+    history = [Target()]
+    reference = weakref.ref(history[0])
+    owner_of(lambda: history[:1])
+    history.clear()
+    assert reference() is None
+
+
+def test_a_spent_budget_finds_nothing():
+    history = [Target()]
+    search = OwnerSearch(TimeBudget(0.0))
+    assert search.chains(history) == [None]
+
+
+def use_of_locals(function):
+    from memlog.leaks.frame_variables import _uses_locals
+
+    return _uses_locals(function.__code__)
+
+
+def test_functions_that_may_keep_their_own_variables_are_left_out():
+    def keeps():
+        return locals()
+
+    def keeps_too():
+        return vars()
+
+    def harmless(model, args):
+        model.eval()
+        return vars(args), model.locals()
+
+    assert use_of_locals(keeps)
+    assert use_of_locals(keeps_too)
+    assert not use_of_locals(harmless)
