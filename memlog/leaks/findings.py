@@ -72,30 +72,27 @@ class GrowthFindings:
         self._is_fragmented = False
 
     def __call__(self, growth: Suspicion) -> None:
-        """Publish growth, that of the allocator's unused memory once."""
-        finding = finding_of(growth)
-        if finding is None or (growth.series == FREE_LISTS and self._is_fragmented):
-            return
-        self._is_fragmented = self._is_fragmented or growth.series == FREE_LISTS
-        self._publish(finding)
+        """Publish growth.
+
+        That of the allocator's unused memory is published once, and only if it has lasted: in healthy
+        programs, too, small free pieces of the heap add up for a while.
+        """
+        if growth.series == FREE_LISTS:
+            if self._is_fragmented or growth.step - growth.since_step < _FRAGMENTS:
+                return
+            self._is_fragmented = True
+        self._publish(finding_of(growth))
 
 
-def finding_of(growth: Suspicion) -> Finding | None:
-    """Return the finding that a series grows, for a cause that is not known more precisely.
-
-    Returns:
-        ``None`` if the allocator's unused memory has not grown for long: in healthy programs, too, small free
-        pieces of the heap add up for a while.
-    """
-    if growth.series == FREE_LISTS and growth.step - growth.since_step < _FRAGMENTS:
-        return None
+def finding_of(growth: Suspicion) -> Finding:
+    """Return the finding that a series grows, for a cause that is not known more precisely."""
     text, where = _text_of(growth.series)
     what = text.what.format(where)
     return Finding(
         time_us=now_us(),
         step=growth.step,
         kind=text.kind,
-        title=f"{what} grows by {format_bytes(growth.rate)} per step since step {growth.since_step}.",
+        title=f"{what} grows",
         where=where,
         since_step=growth.since_step,
         rate=growth.rate,
@@ -107,7 +104,7 @@ def finding_of(growth: Suspicion) -> Finding | None:
             f"{format_bytes(growth.level)}; with 95 % confidence by {format_bytes(growth.rate_low)} to "
             f"{format_bytes(growth.rate_high)} per step.",
         ),
-        confidence=_confidence(growth),
+        confidence=confidence_in(growth),
         remedy=text.remedy,
     )
 
@@ -121,7 +118,8 @@ def _text_of(series: str) -> tuple[_Text, str | None]:
     return _TEXTS[series], None
 
 
-def _confidence(growth: Suspicion) -> Literal["high", "medium", "low"]:
+def confidence_in(growth: Suspicion) -> Literal["high", "medium", "low"]:
+    """Return how sure it is that memory grows, by its length and the interval of its rate."""
     long = growth.step - growth.since_step >= _SURE
     narrow = growth.rate_high - growth.rate_low <= 2 * _NARROW * growth.rate
     if long and narrow:

@@ -66,7 +66,7 @@ class HolderSearch:
         self._censuses: list[Census] = []
         self._trace: AllocationTrace | None = None
         self._holders: tuple[Holder, ...] = ()
-        self._finished = False
+        self._finished = self._complete = False
 
     def step_ended(self, step: int) -> bool:
         """Go on with the search after an optimizer step; return True once it is finished.
@@ -82,6 +82,16 @@ class HolderSearch:
                 self._diagnostics.fault("looking for what holds memory", error)
                 self.stop()
         return self._finished
+
+    @property
+    def begun(self) -> bool:
+        """True once the first step was looked at."""
+        return self._begun_at is not None
+
+    @property
+    def complete(self) -> bool:
+        """True if everything was looked at, and the search was not cut short."""
+        return self._complete
 
     def holders(self) -> tuple[Holder, ...]:
         """Return what was found, the largest first; empty before the end, or if nothing was found."""
@@ -138,6 +148,7 @@ class HolderSearch:
         self._censuses = []
         explained = sum(holder.bytes_per_step for holder in self._holders)
         if self._rate is None or explained >= _ENOUGH * self._rate:
+            self._complete = not self._budget.spent
             self.stop()
             return
         self._trace = AllocationTrace()
@@ -152,4 +163,5 @@ class HolderSearch:
             found = trace.finish(_TRACED)
             least = _ENOUGH * (self._rate or 0.0) / 2
             self._holders += tuple(one for one in found if one.bytes_per_step >= least)
+            self._complete = not self._budget.spent
             self.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -78,6 +79,25 @@ class LiveTensors:
 
 
 _NO_SEQUENCE: Final = 2**62
+
+
+def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
+    """Return the bytes of all storages that tensors in Python have; ``None`` if the time is spent.
+
+    Args:
+        objects: All objects that the collector tracks.
+        budget: Time for it.
+    """
+    sizes: dict[int, int] = {}
+    kinds = KindTable(_kind)
+    with torch._C.DisableTorchFunctionSubclass():
+        for batch in budget.batches(objects, _BATCH):
+            for one, kind in kinds.select(batch):
+                if kind == "tensor":
+                    with suppress(RuntimeError, NotImplementedError, AttributeError):
+                        storage = _base.untyped_storage(one)
+                        sizes[int(storage._cdata)] = int(storage.nbytes())
+    return None if budget.spent else sum(sizes.values())
 
 
 def storage_of(tensor: Any) -> int:

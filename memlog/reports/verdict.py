@@ -35,26 +35,21 @@ def _importance(finding: Finding) -> tuple[bool, float, float, int]:
 
 
 def sentence(finding: Finding) -> str:
-    """Return a finding as one sentence, with its growth and the forecast."""
-    details = [*_growth(finding), *_forecast(finding)]
+    """Return a finding with its growth and the forecast."""
     title = finding.title.rstrip(".")
-    return f"{title} ({'; '.join(details)})." if details else f"{title}."
+    if not finding.rate:
+        return f"{title}."
+    since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
+    return f"{title}. It grows by {format_bytes(finding.rate)} a step{since}{_forecast(finding)}."
 
 
-def _growth(finding: Finding) -> Iterable[str]:
-    if finding.rate:
-        since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
-        yield f"{format_bytes(finding.rate)} a step{since}"
-
-
-def _forecast(finding: Finding) -> Iterable[str]:
-    if finding.forecast is not None:
-        low, high = finding.forecast
-        limit = (
-            "the limit" if finding.limit is None else f"the limit of {format_bytes(finding.limit)}"
-        )
-        steps = f"step {low:,}" if low == high else f"step {low:,} to {high:,}"
-        yield f"reaches {limit} at {steps}"
+def _forecast(finding: Finding) -> str:
+    if finding.forecast is None:
+        return ""
+    low, high = finding.forecast
+    limit = "the limit" if finding.limit is None else f"the limit of {format_bytes(finding.limit)}"
+    steps = f"step {low:,}" if low == high else f"step {low:,} to {high:,}"
+    return f", and reaches {limit} at {steps}"
 
 
 def evidence_and_remedy(finding: Finding | FindingFacts) -> list[str]:

@@ -22,12 +22,10 @@ from memlog.console import Console
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
-from memlog.leaks.detector import GrowthDetector
-from memlog.leaks.findings import GrowthFindings
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
-from memlog.session.finding_alerts import FindingAlerts
+from memlog.session.growth_watch import GrowthWatch
 from memlog.session.run_delivery import RunDelivery
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
@@ -123,8 +121,6 @@ class Recording:
             with diagnostics.contained("printing"):
                 self._console.announce()
             self._bus.subscribe(self._console)
-        self._finding_alerts = FindingAlerts(self._bus.publish, diagnostics, self._on_alert)
-        self._bus.subscribe(self._finding_alerts)
         self._alert_judge: AlertJudge | None = None
         if settings.alerts and self._console is not None:
             # Imported here because it is needed only with alert rules.
@@ -161,15 +157,15 @@ class Recording:
         )
         self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
-        self._growth: GrowthDetector | None = None
-        with diagnostics.contained("beginning to judge growth"):
-            self._growth = GrowthDetector(
-                os.getpid(),
-                GrowthFindings(self._bus.publish),
-                memory=lambda: self.batches.anon_and_shared,
-            )
-            self._bus.subscribe(self._growth)
         self._tracer: PeriodicTracer | None = None
+        self._growth = GrowthWatch(
+            self._bus,
+            diagnostics,
+            self._on_alert,
+            lambda: self.batches.anon_and_shared,
+            lambda: self._tracer is not None and self._tracer.busy,
+        )
+        self.batches.after_step = self._after_step
         self._allocator = AllocatorWatch(
             self._bus.publish,
             lambda: self.batches.last_step,
@@ -230,13 +226,18 @@ class Recording:
             self._labels.add(event.label)
         return msgspec.structs.replace(event, step=self.batches.last_step)
 
+    def _after_step(self, step: int) -> None:
+        """Let the parts that look into steps go on; not two of them in one step."""
+        self._growth.after_step(step)
+        if self._tracer is not None:
+            self._tracer.after_step(step, may_trace=not self._growth.searching)
+
     def _begin_tracing(self, budget: float, model: Any) -> PeriodicTracer:
         from memlog.tracer.schedule.step_scheduler import PeriodicTracer  # noqa: PLC0415 - needed only for tracing
 
         tracer = PeriodicTracer(
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
-        self.batches.after_step = tracer.after_step
         self.batches.health.tracing_cost = tracer.cost
         return tracer
 
@@ -294,8 +295,7 @@ class Recording:
         end, health = self._close(status, error)
         self._closed = True
         self._delivery.finish(end, health, timeout)
-        with self._diagnostics.contained("printing what was found"):
-            self._finding_alerts.print_verdict()
+        self._growth.print_verdict(self.run)
 
     def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
         """Stop every part, and return the run's last events."""
@@ -307,9 +307,7 @@ class Recording:
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
-        if self._growth is not None:
-            with contained("judging growth a last time"):
-                self._growth.finish()
+        self._growth.finish()
         self._publish_failed_allocation(error)
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)

@@ -24,6 +24,7 @@ from memlog.delivery.helper.protocol import Begin
 from memlog.events import Alert
 from memlog.journal import RunDirectory
 from memlog.leaks.detector import GrowthDetector
+from memlog.leaks.finding_alerts import FindingAlerts
 from memlog.leaks.findings import GrowthFindings
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Callable[[],
     Returns:
         A function, to be called at the end, that returns the reason for each rule that was never judged.
     """
+    bus.subscribe(FindingAlerts(bus.publish, diagnostics))
     detector = GrowthDetector(begin.trainer_pid, GrowthFindings(bus.publish))
     bus.subscribe(detector)
     not_judged = _subscribe_rules(begin, bus, diagnostics)

@@ -87,8 +87,16 @@ class PeriodicTracer:
         """True if the current step is traced."""
         return self._open is not None
 
-    def after_step(self, step: int) -> None:
-        """Record the end of a step, and decide whether to trace the next one."""
+    @property
+    def busy(self) -> bool:
+        """True if the current step is traced, or the next one will be."""
+        return self._open is not None or self._waiter.waiting
+
+    def after_step(self, step: int, *, may_trace: bool = True) -> None:
+        """Record the end of a step, and decide whether to trace the next one.
+
+        ``may_trace``: False if something else looks into the next step.
+        """
         now = time.perf_counter()
         self._last_step = step
         self._schedule.clock_stepped()
@@ -105,7 +113,7 @@ class PeriodicTracer:
                     self._waiter.stop_or_pause()
                 self._costs.settle(now)
                 if self._retry.next_step(
-                    allowed=self._costs.may_trace(now, outdated=self._is_outdated)
+                    allowed=may_trace and self._costs.may_trace(now, outdated=self._is_outdated)
                 ):
                     self._frozen_start.reset()
                     self._wait_for_call()

@@ -1,0 +1,70 @@
+"""Alerts about findings: one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import Alert, Event, Finding
+
+_FASTER = 2
+"""Factor over the rate of an alert from which the same thing raises another one."""
+
+
+class FindingAlerts:
+    """Subscriber that publishes an alert for each finding. It goes to the trackers like a rule's.
+
+    Args:
+        publish: Takes the alerts.
+        diagnostics: Counts errors of ``on_alert``.
+        on_alert: Called with each alert; ``None``: no function.
+
+    Attributes:
+        findings: The findings so far.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Event], object],
+        diagnostics: Diagnostics,
+        on_alert: Callable[[Alert], object] | None = None,
+    ) -> None:
+        self._publish = publish
+        self._diagnostics = diagnostics
+        self._on_alert = on_alert
+        self.findings: list[Finding] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if not isinstance(event, Finding):
+            return
+        known = any(_is_known(event, before) for before in self.findings)
+        self.findings.append(event)
+        if known:
+            return
+        alert = _alert(event)
+        self._publish(alert)
+        if self._on_alert is not None:
+            with self._diagnostics.contained_callback("on_alert"):
+                self._on_alert(alert)
+
+
+def _is_known(finding: Finding, before: Finding) -> bool:
+    """Return True if there was an alert about the same thing, and it does not grow twice as fast now."""
+    same = (finding.kind, finding.where) == (before.kind, before.where)
+    return same and (finding.rate is None or finding.rate < _FASTER * (before.rate or 0.0))
+
+
+def _alert(finding: Finding) -> Alert:
+    # The reports are needed only if something was found.
+    from memlog.reports.verdict import evidence_and_remedy, sentence  # noqa: PLC0415
+
+    return Alert(
+        time_us=finding.time_us,
+        step=finding.step,
+        level="warning",
+        rule=f"memlog: {finding.kind}",
+        title=sentence(finding),
+        text=" ".join(f"{line.rstrip('.')}." for line in evidence_and_remedy(finding)),
+        value=finding.rate,
+    )

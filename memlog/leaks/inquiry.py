@@ -1,0 +1,225 @@
+"""Inquiry into growth: from the first suspicion to findings that name what holds the memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.units import format_bytes
+from memlog.events import Event, Finding
+from memlog.leaks.detector import ALLOCATED, FREE_LISTS, HOST
+from memlog.leaks.elimination import by_elimination
+from memlog.leaks.findings import GrowthFindings, confidence_in, finding_of
+from memlog.leaks.suspicion import Suspicion
+from memlog.leaks.time_budget import TimeBudget
+from memlog.probes.malloc import Heap, read_heap
+
+if TYPE_CHECKING:
+    from memlog.leaks.holder_search import HolderSearch
+    from memlog.leaks.holders import Holder
+
+_SHARE = 0.01
+"""Share of the time since the run began that a search may take."""
+_LEAST_SECONDS = 1.0
+"""Processor seconds that a search may take in any case: a look at a million objects takes as long."""
+_COUNT_SECONDS = 0.3
+"""Processor seconds for adding up the sizes of all tensors."""
+_MOST_SEARCHES = 3
+"""Searches of one run."""
+_PART = 0.25
+"""Least share of the growth that a holder has to explain to be reported."""
+_EXPLAINED = 0.5
+"""Share of the growth above which holders explain it."""
+_WATCHED = _LATER = 12
+"""Iterations watched, and steps until the look, of a second search: for what is kept every few steps."""
+
+
+class _Figures(NamedTuple):
+    """Memory of this process at one moment."""
+
+    step: int
+    heap: Heap | None
+    tensors: int | None
+    """Bytes of all tensors that Python objects stand for."""
+
+
+class GrowthInquiry:
+    """Receiver of the detector's news about this process and its devices.
+
+    The search for holders begins with the suspicion, so that it ends before growth is confirmed. What it
+    found is published only then.
+
+    Args:
+        publish: Takes the findings.
+        diagnostics: Counter of memlog's own errors.
+        is_traced: Returns whether the current step is traced. The search then waits.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Event], object],
+        diagnostics: Diagnostics,
+        is_traced: Callable[[], bool],
+    ) -> None:
+        self._publish = publish
+        self._publish_without_cause = GrowthFindings(publish)
+        self._diagnostics = diagnostics
+        self._is_traced = is_traced
+        self._begun = time.monotonic()
+        self._searches = 0
+        self._growth: Suspicion | None = None
+        self._confirmed: Suspicion | None = None
+        self._search: HolderSearch | None = None
+        self._holders: tuple[Holder, ...] = ()
+        self._complete = False
+        self._before: _Figures | None = None
+
+    @property
+    def searching(self) -> bool:
+        """True while the search for holders watches steps."""
+        return self._search is not None
+
+    def suspected(self, growth: Suspicion) -> None:
+        """Begin to look for the cause."""
+        if _has_holders(growth) and self._growth is None:
+            self._growth = growth
+            self._before = _figures(growth.step)
+            self._begin_search(growth)
+
+    def withdrawn(self, growth: Suspicion) -> None:
+        """End the search: the growth has ended."""
+        if self._growth is not None and self._growth.series == growth.series:
+            self._end_search()
+            self._growth, self._holders = None, ()
+
+    def confirmed(self, growth: Suspicion) -> None:
+        """Publish the growth with its cause, now or as soon as the search has ended."""
+        if not _has_holders(growth):
+            self._publish_without_cause(growth)
+            return
+        self._confirmed = growth
+        if self._search is None and self._searches and not self._is_explained(growth):
+            self._begin_search(growth, _WATCHED, _LATER)
+        if self._search is None:
+            self._report(growth)
+
+    def after_step(self, step: int) -> None:
+        """Go on with the search after an optimizer step. Never raises."""
+        search = self._search
+        if search is None or (not search.begun and self._is_traced()):
+            return
+        if search.step_ended(step):
+            with self._diagnostics.contained("publishing what holds memory"):
+                self._end_search()
+                if self._confirmed is not None:
+                    self._report(self._confirmed)
+
+    def finish(self) -> None:
+        """End the search, and publish the growth that is confirmed."""
+        self._end_search()
+        if self._confirmed is not None:
+            self._report(self._confirmed)
+
+    def _begin_search(self, growth: Suspicion, *lengths: int) -> None:
+        """Begin a search; ``lengths``: iterations watched, and steps until the look."""
+        if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
+            return
+        from memlog.leaks.holder_search import LATER, WATCHED, HolderSearch  # noqa: PLC0415 - it loads parts of torch
+
+        self._searches += 1
+        watched, later = lengths or (WATCHED, LATER)
+        self._search = HolderSearch(
+            budget_seconds=max(_LEAST_SECONDS, _SHARE * (time.monotonic() - self._begun)),
+            diagnostics=self._diagnostics,
+            rate=growth.rate,
+            watched=watched,
+            later=later,
+        )
+
+    def _end_search(self) -> None:
+        search, self._search = self._search, None
+        if search is not None:
+            search.stop()
+            self._holders = search.holders() or self._holders
+            self._complete = search.complete
+
+    def _is_explained(self, growth: Suspicion) -> bool:
+        return sum(one.bytes_per_step for one in self._holders) >= _EXPLAINED * growth.rate
+
+    def _report(self, growth: Suspicion) -> None:
+        holders, before, complete = self._holders, self._before, self._complete
+        self._confirmed = self._growth = self._before = None
+        self._holders, self._complete = (), False
+        named = [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
+        if not named and complete and before is not None:
+            left = _by_elimination(growth, before, sum(one.bytes_per_step for one in holders))
+            named = [] if left is None else [left]
+        if not named:
+            self._publish_without_cause(growth)
+        for holder in named:
+            self._publish(_finding(growth, holder, is_main=holder is named[0]))
+
+
+def _has_holders(growth: Suspicion) -> bool:
+    """Return True if objects of this process may hold what grows."""
+    return growth.series in (HOST, FREE_LISTS) or growth.series.endswith(ALLOCATED)
+
+
+def _figures(step: int) -> _Figures:
+    tensors: int | None = 0
+    if "torch" in sys.modules:
+        from memlog.leaks.frame_variables import all_objects  # noqa: PLC0415 - they load parts of torch
+        from memlog.leaks.live_tensors import tensor_bytes  # noqa: PLC0415
+
+        budget = TimeBudget(_COUNT_SECONDS)
+        with budget.running():
+            tensors = tensor_bytes(all_objects(), budget)
+    return _Figures(step, read_heap(), tensors)
+
+
+def _by_elimination(growth: Suspicion, before: _Figures, explained: float) -> Holder | None:
+    """Return the cause that is left if no Python object holds what grows; ``None`` if tensors do."""
+    now = _figures(growth.step)
+    steps = now.step - before.step
+    if growth.series.endswith(ALLOCATED) or steps <= 0 or before.heap is None or now.heap is None:
+        return None
+    if before.tensors is None or now.tensors is None:
+        return None
+    if (now.tensors - before.tensors) / steps >= _PART * growth.rate:
+        return None
+    return by_elimination(
+        growth.rate,
+        explained=explained,
+        malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
+        malloc_free=(now.heap.idle - before.heap.idle) / steps,
+    )
+
+
+def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
+    """Return the finding about one holder; ``is_main``: it stands for the whole growth."""
+    general = finding_of(growth)
+    memory = "the process's memory" if general.where is None else f"memory on {general.where}"
+    return Finding(
+        time_us=general.time_us,
+        step=growth.step,
+        kind=holder.kind,
+        title=holder.title,
+        where=holder.where,
+        since_step=growth.since_step,
+        rate=growth.rate if is_main else holder.bytes_per_step,
+        forecast=growth.forecast if is_main else None,
+        limit=growth.limit,
+        evidence=(
+            *holder.evidence,
+            f"It explains {format_bytes(holder.bytes_per_step)} per step; {memory} grows by "
+            f"{format_bytes(growth.rate)} per step.",
+            *general.evidence,
+        ),
+        confidence=min(
+            (holder.confidence, confidence_in(growth)), key=("low", "medium", "high").index
+        ),
+        remedy=holder.remedy,
+    )

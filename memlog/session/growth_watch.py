@@ -1,0 +1,83 @@
+"""Growth of a session's memory: detection, search for the cause, alerts, and the verdict at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.terminal import say
+from memlog.bus import EventBus
+from memlog.events import Alert, Finding
+from memlog.journal import RunDirectory
+from memlog.leaks.detector import GrowthDetector
+from memlog.leaks.finding_alerts import FindingAlerts
+from memlog.leaks.inquiry import GrowthInquiry
+
+Memory = Callable[[], tuple[int | None, int | None]]
+
+
+class GrowthWatch:
+    """The parts that look for growth in the trainer's process. No method raises.
+
+    Args:
+        bus: Source of events, and target of findings and alerts.
+        diagnostics: Counter of memlog's own errors.
+        on_alert: Called with each alert.
+        memory: As for `GrowthDetector`.
+        is_traced: Returns whether the current step is traced.
+    """
+
+    def __init__(
+        self,
+        bus: EventBus,
+        diagnostics: Diagnostics,
+        on_alert: Callable[[Alert], object] | None,
+        memory: Memory,
+        is_traced: Callable[[], bool],
+    ) -> None:
+        self._diagnostics = diagnostics
+        self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert)
+        self._inquiry = GrowthInquiry(bus.publish, diagnostics, is_traced)
+        self._detector = GrowthDetector(
+            os.getpid(),
+            self._inquiry.confirmed,
+            self._inquiry.suspected,
+            self._inquiry.withdrawn,
+            memory,
+        )
+        bus.subscribe(self._alerts)
+        bus.subscribe(self._detector)
+        self.after_step = self._inquiry.after_step
+
+    @property
+    def searching(self) -> bool:
+        """True while steps are watched for what holds memory."""
+        return self._inquiry.searching
+
+    def finish(self) -> None:
+        """Judge growth a last time, and publish what is confirmed."""
+        with self._diagnostics.contained("judging growth a last time"):
+            self._detector.finish()
+            self._inquiry.finish()
+
+    def print_verdict(self, run: RunDirectory) -> None:
+        """Print the most important finding and its remedy; nothing if there is none.
+
+        Args:
+            run: The run, whose helper process may have found something, too.
+        """
+        with self._diagnostics.contained("printing what was found"):
+            findings = [*self._alerts.findings, *_helpers_findings(run)]
+            if findings:
+                from memlog.reports.verdict import ranked, sentence  # noqa: PLC0415 - needed only if something was found
+
+                finding = ranked(findings)[0]
+                remedy = f" {finding.remedy}" if finding.remedy else ""
+                say(f"{sentence(finding)}{remedy}")
+
+
+def _helpers_findings(run: RunDirectory) -> list[Finding]:
+    files = [file for file in run.files() if file.process.startswith("helper")]
+    events = (entry.event for file in files for entry in file.read())
+    return [event for event in events if isinstance(event, Finding)]
