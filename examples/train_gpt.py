@@ -5,7 +5,7 @@
     python examples/train_gpt.py --backend local    # into memlog's own files only
 
 All of it is plain PyTorch, except two lines in ``main``: ``memlog.init`` and ``memlog.finish``. Halfway
-through it makes a common mistake, and memlog raises an alert.
+through it begins to make a common mistake: memlog raises an alert, and names the cause at the end.
 """
 
 # PyTorch leaves Tensor.backward without types.
@@ -98,9 +98,9 @@ class Corpus:
         return "".join(self.alphabet[i] for i in numbers.tolist())
 
 
-def random_batch(numbers: Tensor) -> tuple[Tensor, Tensor]:
+def random_batch(numbers: Tensor, size: int = BATCH_SIZE) -> tuple[Tensor, Tensor]:
     """Return pieces of the text, and the same pieces shifted by one character."""
-    starts = torch.randint(len(numbers) - CONTEXT, (BATCH_SIZE, 1))
+    starts = torch.randint(len(numbers) - CONTEXT, (size, 1))
     pieces = numbers[starts + torch.arange(CONTEXT + 1)]
     return pieces[:, :-1], pieces[:, 1:]
 
@@ -120,13 +120,13 @@ def train(model: GPT, corpus: Corpus, steps: int) -> None:
     ) as progress:
         task = progress.add_task("", total=steps, loss=float("nan"), memory=0, speed=0)
         for step in range(steps):
-            if step == steps // 2:
-                # The mistake: without torch.no_grad() each of these losses keeps all activations alive.
-                validation = [loss_of(model, *random_batch(corpus.validation)) for _ in range(8)]
             loss = loss_of(model, *random_batch(corpus.training))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()  # memlog notices every step by itself
+            if step >= steps // 2 and step % 2 == 0:
+                # The mistake: without torch.no_grad() each of these losses keeps its activations alive.
+                validation.append(loss_of(model, *random_batch(corpus.validation, 1)))
 
             progress.update(
                 task,
@@ -135,7 +135,6 @@ def train(model: GPT, corpus: Corpus, steps: int) -> None:
                 memory=process.memory_info().rss / 1024**2,
                 speed=progress.tasks[task].speed or 0,
             )
-    del validation  # only now the activations are freed
 
 
 @torch.no_grad()
@@ -229,8 +228,8 @@ def main() -> None:
     print_losses("after", model, corpus)
     print(f"\nIt writes like this now:\n\n{write(model, corpus)}")
 
-    memlog.finish()
     print_where_to_look(args.backend)
+    memlog.finish()  # its last line is the verdict
 
 
 if __name__ == "__main__":

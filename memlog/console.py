@@ -124,7 +124,7 @@ class Console:
         if isinstance(event, Batch) and self._left > 0:
             self._left -= 1
             self._write(batch_line(event))
-        elif isinstance(event, Alert):
+        elif isinstance(event, Alert) and not event.is_of_finding:
             self._warn(alert_line(event))
 
     def silence(self) -> None:

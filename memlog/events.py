@@ -188,6 +188,10 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
     """Last completed step, as in `Scope`."""
 
 
+OF_FINDING = "memlog: "
+"""Beginning of the rule in an alert about a finding; its kind follows."""
+
+
 class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
     """Alert of a rule whose threshold was crossed."""
 
@@ -202,6 +206,11 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
     """Call of a loss function that triggered the rule, if no step did."""
     epoch: Int | None = None
     """Epoch that triggered the rule, if neither a step nor an evaluation did."""
+
+    @property
+    def is_of_finding(self) -> bool:
+        """True if it is about a `Finding`, and not about a rule of the user's."""
+        return self.rule.startswith(OF_FINDING)
 
     @property
     def where(self) -> str | None:

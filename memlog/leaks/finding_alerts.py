@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Alert, Event, Finding
+from memlog.events import OF_FINDING, Alert, Event, Finding
 
 _FASTER = 2
 """Factor over the rate of an alert from which the same thing raises another one."""
@@ -18,6 +18,7 @@ class FindingAlerts:
         publish: Takes the alerts.
         diagnostics: Counts errors of ``on_alert``.
         on_alert: Called with each alert; ``None``: no function.
+        on_new: Called with each finding that is about something new.
 
     Attributes:
         findings: The findings so far.
@@ -28,10 +29,12 @@ class FindingAlerts:
         publish: Callable[[Event], object],
         diagnostics: Diagnostics,
         on_alert: Callable[[Alert], object] | None = None,
+        on_new: Callable[[Finding], object] = lambda _: None,
     ) -> None:
         self._publish = publish
         self._diagnostics = diagnostics
         self._on_alert = on_alert
+        self._on_new = on_new
         self.findings: list[Finding] = []
 
     def __call__(self, event: Event) -> None:
@@ -42,6 +45,7 @@ class FindingAlerts:
         self.findings.append(event)
         if known:
             return
+        self._on_new(event)
         alert = _alert(event)
         self._publish(alert)
         if self._on_alert is not None:
@@ -57,14 +61,14 @@ def _is_known(finding: Finding, before: Finding) -> bool:
 
 def _alert(finding: Finding) -> Alert:
     # The reports are needed only if something was found.
-    from memlog.reports.verdict import evidence_and_remedy, sentence  # noqa: PLC0415
+    from memlog.reports.verdict import sentence  # noqa: PLC0415
 
     return Alert(
         time_us=finding.time_us,
         step=finding.step,
         level="warning",
-        rule=f"memlog: {finding.kind}",
+        rule=f"{OF_FINDING}{finding.kind}",
         title=sentence(finding),
-        text=" ".join(f"{line.rstrip('.')}." for line in evidence_and_remedy(finding)),
+        text=finding.remedy or "",
         value=finding.rate,
     )

@@ -244,9 +244,11 @@ def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     if kind == "kept_graph":
         if held.growth is None:
             return "Cut the graph between steps with `.detach()`."
-        name = value or "…"
-        number = f"`{name}.item()` or " if held.scalar else ""
-        return f"Append {number}`{name}.detach()`."
+        if not value:
+            number = "its number (`.item()`) or " if held.scalar else ""
+            return f"Keep only {number}a tensor without its graph (`.detach()`)."
+        number = f"`{value}.item()` or " if held.scalar else ""
+        return f"Append {number}`{value}.detach()`."
     return _REMEDIES.get(kind)
 
 

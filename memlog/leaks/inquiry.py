@@ -216,7 +216,7 @@ def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
             *holder.evidence,
             f"It explains {format_bytes(holder.bytes_per_step)} per step; {memory} grows by "
             f"{format_bytes(growth.rate)} per step.",
-            *general.evidence,
+            general.evidence[-1],
         ),
         confidence=min(
             (holder.confidence, confidence_in(growth)), key=("low", "medium", "high").index

@@ -37,7 +37,8 @@ class GrowthWatch:
         is_traced: Callable[[], bool],
     ) -> None:
         self._diagnostics = diagnostics
-        self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert)
+        self._is_ending = False
+        self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert, self._print_unless_ending)
         self._inquiry = GrowthInquiry(bus.publish, diagnostics, is_traced)
         self._detector = GrowthDetector(
             os.getpid(),
@@ -57,6 +58,7 @@ class GrowthWatch:
 
     def finish(self) -> None:
         """Judge growth a last time, and publish what is confirmed."""
+        self._is_ending = True
         with self._diagnostics.contained("judging growth a last time"):
             self._detector.finish()
             self._inquiry.finish()
@@ -70,11 +72,21 @@ class GrowthWatch:
         with self._diagnostics.contained("printing what was found"):
             findings = [*self._alerts.findings, *_helpers_findings(run)]
             if findings:
-                from memlog.reports.verdict import ranked, sentence  # noqa: PLC0415 - needed only if something was found
+                from memlog.reports.verdict import ranked  # noqa: PLC0415 - needed only if something was found
 
-                finding = ranked(findings)[0]
-                remedy = f" {finding.remedy}" if finding.remedy else ""
-                say(f"{sentence(finding)}{remedy}")
+                _print(ranked(findings)[0])
+
+    def _print_unless_ending(self, finding: Finding) -> None:
+        """Print a finding at once, except at the end, where the most important one is printed."""
+        if not self._is_ending:
+            _print(finding)
+
+
+def _print(finding: Finding) -> None:
+    from memlog.reports.verdict import sentence  # noqa: PLC0415 - needed only if something was found
+
+    remedy = f" {finding.remedy}" if finding.remedy else ""
+    say(f"{sentence(finding)}{remedy}")
 
 
 def _helpers_findings(run: RunDirectory) -> list[Finding]:
