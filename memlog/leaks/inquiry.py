@@ -144,7 +144,7 @@ class GrowthInquiry:
         if search is not None:
             search.stop()
             self._holders = search.holders() or self._holders
-            self._complete = search.complete
+            self._complete = self._complete or search.complete
 
     def _is_explained(self, growth: Suspicion) -> bool:
         return sum(one.bytes_per_step for one in self._holders) >= _EXPLAINED * growth.rate

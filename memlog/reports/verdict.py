@@ -40,7 +40,8 @@ def sentence(finding: Finding) -> str:
     if not finding.rate:
         return f"{title}."
     since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
-    return f"{title}. It grows by {format_bytes(finding.rate)} a step{since}{_forecast(finding)}."
+    grows = "" if title.endswith(" grows") else ". It grows"
+    return f"{title}{grows} by {format_bytes(finding.rate)} a step{since}{_forecast(finding)}."
 
 
 def _forecast(finding: Finding) -> str:

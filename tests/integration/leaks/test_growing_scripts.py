@@ -52,15 +52,15 @@ kept = []
 
 GROWING = {
     "a list of arrays": (
-        "growth",
+        "kept_tensors",
         "for _ in range(120): train(); kept.append(torch.ones(300_000))",
     ),
     "Python objects": (
-        "growth",
+        "python_memory",
         "for _ in range(120): train(); kept.append([{'k': str(n)} for n in range(3000)])",
     ),
     "a C library": (
-        "growth",
+        "native_library",
         """
 import ctypes
 libc = ctypes.CDLL(None)
