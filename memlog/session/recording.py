@@ -21,6 +21,7 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
 from memlog.events import Health as HealthEvent
+from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import JournalWriter, new_run
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
@@ -123,6 +124,8 @@ class Recording:
             self._bus.subscribe(self._console)
         self._finding_alerts = FindingAlerts(self._bus.publish, diagnostics, self._on_alert)
         self._bus.subscribe(self._finding_alerts)
+        self._step_inputs = StepInputsWatch(self._bus.publish, diagnostics)
+        self._bus.subscribe(self._step_inputs)
         self._alert_judge: AlertJudge | None = None
         if settings.alerts and self._console is not None:
             # Imported here because it is needed only with alert rules.
@@ -297,6 +300,7 @@ class Recording:
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
+        self._step_inputs.finish(self.batches.last_step)
         self._publish_failed_allocation(error)
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)

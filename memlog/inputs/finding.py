@@ -1,0 +1,74 @@
+"""Finding that steps became larger because an input did."""
+
+from __future__ import annotations
+
+from memlog._internal.units import format_bytes
+from memlog.events import Finding, now_us
+from memlog.inputs.relation import Relation
+
+MUCH_LARGER = 1.5
+"""Factor of the usual peak from which a peak is much larger …"""
+LEAST_EXCESS = 64 * 1024**2
+"""… if it is also larger by these bytes."""
+
+
+def matters(found: Relation) -> bool:
+    """Return True if the largest input's peak is far above that of a usual step early in the run."""
+    excess = found.peak - found.usual_peak
+    return excess >= LEAST_EXCESS and found.peak >= MUCH_LARGER * found.usual_peak
+
+
+def larger_steps(found: Relation, step: int) -> Finding:
+    """Return the finding.
+
+    Args:
+        found: The relation of input and peak.
+        step: Last complete step.
+    """
+    return Finding(
+        time_us=now_us(),
+        step=step,
+        kind="larger_steps",
+        title=title(found),
+        where=f"dimension {found.dimension} of `{found.name}`",
+        since_step=None,
+        rate=None,
+        forecast=None,
+        limit=None,
+        evidence=(
+            f"in steps with {found.values} different values from {found.smallest:,} to {found.largest:,}, "
+            f"the peak differs from this relation by at most {format_bytes(found.error)}",
+            f"the peak at {found.largest:,} was {format_bytes(found.peak)}; early in the run, "
+            f"{format_bytes(found.usual_peak)} were usual",
+        ),
+        confidence="high" if found.is_linear else "medium",
+        remedy=_remedy(found),
+    )
+
+
+def title(found: Relation) -> str:
+    """Return the relation in one sentence."""
+    what = f"dimension {found.dimension} of `{found.name}`"
+    if found.is_length:
+        what = f"the sequence length ({what})"
+    elif not found.dimension:
+        what += ", usually the batch size"
+    unit = " per token" if found.is_length else " per unit"
+    each = f"{format_bytes(found.slope)}{unit}"
+    how = "" if found.is_linear else f" at {found.largest:,}, and faster than in proportion"
+    longest = "longest" if found.is_length else "largest"
+    return (
+        f"The peak follows {what}, {each}{how}; the {longest}, {found.largest:,} at step "
+        f"{found.step:,}, made it"
+    )
+
+
+def _remedy(found: Relation) -> str:
+    if found.is_length:
+        return (
+            "Limit the longest: truncate or split longer sequences, or put sequences of like length into one "
+            "batch and make batches of long ones smaller."
+        )
+    if not found.dimension:
+        return f"Limit the largest: split batches of which `{found.name}` is larger."
+    return f"Limit the largest: crop, split or resize inputs of which `{found.name}` is larger."

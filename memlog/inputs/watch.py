@@ -1,0 +1,153 @@
+"""Watch on steps: records the inputs of the largest, and finds the dimension that their peaks follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import sqrt
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import Batch, Event, StepInputs, TensorInput, now_us
+from memlog.inputs.relation import StepPeak, relation
+from memlog.inputs.step_inputs import inputs_at_step_end
+from memlog.probes.malloc import read_heap
+
+_WARM_UP = 3
+"""Number of first steps that are not looked at: they set up buffers and the optimizer's state."""
+_RECORD = 1.05
+"""Factor of the last record from which a peak is a new record."""
+_RISEN = 1.01
+"""Factor by which a peak rises, for the test whether steps grow."""
+_SHARE = 0.002
+"""Share of the time that looks at steps may take that are no records."""
+_EVENTS = 200
+"""Maximum number of events of a run."""
+_STEPS = 400
+"""Maximum number of steps that are remembered. Then every other one is dropped."""
+_SIGMAS = 3
+"""Standard deviations above the mean above which the number of rises is not chance."""
+
+
+class StepInputsWatch:
+    """Subscriber to the ends of steps, called in the functions that made the step.
+
+    The bus calls it on the trainer's thread, within the call of the optimizer's step.
+
+    Args:
+        publish: Takes the events.
+        diagnostics: Counts errors.
+    """
+
+    def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
+        self._publish = publish
+        self._diagnostics = diagnostics
+        self._device: str | None = None
+        self._begun = time.perf_counter()
+        self._spent = self._cost = 0.0
+        self._published = 0
+        self._found = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._count = self._rises = self._record = self._risen = 0
+        self._steps: list[StepPeak] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Batch):
+            self._step_ended(event)
+
+    def finish(self, step: int | None) -> None:
+        """Publish the finding at the end of the run, if there is one.
+
+        Args:
+            step: Last complete step; ``None``: there was none.
+        """
+        with self._diagnostics.contained("relating the steps' inputs to their peaks"):
+            if step is not None:
+                self._find(step)
+
+    def _step_ended(self, batch: Batch) -> None:
+        device, after, peak, rose = _reading(batch)
+        if device != self._device:
+            self._device = device
+            self._forget()
+        self._count += 1
+        if peak is None or after is None:
+            return
+        if self._count <= _WARM_UP:
+            self._record = self._risen = peak
+            return
+        if rose and peak >= _RISEN * self._risen:
+            self._risen = peak
+            self._rises += 1
+        is_record = rose and peak >= _RECORD * self._record
+        now = time.perf_counter()
+        if is_record or self._spent + self._cost <= _SHARE * (now - self._begun):
+            self._look(batch.step, peak, after, rose=rose, is_record=is_record)
+            self._cost = time.perf_counter() - now
+            self._spent += self._cost
+
+    def _look(self, step: int, peak: int, after: int, *, rose: bool, is_record: bool) -> None:
+        inputs = inputs_at_step_end()
+        if is_record:
+            self._record = peak
+        if not inputs:
+            return
+        if self._device == "host":
+            heap = read_heap()
+            after -= 0 if heap is None else heap.idle
+        if len(self._steps) >= _STEPS:
+            del self._steps[1::2]
+        self._steps.append(StepPeak(step, inputs, peak, rose, after))
+        if is_record:
+            self._publish_inputs(step, peak, inputs)
+            self._find(step)
+
+    def _publish_inputs(self, step: int, peak: int, inputs: tuple[TensorInput, ...]) -> None:
+        if self._published < _EVENTS:
+            self._published += 1
+            like = (
+                one.step
+                for one in self._steps
+                if one.inputs == inputs and one.peak * _RECORD <= peak
+            )
+            device = self._device or "host"
+            self._publish(StepInputs(now_us(), step, device, peak, inputs, next(like, None)))
+
+    def _find(self, step: int) -> None:
+        """Publish the finding once, if steps grow, by far, and the inputs explain it."""
+        if self._found or not self._steps_grow():
+            return
+        found = relation(self._steps)
+        if found is None:
+            return
+        from memlog.inputs.finding import larger_steps, matters  # noqa: PLC0415 - rarely needed
+
+        if matters(found):
+            self._found = True
+            self._publish(larger_steps(found, step))
+
+    def _steps_grow(self) -> bool:
+        """Return True if the peak rose at far more steps than it would if steps came in random order.
+
+        In random order the k-th step is the largest so far with probability 1/k (Foster and Stuart 1954).
+        """
+        count = self._count - _WARM_UP
+        mean = sum(1 / at for at in range(1, count + 1))
+        variance = sum(1 / at - 1 / at**2 for at in range(1, count + 1))
+        return self._rises - mean >= _SIGMAS * sqrt(max(variance, 1.0))
+
+
+def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
+    """Return the fullest accelerator, or the process, with its bytes in use, and its peak with its source.
+
+    Returns:
+        The name, the bytes in use after the step, the highest bytes in use, and whether they were reached in
+        this step.
+    """
+    known = [each for each in batch.devices if each.peak is not None]
+    if known:
+        device = max(known, key=lambda each: each.peak or 0)
+        return device.name, device.allocated, device.peak, device.peak_source == "exact"
+    return "host", batch.rss, batch.rss_peak, batch.rss_peak_source == "exact"
