@@ -297,8 +297,8 @@ class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"
     """Most bytes in use between the end of the step before and the end of this one."""
     inputs: tuple[TensorInput, ...]
     like_step: Int | None = None
-    """Earlier step with inputs of the same shapes and a clearly lower peak. If there is one, the inputs do not
-    explain the peak."""
+    """Earlier step with inputs of the same shapes and a clearly lower peak. If there is one, the inputs do
+    not explain the peak."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):

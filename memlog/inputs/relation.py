@@ -1,7 +1,7 @@
 """Relation between the size of a step's inputs and its peak.
 
-Allocators keep one mark of the highest level. So the peak of a step is known only if the mark rose in the step.
-The peak of every other step is at most the mark.
+Allocators keep one mark of the highest level. So the peak of a step is known only if the mark rose in the
+step. The peak of every other step is at most the mark.
 
 A dimension of an input explains the peaks if all of these hold:
 
@@ -17,6 +17,7 @@ If several dimensions vary independently, only one of them may explain the peaks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from memlog.events import TensorInput
@@ -74,13 +75,13 @@ class Relation(NamedTuple):
 
 class _Dimension(NamedTuple):
     name: str
-    index: int
+    axis: int
     rank: int
     dtype: str
 
     @property
     def is_length(self) -> bool:
-        return self.index == 1 and self.rank == 2 and self.dtype.startswith(("int", "uint"))  # noqa: PLR2004
+        return self.axis == 1 and self.rank == 2 and self.dtype.startswith(("int", "uint"))  # noqa: PLR2004
 
 
 def relation(steps: Sequence[StepPeak]) -> Relation | None:
@@ -136,14 +137,14 @@ def _varying(known: Sequence[StepPeak]) -> Iterator[tuple[_Dimension, list[int]]
 
 def _sizes(step: StepPeak) -> dict[_Dimension, int]:
     return {
-        _Dimension(each.name, index, len(each.shape), each.dtype): size
+        _Dimension(each.name, axis, len(each.shape), each.dtype): size
         for each in step.inputs
-        for index, size in enumerate(each.shape)
+        for axis, size in enumerate(each.shape)
     }
 
 
 def _vary_together(some: Sequence[int], others: Sequence[int]) -> bool:
-    """Return True if one series is the other, times a factor and plus a constant, as labels and their mask."""
+    """Return True if one series is a factor times the other, plus a constant, as labels and their mask."""
     at = next(at for at, value in enumerate(some) if value != some[0])
     return all(
         (one - some[0]) * (others[at] - others[0]) == (other - others[0]) * (some[at] - some[0])
@@ -170,7 +171,7 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
     firsts = sorted(size for size, _ in pairs[: (len(pairs) + 1) // 2])
     return Relation(
         name=dimension.name,
-        dimension=dimension.index,
+        dimension=dimension.axis,
         is_length=dimension.is_length,
         is_linear=make is _line,
         slope=fit(largest) - fit(largest - 1),
@@ -193,7 +194,7 @@ def _holds(
 ) -> bool:
     """Return True if a fit rises, is near all points, below all bounds, and predicts the largest point."""
     sizes = sorted({size for size, _ in points})
-    if any(fit(after) <= fit(before) for before, after in zip(sizes, sizes[1:], strict=False)):
+    if any(fit(after) <= fit(before) for before, after in pairwise(sizes)):
         return False
     if any(abs(fit(size) - peak) > _TOLERANCE * wide for size, peak in points):
         return False
@@ -229,8 +230,8 @@ def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | No
         for row in range(degree + 1)
     ]
     factors = _solved(rows)
-    return lambda size: base + sum(
-        factor * ((size - low) / span) ** power for power, factor in enumerate(factors)
+    return lambda size: (
+        base + sum(factor * ((size - low) / span) ** power for power, factor in enumerate(factors))
     )
 
 

@@ -8,7 +8,7 @@ from math import sqrt
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event, StepInputs, TensorInput, now_us
-from memlog.inputs.relation import StepPeak, relation
+from memlog.inputs.relation import Relation, StepPeak, relation
 from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
 
@@ -45,7 +45,7 @@ class StepInputsWatch:
         self._begun = time.perf_counter()
         self._spent = self._cost = 0.0
         self._published = 0
-        self._found = False
+        self._found: Relation | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -65,7 +65,7 @@ class StepInputsWatch:
         """
         with self._diagnostics.contained("relating the steps' inputs to their peaks"):
             if step is not None:
-                self._find(step)
+                self._find(step, at_the_end=True)
 
     def _step_ended(self, batch: Batch) -> None:
         device, after, peak, rose = _reading(batch)
@@ -115,17 +115,23 @@ class StepInputsWatch:
             device = self._device or "host"
             self._publish(StepInputs(now_us(), step, device, peak, inputs, next(like, None)))
 
-    def _find(self, step: int) -> None:
-        """Publish the finding once, if steps grow, by far, and the inputs explain it."""
-        if self._found or not self._steps_grow():
+    def _find(self, step: int, *, at_the_end: bool = False) -> None:
+        """Publish the finding if steps grow, by far, and the inputs explain it.
+
+        Args:
+            step: Last complete step.
+            at_the_end: Whether to publish it again if a larger step came after it was published.
+        """
+        before = self._found
+        if (before is not None and not at_the_end) or not self._steps_grow():
             return
         found = relation(self._steps)
-        if found is None:
+        if found is None or (before is not None and found.largest <= before.largest):
             return
         from memlog.inputs.finding import larger_steps, matters  # noqa: PLC0415 - rarely needed
 
         if matters(found):
-            self._found = True
+            self._found = found
             self._publish(larger_steps(found, step))
 
     def _steps_grow(self) -> bool:

@@ -33,7 +33,10 @@ class FindingAlerts:
         """Take one event."""
         if not isinstance(event, Finding):
             return
+        known = any(_is_known(event, finding) for finding in self._findings)
         self._findings.append(event)
+        if known:
+            return
         # The reports are needed only if something was found.
         from memlog.reports.verdict import evidence_and_remedy, sentence  # noqa: PLC0415
 
@@ -59,3 +62,9 @@ class FindingAlerts:
             finding = ranked(self._findings)[0]
             remedy = f" {finding.remedy}" if finding.remedy else ""
             say(f"{sentence(finding)}{remedy}")
+
+
+def _is_known(finding: Finding, before: Finding) -> bool:
+    """Return True if there was an alert about the same thing, and it does not grow twice as fast now."""
+    same = (finding.kind, finding.where) == (before.kind, before.where)
+    return same and (finding.rate is None or finding.rate < 2 * (before.rate or 0.0))

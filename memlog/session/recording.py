@@ -229,6 +229,7 @@ class Recording:
         tracer = PeriodicTracer(
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
+        self._bus.subscribe(tracer.larger_steps)
         self.batches.after_step = tracer.after_step
         self.batches.health.tracing_cost = tracer.cost
         return tracer
