@@ -287,7 +287,7 @@ class TensorInput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
-    """Inputs of a step whose peak was clearly higher than that of every step before."""
+    """Inputs of a step that raised the peak by 5 % or more, or of the last one known to have raised it."""
 
     time_us: Int
     step: Int

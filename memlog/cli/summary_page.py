@@ -67,7 +67,7 @@ def print_summary(console: Console, summary: Summary) -> None:
     _print_section(console, "Peaks", _peaks(console, summary))
     if summary.largest_step is not None:
         facts = _largest_step(summary.largest_step)
-        _print_section(console, "Last step that raised the peak by 5 %", _facts(facts))
+        _print_section(console, "Inputs of the step that last raised the peak", _facts(facts))
     for axis in _AXES:
         metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
         if metrics:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import sqrt
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, Event, StepInputs, TensorInput, now_us
+from memlog.events import Batch, Event, StepInputs, now_us
 from memlog.inputs.relation import Relation, StepPeak, relation
 from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
@@ -45,6 +45,7 @@ class StepInputsWatch:
         self._begun = time.perf_counter()
         self._spent = self._cost = 0.0
         self._published = 0
+        self._newest_published = -1
         self._found: Relation | None = None
         self._forget()
 
@@ -65,6 +66,7 @@ class StepInputsWatch:
         """
         with self._diagnostics.contained("relating the steps' inputs to their peaks"):
             if step is not None:
+                self._publish_largest()
                 self._find(step, at_the_end=True)
 
     def _step_ended(self, batch: Batch) -> None:
@@ -101,19 +103,35 @@ class StepInputsWatch:
             del self._steps[1::2]
         self._steps.append(StepPeak(step, inputs, peak, rose, after))
         if is_record:
-            self._publish_inputs(step, peak, inputs)
+            self._publish_inputs(self._steps[-1])
             self._find(step)
 
-    def _publish_inputs(self, step: int, peak: int, inputs: tuple[TensorInput, ...]) -> None:
-        if self._published < _EVENTS:
-            self._published += 1
-            like = (
-                one.step
-                for one in self._steps
-                if one.inputs == inputs and one.peak * _RECORD <= peak
+    def _publish_inputs(self, step: StepPeak) -> None:
+        if self._published >= _EVENTS:
+            return
+        self._published += 1
+        self._newest_published = step.step
+        like = (
+            one.step
+            for one in self._steps
+            if one.inputs == step.inputs and one.peak * _RECORD <= step.peak
+        )
+        self._publish(
+            StepInputs(
+                time_us=now_us(),
+                step=step.step,
+                device=self._device or "host",
+                peak=step.peak,
+                inputs=step.inputs,
+                like_step=next(like, None),
             )
-            device = self._device or "host"
-            self._publish(StepInputs(now_us(), step, device, peak, inputs, next(like, None)))
+        )
+
+    def _publish_largest(self) -> None:
+        """Publish the newest step that raised the peak after the last one that was published."""
+        newest = next((step for step in reversed(self._steps) if step.known), None)
+        if self._published and newest is not None and newest.step > self._newest_published:
+            self._publish_inputs(newest)
 
     def _find(self, step: int, *, at_the_end: bool = False) -> None:
         """Publish the finding if steps grow, by far, and the inputs explain it.

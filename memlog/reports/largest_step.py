@@ -47,7 +47,7 @@ def of_the_end(moments: LastMoments) -> Iterator[str]:
         return
     where = "The process's" if largest.device == "host" else f"{largest.device}'s"
     said = (
-        f"{where} peak last rose clearly in step {largest.step}, to {format_bytes(largest.peak)}. Inputs: "
+        f"{where} peak rose to {format_bytes(largest.peak)} in step {largest.step}, whose inputs were "
         f"{shapes(largest.inputs)}."
     )
     yield " ".join([said, *_compared(largest, moments)])

@@ -149,7 +149,7 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest step whose peak was at least 5 % higher than that of every step before."""
+    """The newest step known to have raised the peak by 5 % or more, or the last one that raised it."""
 
     step: int
     device: str

@@ -28,7 +28,8 @@ class LargerStep(msgspec.Struct, frozen=True):
     traced: bool
     """True if it was traced, too. Then something other than tensors takes the difference."""
     inputs: str | None = None
-    """Its inputs with their shapes; ``None``: unknown."""
+    """Its inputs with their shapes, or those of the last step before it that raised the peak, with its
+    number; ``None``: unknown."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -128,7 +129,14 @@ def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
     if not _is_far(largest.held - derived, at, max(needs, traced)):
         return None
     step = largest.step
-    return LargerStep(step, largest.held, step in levels.traced, levels.inputs.get(step))
+    return LargerStep(step, largest.held, step in levels.traced, _inputs(levels, step))
+
+
+def _inputs(levels: _Levels, step: int) -> str | None:
+    known = max((each for each in levels.inputs if each <= step), default=None)
+    if known is None or known == step:
+        return levels.inputs.get(step)
+    return f"{levels.inputs[known]} (of step {known}, the last before it that is known)"
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
@@ -174,7 +182,7 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
         f"largest step was {larger.step}: {who} held {then} there, and {now} at step {step}."
     )
     if larger.inputs:
-        said += f" Inputs of step {larger.step}: {larger.inputs}."
+        said += f" Its inputs: {larger.inputs}."
     if larger.traced:
         return f"{said} It was traced, too, and its tensors took no more: something else held the difference."
     return (
