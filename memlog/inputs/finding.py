@@ -7,15 +7,15 @@ from memlog.events import Finding, now_us
 from memlog.inputs.relation import Relation
 
 MUCH_LARGER = 1.5
-"""Factor of the usual peak from which a peak is much larger …"""
+"""Factor of what a usual step needs beyond the memory that stays, from which a step is much larger …"""
 LEAST_EXCESS = 64 * 1024**2
 """… if it is also larger by these bytes."""
 
 
 def matters(found: Relation) -> bool:
-    """Return True if the largest input's peak is far above that of a usual step early in the run."""
-    excess = found.peak - found.usual_peak
-    return excess >= LEAST_EXCESS and found.peak >= MUCH_LARGER * found.usual_peak
+    """Return True if the largest input needs far more than a usual step early in the run."""
+    needed, usual = found.peak - found.level, found.usual_peak - found.level
+    return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
 
 
 def larger_steps(found: Relation, step: int) -> Finding:

@@ -71,6 +71,8 @@ class Relation(NamedTuple):
     """Bytes that the fit predicts for the median value of the steps' first half."""
     peak: int
     """Peak of the largest value, in bytes."""
+    level: int
+    """Lowest bytes in use after a step; 0: unknown."""
 
 
 class _Dimension(NamedTuple):
@@ -182,6 +184,7 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         error=round(max(abs(fit(size) - peak) for size, peak in points)),
         usual_peak=round(fit(firsts[len(firsts) // 2])),
         peak=at.peak,
+        level=min((step.after for _, step in known if step.after is not None), default=0),
     )
 
 

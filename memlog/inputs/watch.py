@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import sqrt
+from math import log, sqrt
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event, StepInputs, now_us
@@ -24,6 +24,8 @@ _EVENTS = 200
 """Maximum number of events of a run."""
 _STEPS = 400
 """Maximum number of steps that are remembered. Then every other one is dropped."""
+_EULER, _OF_SQUARES = 0.5772, 1.6449
+"""Limits of the sum of 1/k less ln(n), and of the sum of 1/k²."""
 _SIGMAS = 3
 """Standard deviations above the mean above which the number of rises is not chance."""
 
@@ -157,10 +159,9 @@ class StepInputsWatch:
 
         In random order the k-th step is the largest so far with probability 1/k (Foster and Stuart 1954).
         """
-        count = self._count - _WARM_UP
-        mean = sum(1 / at for at in range(1, count + 1))
-        variance = sum(1 / at - 1 / at**2 for at in range(1, count + 1))
-        return self._rises - mean >= _SIGMAS * sqrt(max(variance, 1.0))
+        mean = log(max(self._count - _WARM_UP, 1)) + _EULER
+        variance = max(mean - _OF_SQUARES, 1.0)
+        return self._rises - mean >= _SIGMAS * sqrt(variance)
 
 
 def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
