@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import log, sqrt
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, Event, StepInputs, now_us
+from memlog.events import Batch, Event, StepInputs, TensorInput, now_us
 from memlog.inputs.relation import Relation, StepPeak, relation
 from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
@@ -124,10 +124,15 @@ class StepInputsWatch:
                 step=step.step,
                 device=self._device or "host",
                 peak=step.peak,
-                inputs=step.inputs,
+                inputs=self._varying_first(step.inputs),
                 like_step=next(like, None),
             )
         )
+
+    def _varying_first(self, inputs: tuple[TensorInput, ...]) -> tuple[TensorInput, ...]:
+        """Return inputs with those first that were different in other steps: a data set stays as it is."""
+        constant = set(inputs).intersection(*(step.inputs for step in self._steps))
+        return tuple(sorted(inputs, key=lambda each: each in constant))
 
     def _publish_largest(self) -> None:
         """Publish the newest step that raised the peak after the last one that was published."""

@@ -84,6 +84,17 @@ def test_no_record_without_a_rise_of_five_percent() -> None:
     assert run.findings == []
 
 
+def test_inputs_that_vary_stand_before_a_data_set() -> None:
+    run = Run()
+    data = torch.empty(1000, 3, device="meta")
+    for step in range(20):
+        a_batch = torch.empty(8, 16 + 8 * step, dtype=torch.int64, device="meta")
+        run.end_step(round(needs(16 + 8 * step)), 300 * MIB)
+        use(data)
+        use(a_batch)
+    assert [each.name for each in run.records[-1].inputs] == ["a_batch", "data"]
+
+
 def test_random_lengths_are_no_finding() -> None:
     for seed in range(40):
         source = random.Random(seed)  # noqa: S311 - nothing secret
