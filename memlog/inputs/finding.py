@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from memlog._internal.units import format_bytes
 from memlog.events import Finding, now_us
 from memlog.inputs.relation import Relation
@@ -18,18 +20,20 @@ def matters(found: Relation) -> bool:
     return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
 
 
-def larger_steps(found: Relation, step: int) -> Finding:
+def larger_steps(found: Relation, step: int, highest: int, *, at_the_end: bool = True) -> Finding:
     """Return the finding.
 
     Args:
         found: The relation of input and peak.
         step: Last complete step.
+        highest: Highest peak of the run so far, in bytes.
+        at_the_end: Whether no larger step will come.
     """
     return Finding(
         time_us=now_us(),
         step=step,
         kind="larger_steps",
-        title=title(found),
+        title=title(found, highest, at_the_end=at_the_end),
         where=f"dimension {found.dimension} of `{found.name}`",
         since_step=None,
         rate=None,
@@ -46,8 +50,8 @@ def larger_steps(found: Relation, step: int) -> Finding:
     )
 
 
-def title(found: Relation) -> str:
-    """Return the relation in one sentence."""
+def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
+    """Return the relation in one sentence; the arguments are as in `larger_steps`."""
     what = f"dimension {found.dimension} of `{found.name}`"
     if found.is_length:
         what = f"the sequence length ({what})"
@@ -57,9 +61,16 @@ def title(found: Relation) -> str:
     each = f"{format_bytes(found.slope)}{unit}"
     how = "" if found.is_linear else f" at {found.largest:,}, and faster than in proportion"
     longest = "longest" if found.is_length else "largest"
+    if not at_the_end:
+        longest += " so far"
+    # Not every step is looked at, so an even larger one may be unknown.
+    missing = ceil(100 * (highest - found.peak) / highest)
+    made = "made it" if missing <= 0 else f"came within {missing}% of it"
+    if missing > 0:
+        longest += " that memlog looked at"
     return (
         f"The peak follows {what}, {each}{how}; the {longest}, {found.largest:,} at step "
-        f"{found.step:,}, made it"
+        f"{found.step:,}, {made}"
     )
 
 

@@ -6,8 +6,8 @@ step. The peak of every other step is at most the mark.
 A dimension of an input explains the peaks if all of these hold:
 
 - It has at least six different values in steps whose peaks are known.
-- A line, or a parabola that rises throughout, is within a tenth of the peaks' range of every known peak, and
-  not above the bound of any other step. So a larger input whose peak was not higher refutes the relation.
+- A line or a parabola that rises is within a tenth of the peaks' range of every known peak, and not above the
+  bound of any other step. So a larger input whose peak was not higher refutes the relation.
 - A fit without the largest input predicts that input's peak.
 - The memory in use after the steps did not rise as the peaks did: that would be growth.
 
@@ -17,7 +17,7 @@ If several dimensions vary independently, only one of them may explain the peaks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from memlog.events import TensorInput
@@ -26,6 +26,8 @@ FEWEST = 6
 """Minimum number of different values of a dimension."""
 _TOLERANCE = 0.1
 """Share of the peaks' range by which a peak may differ from the fit."""
+_FALLS = 0.05
+"""Share of the peaks' range by which a fit may fall: a parabola does where small inputs need all the same."""
 _PREDICTED = 0.2
 """Share of the peaks' range by which the largest input's peak may differ from its prediction."""
 _KEPT = 0.5
@@ -197,7 +199,9 @@ def _holds(
 ) -> bool:
     """Return True if a fit rises, is near all points, below all bounds, and predicts the largest point."""
     sizes = sorted({size for size, _ in points})
-    if any(fit(after) <= fit(before) for before, after in pairwise(sizes)):
+    fitted = [fit(size) for size in sizes]
+    falls = max(high - now for high, now in zip(accumulate(fitted, max), fitted, strict=True))
+    if falls > _FALLS * wide or fitted[-1] < max(fitted):
         return False
     if any(abs(fit(size) - peak) > _TOLERANCE * wide for size, peak in points):
         return False

@@ -17,9 +17,9 @@ _WARM_UP = 3
 _RECORD = 1.05
 """Factor of the last record from which a peak is a new record."""
 _RISEN = 1.01
-"""Factor by which a peak rises, for the test whether steps grow."""
+"""Factor by which a peak rises, for a look at the step, and for the test whether steps grow."""
 _SHARE = 0.002
-"""Share of the time that looks at steps may take that are no records."""
+"""Share of the time that looks at other steps may take."""
 _EVENTS = 200
 """Maximum number of events of a run."""
 _STEPS = 400
@@ -52,7 +52,7 @@ class StepInputsWatch:
         self._forget()
 
     def _forget(self) -> None:
-        self._count = self._rises = self._record = self._risen = 0
+        self._count = self._rises = self._record = self._risen = self._highest = 0
         self._steps: list[StepPeak] = []
 
     def __call__(self, event: Event) -> None:
@@ -79,15 +79,17 @@ class StepInputsWatch:
         self._count += 1
         if peak is None or after is None:
             return
+        self._highest = peak
         if self._count <= _WARM_UP:
             self._record = self._risen = peak
             return
-        if rose and peak >= _RISEN * self._risen:
+        has_risen = rose and peak >= _RISEN * self._risen
+        if has_risen:
             self._risen = peak
             self._rises += 1
         is_record = rose and peak >= _RECORD * self._record
         now = time.perf_counter()
-        if is_record or self._spent + self._cost <= _SHARE * (now - self._begun):
+        if has_risen or is_record or self._spent + self._cost <= _SHARE * (now - self._begun):
             self._look(batch.step, peak, after, rose=rose, is_record=is_record)
             self._cost = time.perf_counter() - now
             self._spent += self._cost
@@ -145,19 +147,19 @@ class StepInputsWatch:
 
         Args:
             step: Last complete step.
-            at_the_end: Whether to publish it again if a larger step came after it was published.
+            at_the_end: Whether to publish it again, with the largest step of the run.
         """
         before = self._found
         if (before is not None and not at_the_end) or not self._steps_grow():
             return
         found = relation(self._steps)
-        if found is None or (before is not None and found.largest <= before.largest):
+        if found is None:
             return
         from memlog.inputs.finding import larger_steps, matters  # noqa: PLC0415 - rarely needed
 
         if matters(found):
             self._found = found
-            self._publish(larger_steps(found, step))
+            self._publish(larger_steps(found, step, self._highest, at_the_end=at_the_end))
 
     def _steps_grow(self) -> bool:
         """Return True if the peak rose at far more steps than it would if steps came in random order.

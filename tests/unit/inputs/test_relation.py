@@ -46,12 +46,16 @@ def required(found: Relation | None) -> Relation:
     return found
 
 
+def title(found: Relation) -> str:
+    return larger_steps(found, 9, found.peak).title
+
+
 def test_a_line() -> None:
     found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 0.9 * MIB * length)))
     assert (found.name, found.dimension, found.is_length) == ("tokens", 1, True)
     assert (found.largest, found.step, found.is_linear) == (1024, 30, True)
     assert found.slope == pytest.approx(0.9 * MIB, rel=0.01)
-    finding = larger_steps(found, 30)
+    finding = larger_steps(found, 30, found.peak)
     assert finding.title == (
         "The peak follows the sequence length (dimension 1 of `tokens`), 921.6 KiB per token; the longest, "
         "1,024 at step 30, made it"
@@ -60,11 +64,24 @@ def test_a_line() -> None:
     assert matters(found)
 
 
+def test_a_step_that_was_not_looked_at_may_have_been_larger() -> None:
+    found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 0.9 * MIB * length)))
+    text = larger_steps(found, 40, found.peak + 10 * MIB).title
+    assert text.endswith(
+        "the longest that memlog looked at, 1,024 at step 30, came within 1% of it"
+    )
+
+
 def test_a_parabola() -> None:
     found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 1000 * length**2)))
     assert not found.is_linear
     assert found.slope == pytest.approx(2000 * 1024, rel=0.01)
-    assert "faster than in proportion" in larger_steps(found, 30).title
+    assert "faster than in proportion" in larger_steps(found, 30, found.peak).title
+
+
+def test_small_inputs_that_all_need_the_same() -> None:
+    steps = of_lengths(range(16, 1025, 16), lambda n: max(1000 * n**2, 30 * MIB + n))
+    assert not required(relation(steps)).is_linear
 
 
 def test_noise_of_a_few_percent() -> None:
@@ -170,15 +187,16 @@ def test_other_inputs_have_no_sequence_length() -> None:
         ((TensorInput("x", (8, size), "float32"),), BASE + MIB * size)
         for size in range(64, 512, 16)
     )
-    assert larger_steps(required(relation(steps)), 9).title.startswith(
+    assert title(required(relation(steps))).startswith(
         "The peak follows dimension 1 of `x`, 1.0 MiB per unit; the largest, 496 at step 27,"
     )
     steps = marked(
         ((TensorInput("x", (size, 3), "float32"),), BASE + MIB * size)
         for size in range(64, 512, 16)
     )
-    title = larger_steps(required(relation(steps)), 9).title
-    assert title.startswith("The peak follows dimension 0 of `x`, usually the batch size, 1.0 MiB")
+    assert title(required(relation(steps))).startswith(
+        "The peak follows dimension 0 of `x`, usually the batch size, 1.0 MiB"
+    )
 
 
 def test_a_small_rise_does_not_matter() -> None:

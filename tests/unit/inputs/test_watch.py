@@ -66,10 +66,14 @@ def test_growing_lengths(device: bool) -> None:
     (early,) = run.findings
     assert early.step is not None
     assert early.step < 60
+    assert "the longest so far, " in early.title
     run.watch.finish(99)
     newest = run.findings[-1]
     assert len(run.findings) == 2
     assert newest.step == 99
+    longest = run.records[-1].inputs[0].shape[1]
+    assert f"{longest:,} at step {run.records[-1].step}, " in newest.title
+    assert run.records[-1].step >= 98
     assert newest.where == "dimension 1 of `tokens`"
     assert {record.device for record in run.records} == {"cuda0" if device else "host"}
     assert all(record.inputs[0].shape == (8, 16 + 8 * record.step) for record in run.records)
