@@ -35,8 +35,9 @@ def variables(frame: FrameType) -> list[tuple[str, object]]:
         return []
     snapshot = frame.f_locals
     names = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)[:_MOST]
-    found = [(name, snapshot[name]) for name in names if name in snapshot]
-    # A debugger may hold the dictionary, too.
-    if not _LIVE_LOCALS and sys.getrefcount(snapshot) <= _UNSHARED:
-        snapshot.clear()
-    return found
+    try:
+        return [(name, snapshot[name]) for name in names if name in snapshot]
+    finally:
+        # A debugger may hold the dictionary, too.
+        if not _LIVE_LOCALS and sys.getrefcount(snapshot) <= _UNSHARED:
+            snapshot.clear()

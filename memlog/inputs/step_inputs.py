@@ -25,6 +25,8 @@ def inputs_at_step_end() -> tuple[TensorInput, ...]:
 
     The variables of the innermost function come first. Parameters and tensors with gradients are no inputs.
     """
+    if "torch" not in sys.modules:
+        return ()
     finder = TensorFinder()
     for frame in _program_frames(_outwards(sys._getframe(1))):  # noqa: SLF001 - inspect's is the same
         finder.add(variables(frame))
