@@ -20,15 +20,19 @@ def matters(found: Relation) -> bool:
     return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
 
 
-def larger_steps(found: Relation, step: int, highest: int, *, at_the_end: bool = True) -> Finding:
+def larger_steps(
+    found: Relation, step: int, highest: int, device: str = "host", *, at_the_end: bool = True
+) -> Finding:
     """Return the finding.
 
     Args:
         found: The relation of input and peak.
         step: Last complete step.
         highest: Highest peak of the run so far, in bytes.
+        device: Whose peak it is: ``host``, or an accelerator's name.
         at_the_end: Whether no larger step will come.
     """
+    of = "the process" if device == "host" else device
     return Finding(
         time_us=now_us(),
         step=step,
@@ -42,7 +46,7 @@ def larger_steps(found: Relation, step: int, highest: int, *, at_the_end: bool =
         evidence=(
             f"in steps with {found.values} different values from {found.smallest:,} to {found.largest:,}, "
             f"the peak differs from this relation by at most {format_bytes(found.error)}",
-            f"the peak at {found.largest:,} was {format_bytes(found.peak)}; early in the run, "
+            f"the peak of {of} at {found.largest:,} was {format_bytes(found.peak)}; early in the run, "
             f"{format_bytes(found.usual_peak)} were usual",
         ),
         confidence="high" if found.is_linear else "medium",

@@ -159,7 +159,8 @@ class StepInputsWatch:
 
         if matters(found):
             self._found = found
-            self._publish(larger_steps(found, step, self._highest, at_the_end=at_the_end))
+            device = self._device or "host"
+            self._publish(larger_steps(found, step, self._highest, device, at_the_end=at_the_end))
 
     def _steps_grow(self) -> bool:
         """Return True if the peak rose at far more steps than it would if steps came in random order.

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from memlog.events import TensorInput
 from memlog.inputs.step_inputs import inputs_at_step_end, inputs_of_failure
+from memlog.oom.frames import current_frames
 
 
 def use(*values: object) -> None:
@@ -265,3 +266,26 @@ def test_an_argument_without_a_variable_is_named_as_in_forward() -> None:
     with pytest.raises(MemoryError) as raised:
         Net()(torch.zeros(4, 4))
     assert shapes(inputs_of_failure(frames_of(raised.value))) == {"ids": (4, 4)}
+
+
+def test_the_frames_of_a_failure_that_is_still_going_on() -> None:
+    """As CUDA's observer sees them, before the stack unwinds."""
+
+    class Asking(torch.nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            observed()
+            return ids
+
+    def observed() -> None:
+        frames = current_frames()
+        found.append(inputs_of_failure(frames))
+
+    def step() -> None:
+        x = torch.zeros(8, 64)
+        model(x)
+        use(x)
+
+    found: list[tuple[TensorInput, ...]] = []
+    model = Asking()
+    step()
+    assert shapes(found[0]) == {"x": (8, 64)}
