@@ -30,7 +30,7 @@ _FALLS = 0.05
 """Share of the peaks' range by which a fit may fall: a parabola does where small inputs need all the same."""
 _PREDICTED = 0.2
 """Share of the peaks' range by which the largest input's peak may differ from its prediction."""
-_KEPT = 0.5
+_KEPT = 0.4
 """Share of the rise of the peaks; if memory after the steps rose by more, the memory was kept."""
 _LEAST_RISE = 16 * 1024**2
 """Minimum range of the peaks, in bytes. A smaller one may be noise of the allocator."""

@@ -142,3 +142,12 @@ def test_looks_at_steps_that_are_no_records_keep_to_their_share() -> None:
     spent, last = run.watch._spent, run.watch._cost
     assert spent > 0
     assert spent - last <= 0.002 * (time.perf_counter() - run.watch._begun)
+
+
+def test_a_buffer_that_is_copied_to_grow_is_kept_memory() -> None:
+    run = Run()
+    for step in range(100):
+        size = (16 + 8 * step) * MIB
+        run.train([(16 + 8 * step, 300 * MIB + 2 * size)], 300 * MIB + size)
+    run.watch.finish(99)
+    assert run.findings == []
