@@ -17,6 +17,7 @@
     ├─ a rule's threshold is crossed                Alert
     ├─ a step was traced                            Trace
     ├─ memory grows, or another cause was found     Finding
+    ├─ a step's peak was higher than any before     StepInputs
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact
     ├─ read by the helper process                   Sample (about once a second)
@@ -284,6 +285,31 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """Lines of the program that held most at the peak outside all modules, the largest first."""
 
 
+class TensorInput(msgspec.Struct, frozen=True, array_like=True):
+    """Tensor that a step got as an input."""
+
+    name: str
+    """Expression in the program, such as ``tokens`` or ``batch["input_ids"]``."""
+    shape: tuple[Int, ...]
+    dtype: str
+    """Such as ``int64``."""
+
+
+class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
+    """Inputs of a step that raised the peak by 5 % or more, or of the last one known to have raised it."""
+
+    time_us: Int
+    step: Int
+    device: str
+    """``"host"``, or the device's name as in metric names."""
+    peak: Int
+    """Most bytes in use between the end of the step before and the end of this one."""
+    inputs: tuple[TensorInput, ...]
+    like_step: Int | None = None
+    """Earlier step with inputs of the same shapes and a clearly lower peak. If there is one, the inputs do
+    not explain the peak."""
+
+
 class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
     """Failed allocation. Sizes are bytes, ``None`` if unknown."""
 
@@ -324,6 +350,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """On the host: highest resident set of the process so far (``VmHWM``)."""
     idle: Int | None = None
     """On the host: bytes that the C library's allocator held unused when memlog handled the error."""
+    inputs: tuple[TensorInput, ...] = ()
+    """Inputs of the step that failed, as far as its variables show them."""
 
     @property
     def capacity(self) -> int | None:
@@ -443,6 +471,7 @@ Event: TypeAlias = (
     | Artifact
     | Trace
     | Finding
+    | StepInputs
     | OutOfMemory
     | Sample
     | Health
@@ -455,5 +484,11 @@ EVENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(Event)
 def field_names() -> dict[str, tuple[str, ...]]:
     """Return the fields of every event by its tag, in the order in which they are written."""
     named = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in EVENT_TYPES}
-    parts: tuple[type[msgspec.Struct], ...] = (DeviceReading, TracedLayer, TracedLine, ChildReading)
+    parts: tuple[type[msgspec.Struct], ...] = (
+        DeviceReading,
+        TracedLayer,
+        TracedLine,
+        TensorInput,
+        ChildReading,
+    )
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

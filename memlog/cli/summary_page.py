@@ -25,10 +25,12 @@ from memlog.cli.output import (
 from memlog.events import PeakSource
 from memlog.journal import RunDirectory
 from memlog.reports.aggregates import ALLOCATED, RESERVED
+from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import (
     AlertFacts,
     Delivery,
     HealthFacts,
+    LargestStep,
     MetricSummary,
     Peak,
     RunFacts,
@@ -65,6 +67,9 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.findings:
         _print_section(console, "Findings", _findings(summary))
     _print_section(console, "Peaks", _peaks(console, summary))
+    if summary.largest_step is not None:
+        facts = _largest_step(summary.largest_step)
+        _print_section(console, "Inputs of the step that last raised the peak", _facts(facts))
     for axis in _AXES:
         metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
         if metrics:
@@ -172,6 +177,16 @@ def _peaks(console: Console, summary: Summary) -> Table:
             _where(peak),
         )
     return made
+
+
+def _largest_step(found: LargestStep) -> dict[str, str | Text]:
+    facts: dict[str, str | Text] = {
+        "step": f"{found.step:,}, {found.device} peak {format_bytes(found.peak_bytes)}",
+        "inputs": shapes(found.inputs),
+    }
+    if found.like_step is not None:
+        facts["but"] = like_another(found.like_step)
+    return facts
 
 
 def _share(run: RunFacts, kind: str, peak: Peak) -> str:

@@ -6,10 +6,12 @@ import errno
 import re
 import sys
 from collections import deque
+from traceback import walk_tb
 from types import ModuleType
 
 from memlog._internal.redact import without_credentials
 from memlog.events import OutOfMemory, now_us
+from memlog.inputs.step_inputs import inputs_of_failure
 from memlog.oom.frames import error_location
 from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom
 from memlog.probes.malloc import read_heap
@@ -135,6 +137,9 @@ def describe(
         machine=machine_memory() if device == "host" else None,
         resident=highest_resident() if here else None,
         idle=None if heap is None else heap.idle,
+        inputs=()
+        if worker
+        else inputs_of_failure(frame for frame, _ in walk_tb(error.__traceback__)),
     )
 
 

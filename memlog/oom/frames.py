@@ -19,10 +19,13 @@ def error_location(error: BaseException) -> tuple[str | None, str | None]:
     return locate(frame for frame, _ in walk_tb(error.__traceback__))
 
 
-def current_location() -> tuple[str | None, str | None]:
-    """Return the module's path and the phase of the calling thread now."""
-    frames = [frame for frame, _ in walk_stack(None)]
-    return locate(reversed(frames))
+def current_frames() -> list[FrameType]:
+    """Return the frames of the calling thread, the outermost first.
+
+    The caller's own is left out: a variable of the caller that held it would be a reference cycle.
+    """
+    outside = sys._getframe(1).f_back  # noqa: SLF001 - inspect's is the same
+    return [frame for frame, _ in walk_stack(outside)][::-1]
 
 
 def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:

@@ -15,9 +15,10 @@ from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, Event, OutOfMemory, now_us
+from memlog.inputs.step_inputs import inputs_of_failure
 from memlog.journal import RunDirectory
 from memlog.oom.errors import is_of_a_device
-from memlog.oom.frames import current_location
+from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
 
 _SNAPSHOTS = 3
@@ -63,7 +64,8 @@ class AllocatorWatch:
         """Publish a failed allocation. Never raises."""
         with self._diagnostics.contained("describing a failed allocation"):
             self._failed_at = self._step()
-            layer, phase = current_location()
+            frames = current_frames()
+            layer, phase = locate(frames)
             torch: Any = sys.modules["torch"]
             figures = parse_nested(torch._C._cuda_memoryStats(device))  # noqa: SLF001 - the public one is slow
             self._publish(
@@ -80,6 +82,7 @@ class AllocatorWatch:
                     layer=layer or _node(),
                     phase=phase or ("backward" if _node() else None),
                     message="CUDA out of memory",
+                    inputs=inputs_of_failure(frames),
                 )
             )
         with self._diagnostics.contained("keeping the allocator's snapshot"):

@@ -19,6 +19,7 @@ from memlog.events import (
     Recorded,
     Run,
     Scope,
+    StepInputs,
 )
 from memlog.journal import Binding, Entry, Header
 from memlog.reports.aggregates import MAX_NAMES, MetricFold, PeakFold
@@ -44,6 +45,7 @@ class Accumulator:
         labels: Blocks, functions and points that the user watched by hand.
         traces: The steps that were traced.
         verdict: What the verdict on the run is made from.
+        largest_step: Inputs of the newest step whose peak was clearly higher than before.
         begin: The run's first event; ``None`` if the journal has none.
         end: The run's last event; ``None`` if the journal has none.
         devices: The accelerators by name.
@@ -64,6 +66,7 @@ class Accumulator:
         self.labels = LabelFold()
         self.traces = TraceFold()
         self.verdict = VerdictFold()
+        self.largest_step: StepInputs | None = None
         self.begin: Run | None = None
         self.end: End | None = None
         self.devices: dict[str, Device] = {}
@@ -105,6 +108,8 @@ class Accumulator:
         if isinstance(event, Health):
             covered = 0 if event.step is None else event.step + 1 - entry.header.initial_step
             self.health[process] = event, covered
+        elif isinstance(event, StepInputs):
+            self.largest_step = event
         elif not isinstance(event, Batch):
             self._note(event)
 

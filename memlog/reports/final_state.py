@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from memlog.events import Artifact, Batch, End, Finding, OutOfMemory, Sample, Trace
+from memlog.events import Artifact, Batch, End, Finding, OutOfMemory, Sample, StepInputs, Trace
 from memlog.journal import Entry, RunDirectory
 
 REPORT = "postmortem"
@@ -41,6 +41,12 @@ class LastMoments(msgspec.Struct):
     """Names of the flame graph and the allocator's snapshot, if there are any."""
     findings: list[Finding] = []
     """What memlog found during the run, oldest first; at most `_FINDINGS`."""
+    largest: StepInputs | None = None
+    """Inputs of the newest step whose peak was clearly higher than before."""
+    traced: Batch | None = None
+    """The newest traced step, if it ended."""
+    traced_steps: list[int] = []
+    """Numbers of the newest traced steps, at most `_STEPS`."""
     reported: bool = False
     """True if the journal already has a report on the run's end."""
 
@@ -79,7 +85,15 @@ def _take_all(
         elif isinstance(event, Sample):
             samples.append(event)
         else:
+            if isinstance(event, Trace):
+                _note_trace(moments, event, steps)
             _note(moments, event)
+
+
+def _note_trace(moments: LastMoments, event: Trace, steps: deque[Batch]) -> None:
+    if event.step is not None:
+        moments.traced_steps = [*moments.traced_steps, event.step][-_STEPS:]
+        moments.traced = next((step for step in reversed(steps) if step.step == event.step), None)
 
 
 def _note(moments: LastMoments, event: object) -> None:
@@ -90,6 +104,8 @@ def _note(moments: LastMoments, event: object) -> None:
     elif isinstance(event, Finding):
         if len(moments.findings) < _FINDINGS:
             moments.findings.append(event)
+    elif isinstance(event, StepInputs):
+        moments.largest = event
     elif isinstance(event, End):
         moments.end = event
     elif isinstance(event, Artifact):

@@ -15,6 +15,7 @@ from memlog.events import Batch, OutOfMemory, Trace
 from memlog.reports.advice import Prediction, advice, had_room, in_a_step, needed, needed_far_more
 from memlog.reports.final_state import LastMoments
 from memlog.reports.growth_causes import GrowthCauses
+from memlog.reports.largest_step import of_the_end
 from memlog.reports.oom_diagnosis import Suspicion, Witness, suspect
 from memlog.reports.step_ranking import held_more
 from memlog.reports.verdict import after_step, evidence_and_remedy, failure_title, ranked, sentence
@@ -61,6 +62,8 @@ def report(
     telling = suspicion.of_memory and not (moments.failure and moments.failure.worker)
     if telling:
         parts.append(("What held the memory", lambda: _holders(moments)))
+    if suspicion.of_memory and (moments.largest or (moments.failure and moments.failure.inputs)):
+        parts.append(("Inputs", lambda: of_the_end(moments)))
     parts.append(("The last steps", lambda: _last_steps(moments)))
     if moments.trace is not None and not telling:
         parts.append(("The newest traced step", lambda: _newest_trace(moments)))

@@ -139,6 +139,27 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The part of it that the first two traced steps took to set up tracing."""
 
 
+class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that a step got as an input."""
+
+    name: str
+    """Expression in the program, such as ``batch["input_ids"]``."""
+    shape: list[int]
+    dtype: str
+
+
+class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest step known to have raised the peak by 5 % or more, or the last one that raised it."""
+
+    step: int
+    device: str
+    """``host``, or the device's name as in metric names."""
+    peak_bytes: int
+    inputs: list[InputFacts]
+    like_step: int | None
+    """Earlier step with inputs of the same shapes and a lower peak: the inputs do not explain the peak."""
+
+
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Several sizes under one label, or several changes."""
 
@@ -231,6 +252,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     alerts: list[AlertFacts]
     artifacts: list[ArtifactFacts]
     traced: TracedFacts
+    largest_step: LargestStep | None
+    """``None``: memlog saw no such step, or no inputs among its variables."""
     scopes: dict[str, ScopeFacts]
     """Watched blocks by label; the first 200 labels."""
     points: dict[str, PointFacts]

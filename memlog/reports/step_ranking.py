@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.events import Batch, OutOfMemory, Trace
+from memlog.events import Batch, OutOfMemory, StepInputs, Trace
 from memlog.journal import RunDirectory
 from memlog.reports.final_state import LastMoments
+from memlog.reports.largest_step import shapes
 from memlog.reports.levels import failing_peak, reading
 from memlog.trace.predict import Advice, advise
 from memlog.trace.records import RecordedTrace
@@ -26,6 +27,9 @@ class LargerStep(msgspec.Struct, frozen=True):
     """Bytes in use."""
     traced: bool
     """True if it was traced, too. Then something other than tensors takes the difference."""
+    inputs: str | None = None
+    """Its inputs with their shapes, or those of the last step before it that raised the peak, with its
+    number; ``None``: unknown."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -57,6 +61,8 @@ class _Levels(msgspec.Struct):
     """Level of the worst traced step."""
     largest: _Level | None = None
     last: Batch | None = None
+    inputs: dict[int, str] = msgspec.field(default_factory=dict)
+    """Inputs by step, of steps whose peak was a record."""
 
 
 def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
@@ -84,7 +90,11 @@ def _levels(run: RunDirectory, event: Trace, device: str) -> _Levels:
             elif isinstance(entry.event, Batch):
                 found.last = entry.event
                 _take(found, _level(entry.event, device), event.step)
+            elif isinstance(entry.event, StepInputs):
+                found.inputs[entry.event.step] = shapes(entry.event.inputs)
             elif isinstance(entry.event, OutOfMemory):
+                if found.last is not None and entry.event.inputs:
+                    found.inputs[found.last.step + 1] = shapes(entry.event.inputs)
                 _take(found, _failing(entry.event, found.last, device), event.step)
     return found
 
@@ -118,7 +128,15 @@ def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:
     )  # bytes by which a later step is larger than the first, as predicted
     if not _is_far(largest.held - derived, at, max(needs, traced)):
         return None
-    return LargerStep(largest.step, largest.held, largest.step in levels.traced)
+    step = largest.step
+    return LargerStep(step, largest.held, step in levels.traced, _inputs(levels, step))
+
+
+def _inputs(levels: _Levels, step: int) -> str | None:
+    known = max((each for each in levels.inputs if each <= step), default=None)
+    if known is None or known == step:
+        return levels.inputs.get(step)
+    return f"{levels.inputs[known]} (of step {known}, the last before it that is known)"
 
 
 def held_more(moments: LastMoments, trace: Trace) -> int | None:
@@ -163,6 +181,8 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
         f"The trace is of step {step}, which needs {format_bytes(advice.traced_peak)} in tensors. The run's "
         f"largest step was {larger.step}: {who} held {then} there, and {now} at step {step}."
     )
+    if larger.inputs:
+        said += f" Its inputs: {larger.inputs}."
     if larger.traced:
         return f"{said} It was traced, too, and its tensors took no more: something else held the difference."
     return (

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
-from memlog.events import Alert, Artifact, Finding
+from memlog.events import Alert, Artifact, Finding, StepInputs
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState, all_states
@@ -26,6 +26,8 @@ from memlog.reports.schema import (
     FindingFacts,
     Forecast,
     HealthFacts,
+    InputFacts,
+    LargestStep,
     RunFacts,
     RunStatus,
     Summary,
@@ -99,6 +101,7 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
         alerts=[_alert(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
         artifacts=[_artifact(event) for event in totals.artifacts],
         traced=_traced(totals),
+        largest_step=_largest_step(totals.largest_step),
         scopes=totals.labels.scopes(),
         points=totals.labels.points(),
         health=_health(totals, thinned),
@@ -228,6 +231,21 @@ def _traced(totals: Accumulator) -> TracedFacts:
         worst_exact=worst.exact if worst else None,
         cost_ms=sum(event.tracing_ms for event in health) if health else None,
         set_up_ms=sum(event.tracing_set_up_ms for event in health) if health else None,
+    )
+
+
+def _largest_step(event: StepInputs | None) -> LargestStep | None:
+    if event is None:
+        return None
+    return LargestStep(
+        step=event.step,
+        device=event.device,
+        peak_bytes=event.peak,
+        inputs=[
+            InputFacts(name=each.name, shape=list(each.shape), dtype=each.dtype)
+            for each in event.inputs
+        ],
+        like_step=event.like_step,
     )
 
 

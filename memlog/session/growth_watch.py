@@ -9,6 +9,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.bus import EventBus
 from memlog.events import Alert, Finding
+from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import RunDirectory
 from memlog.leaks.detector import GrowthDetector
 from memlog.leaks.finding_alerts import FindingAlerts
@@ -47,8 +48,10 @@ class GrowthWatch:
             self._inquiry.withdrawn,
             memory,
         )
+        self._inputs = StepInputsWatch(bus.publish, diagnostics)
         bus.subscribe(self._alerts)
         bus.subscribe(self._detector)
+        bus.subscribe(self._inputs)
         self.after_step = self._inquiry.after_step
 
     @property
@@ -56,12 +59,17 @@ class GrowthWatch:
         """True while steps are watched for what holds memory."""
         return self._inquiry.searching
 
-    def finish(self) -> None:
-        """Judge growth a last time, and publish what is confirmed."""
+    def finish(self, last_step: int | None) -> None:
+        """Judge growth a last time, and publish what is confirmed.
+
+        Args:
+            last_step: Last complete step; ``None``: there was none.
+        """
         self._is_ending = True
         with self._diagnostics.contained("judging growth a last time"):
             self._detector.finish()
             self._inquiry.finish()
+        self._inputs.finish(last_step)
 
     def print_verdict(self, run: RunDirectory) -> None:
         """Print the most important finding and its remedy; nothing if there is none.

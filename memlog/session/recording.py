@@ -238,6 +238,7 @@ class Recording:
         tracer = PeriodicTracer(
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
+        self._bus.subscribe(tracer.larger_steps)
         self.batches.health.tracing_cost = tracer.cost
         return tracer
 
@@ -307,7 +308,7 @@ class Recording:
         if self._tracer is not None:
             with contained("ending the tracing of steps"):
                 self._tracer.finish(failed=status != "finished")
-        self._growth.finish()
+        self._growth.finish(self.batches.last_step)
         self._publish_failed_allocation(error)
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)

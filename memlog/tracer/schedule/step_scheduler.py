@@ -3,7 +3,8 @@
 A window opens when the first module of a training step is called. It closes when the step is over, which is
 when every optimizer that takes part has stepped (`memlog.tracer.schedule.iteration`). The first step is
 always traced, because a job that does not fit into memory fails there. The next step but one is traced too:
-the optimizer's state exists from its start. Later steps are traced as often as the budget allows.
+the optimizer's state exists from its start. Later steps are traced as often as the budget allows, and sooner
+if a step's peak was well above the traced ones (`memlog.tracer.schedule.larger_steps`).
 
 A window opens in one hook and closes in another, so it opens only if that is safe
 (`memlog.tracer.window.may_open`). The tracer counts the traces that it skips. It abandons a window if the
@@ -26,6 +27,7 @@ from memlog.tracer.schedule.call_waiter import CallWaiter, when_to_wait
 from memlog.tracer.schedule.frozen_modules import FrozenStart
 from memlog.tracer.schedule.iteration import OptimizerSchedule
 from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
+from memlog.tracer.schedule.larger_steps import LargerSteps
 from memlog.tracer.schedule.open_window import OpenWindow
 from memlog.tracer.schedule.retry import RetryPolicy
 from memlog.tracer.schedule.step_costs import StepCosts
@@ -48,6 +50,9 @@ class PeriodicTracer:
         diagnostics: Counter of memlog's own errors, and of windows that could not open.
         model: Model whose layers are traced. ``None``: the root modules are found when they are called.
         share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
+
+    Attributes:
+        larger_steps: Takes the events of the steps' ends, each before `after_step`.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class PeriodicTracer:
         self._frozen_start = FrozenStart()
         self._retry = RetryPolicy()
         self._costs = StepCosts(share)
+        self.larger_steps = LargerSteps()
         self._waiter = CallWaiter(self._called, diagnostics)
         self._subscription: OptimizerSubscription | None = None
         self._last_step: int | None = None
@@ -113,7 +119,10 @@ class PeriodicTracer:
                     self._waiter.stop_or_pause()
                 self._costs.settle(now)
                 if self._retry.next_step(
-                    allowed=may_trace and self._costs.may_trace(now, outdated=self._is_outdated)
+                    allowed=may_trace
+                    and self._costs.may_trace(
+                        now, outdated=lambda: self.larger_steps.seen or self._is_outdated()
+                    )
                 ):
                     self._frozen_start.reset()
                     self._wait_for_call()
@@ -261,6 +270,7 @@ class PeriodicTracer:
             return
         self._waiter.stop()
         self._costs.window_closed()
+        self.larger_steps.step_was_traced()
         with self._diagnostics.contained("tracing a step"):
             try:
                 trace = opened.window.stop()

@@ -75,7 +75,7 @@ def test_a_run_that_grew_after_its_traced_step_is_told_so_first(
     assert "It was not traced" in lines[1]
     assert "memlog.MemoryTracer traces a step" in lines[1]
     document = json.loads(said(tmp_path, monkeypatch, "--json"))
-    larger = {"step": 19, "held": 680 * MIB, "traced": False}
+    larger = {"step": 19, "held": 680 * MIB, "traced": False, "inputs": None}
     assert document["standing"] == {"traced_steps": 1, "held": 300 * MIB, "larger": larger}
 
 

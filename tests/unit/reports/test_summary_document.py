@@ -75,6 +75,7 @@ def test_the_fields_are_frozen() -> None:
         *(f"scopes.<>.rss_change.{which}_bytes" for which in ("last", "largest")),
         *(f"scopes.<>.devices.<>.allocated_change.{which}_bytes" for which in ("last", "largest")),
         *(f"scopes.<>.devices.<>.{field}" for field in ("peak_bytes", "peak_source")),
+        "largest_step",
         "points.<>.count",
         *(f"points.<>.rss.{which}_bytes" for which in ("last", "largest")),
         *(f"points.<>.allocated.<>.{which}_bytes" for which in ("last", "largest")),

@@ -1,0 +1,89 @@
+"""Finding that steps became larger because an input did."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from memlog._internal.units import format_bytes
+from memlog.events import Finding, now_us
+from memlog.inputs.relation import Relation
+
+MUCH_LARGER = 1.5
+"""Factor of what a usual step needs beyond the memory that stays, from which a step is much larger …"""
+LEAST_EXCESS = 64 * 1024**2
+"""… if it is also larger by these bytes."""
+
+
+def matters(found: Relation) -> bool:
+    """Return True if the largest input needs far more than a usual step early in the run."""
+    needed, usual = found.peak - found.level, found.usual_peak - found.level
+    return needed - usual >= LEAST_EXCESS and needed >= MUCH_LARGER * usual
+
+
+def larger_steps(
+    found: Relation, step: int, highest: int, device: str = "host", *, at_the_end: bool = True
+) -> Finding:
+    """Return the finding.
+
+    Args:
+        found: The relation of input and peak.
+        step: Last complete step.
+        highest: Highest peak of the run so far, in bytes.
+        device: Whose peak it is: ``host``, or an accelerator's name.
+        at_the_end: Whether no larger step will come.
+    """
+    of = "the process" if device == "host" else device
+    return Finding(
+        time_us=now_us(),
+        step=step,
+        kind="larger_steps",
+        title=title(found, highest, at_the_end=at_the_end),
+        where=f"dimension {found.dimension} of `{found.name}`",
+        since_step=None,
+        rate=None,
+        forecast=None,
+        limit=None,
+        evidence=(
+            f"in steps with {found.values} different values from {found.smallest:,} to {found.largest:,}, "
+            f"the peak differs from this relation by at most {format_bytes(found.error)}",
+            f"the peak of {of} at {found.largest:,} was {format_bytes(found.peak)}; early in the run, "
+            f"{format_bytes(found.usual_peak)} were usual",
+        ),
+        confidence="high" if found.is_linear else "medium",
+        remedy=_remedy(found),
+    )
+
+
+def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
+    """Return the relation in one sentence; the arguments are as in `larger_steps`."""
+    what = f"dimension {found.dimension} of `{found.name}`"
+    if found.is_length:
+        what = f"the sequence length ({what})"
+    elif not found.dimension:
+        what += ", usually the batch size"
+    unit = " per token" if found.is_length else " per unit"
+    each = f"{format_bytes(found.slope)}{unit}"
+    how = "" if found.is_linear else f" at {found.largest:,}, and faster than in proportion"
+    longest = "longest" if found.is_length else "largest"
+    if not at_the_end:
+        longest += " so far"
+    # Not every step is looked at, so an even larger one may be unknown.
+    missing = ceil(100 * (highest - found.peak) / highest)
+    made = "made it" if missing <= 0 else f"came within {missing}% of it"
+    if missing > 0:
+        longest += " that memlog looked at"
+    return (
+        f"The peak follows {what}, {each}{how}; the {longest}, {found.largest:,} at step "
+        f"{found.step:,}, {made}"
+    )
+
+
+def _remedy(found: Relation) -> str:
+    if found.is_length:
+        return (
+            "Limit the longest: truncate or split longer sequences, or put sequences of like length into one "
+            "batch and make batches of long ones smaller."
+        )
+    if not found.dimension:
+        return f"Limit the largest: split batches of which `{found.name}` is larger."
+    return f"Limit the largest: crop, split or resize inputs of which `{found.name}` is larger."

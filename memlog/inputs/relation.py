@@ -1,0 +1,256 @@
+"""Relation between the size of a step's inputs and its peak.
+
+Allocators keep one mark of the highest level. So the peak of a step is known only if the mark rose in the
+step. The peak of every other step is at most the mark.
+
+A dimension of an input explains the peaks if all of these hold:
+
+- It has at least six different values in steps whose peaks are known.
+- A line or a parabola that rises is within a tenth of the peaks' range of every known peak, and not above the
+  bound of any other step. So a larger input whose peak was not higher refutes the relation.
+- A fit without the largest input predicts that input's peak.
+- The memory in use after the steps did not rise as the peaks did: that would be growth.
+
+If several dimensions vary independently, only one of them may explain the peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+from memlog.events import TensorInput
+
+FEWEST = 6
+"""Minimum number of different values of a dimension."""
+_TOLERANCE = 0.1
+"""Share of the peaks' range by which a peak may differ from the fit."""
+_FALLS = 0.05
+"""Share of the peaks' range by which a fit may fall: a parabola does where small inputs need all the same."""
+_PREDICTED = 0.2
+"""Share of the peaks' range by which the largest input's peak may differ from its prediction."""
+_KEPT = 0.4
+"""Share of the rise of the peaks; if memory after the steps rose by more, the memory was kept."""
+_LEAST_RISE = 16 * 1024**2
+"""Minimum range of the peaks, in bytes. A smaller one may be noise of the allocator."""
+
+_Fit: TypeAlias = Callable[[float], float]
+
+
+class StepPeak(NamedTuple):
+    """Inputs of one step, and its peak."""
+
+    step: int
+    inputs: tuple[TensorInput, ...]
+    peak: int
+    """Bytes: the step's peak if ``known``, otherwise an upper bound."""
+    known: bool
+    after: int | None
+    """Bytes in use after the step; ``None``: unknown."""
+
+
+class Relation(NamedTuple):
+    """Dimension of an input that the peaks follow."""
+
+    name: str
+    """The input's name in the program."""
+    dimension: int
+    is_length: bool
+    """True if it is the second dimension of a matrix of whole numbers, such as token ids."""
+    is_linear: bool
+    slope: float
+    """Bytes for one more of it, at the largest value."""
+    smallest: int
+    largest: int
+    step: int
+    """Step with the largest value."""
+    values: int
+    """Number of different values in steps whose peaks are known."""
+    error: int
+    """Largest difference between a known peak and the fit, in bytes."""
+    usual_peak: int
+    """Bytes that the fit predicts for the median value of the steps' first half."""
+    peak: int
+    """Peak of the largest value, in bytes."""
+    level: int
+    """Lowest bytes in use after a step; 0: unknown."""
+
+
+class _Dimension(NamedTuple):
+    name: str
+    axis: int
+    rank: int
+    dtype: str
+
+    @property
+    def is_length(self) -> bool:
+        return self.axis == 1 and self.rank == 2 and self.dtype.startswith(("int", "uint"))  # noqa: PLR2004
+
+
+def relation(steps: Sequence[StepPeak]) -> Relation | None:
+    """Return the dimension that explains the peaks of some steps; ``None`` if none does, or several do.
+
+    Args:
+        steps: The steps in order.
+    """
+    known = [step for step in steps if step.known]
+    if len(known) < FEWEST or _range(known) < _LEAST_RISE or _is_kept(known):
+        return None
+    found = [
+        explained
+        for dimension in _independent(known)
+        if (explained := _explained_by(dimension, steps)) is not None
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _range(known: Sequence[StepPeak]) -> int:
+    return max(step.peak for step in known) - min(step.peak for step in known)
+
+
+def _is_kept(known: Sequence[StepPeak]) -> bool:
+    """Return True if the memory in use after the steps rose with their peaks."""
+    first, last = known[0], known[-1]
+    if first.after is None or last.after is None:
+        return False
+    return last.after - first.after > _KEPT * (last.peak - first.peak)
+
+
+def _independent(known: Sequence[StepPeak]) -> Iterator[_Dimension]:
+    """Yield one of each set of dimensions that vary together: a length, or else the first."""
+    sets: list[tuple[list[int], list[_Dimension]]] = []
+    for dimension, values in _varying(known):
+        together = next((each for of, each in sets if _vary_together(of, values)), None)
+        if together is None:
+            sets.append((values, [dimension]))
+        else:
+            together.append(dimension)
+    for _, together in sets:
+        yield next((each for each in together if each.is_length), together[0])
+
+
+def _varying(known: Sequence[StepPeak]) -> Iterator[tuple[_Dimension, list[int]]]:
+    """Yield the dimensions with enough different values, of inputs that every step has."""
+    sizes = [_sizes(step) for step in known]
+    for dimension in sizes[0]:
+        values = [each[dimension] for each in sizes if dimension in each]
+        if len(values) == len(sizes) and len(set(values)) > 1:
+            yield dimension, values
+
+
+def _sizes(step: StepPeak) -> dict[_Dimension, int]:
+    return {
+        _Dimension(each.name, axis, len(each.shape), each.dtype): size
+        for each in step.inputs
+        for axis, size in enumerate(each.shape)
+    }
+
+
+def _vary_together(some: Sequence[int], others: Sequence[int]) -> bool:
+    """Return True if one series is a factor times the other, plus a constant, as labels and their mask."""
+    at = next(at for at, value in enumerate(some) if value != some[0])
+    return all(
+        (one - some[0]) * (others[at] - others[0]) == (other - others[0]) * (some[at] - some[0])
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation | None:
+    measured = [(_sizes(step).get(dimension), step) for step in steps]
+    pairs = [(size, step) for size, step in measured if size is not None]
+    known = [(size, step) for size, step in pairs if step.known]
+    if len({size for size, _ in known}) < FEWEST:
+        return None
+    points = [(float(size), float(step.peak)) for size, step in known]
+    bounds = [(float(size), float(step.peak)) for size, step in pairs if not step.known]
+    wide = max(peak for _, peak in points) - min(peak for _, peak in points)
+    for make in (_line, _parabola):
+        fit = make(points)
+        if fit is not None and _holds(fit, make, points, bounds, wide):
+            break
+    else:
+        return None
+    largest, at = max(known, key=lambda pair: pair[0])
+    firsts = sorted(size for size, _ in pairs[: (len(pairs) + 1) // 2])
+    return Relation(
+        name=dimension.name,
+        dimension=dimension.axis,
+        is_length=dimension.is_length,
+        is_linear=make is _line,
+        slope=fit(largest) - fit(largest - 1),
+        smallest=min(size for size, _ in known),
+        largest=largest,
+        step=at.step,
+        values=len({size for size, _ in known}),
+        error=round(max(abs(fit(size) - peak) for size, peak in points)),
+        usual_peak=round(fit(firsts[len(firsts) // 2])),
+        peak=at.peak,
+        level=min((step.after for _, step in known if step.after is not None), default=0),
+    )
+
+
+def _holds(
+    fit: _Fit,
+    make: Callable[[Sequence[tuple[float, float]]], _Fit | None],
+    points: Sequence[tuple[float, float]],
+    bounds: Sequence[tuple[float, float]],
+    wide: float,
+) -> bool:
+    """Return True if a fit rises, is near all points, below all bounds, and predicts the largest point."""
+    sizes = sorted({size for size, _ in points})
+    fitted = [fit(size) for size in sizes]
+    falls = max(high - now for high, now in zip(accumulate(fitted, max), fitted, strict=True))
+    if falls > _FALLS * wide or fitted[-1] < max(fitted):
+        return False
+    if any(abs(fit(size) - peak) > _TOLERANCE * wide for size, peak in points):
+        return False
+    if any(fit(size) - bound > _TOLERANCE * wide for size, bound in bounds):
+        return False
+    others = make([point for point in points if point[0] < sizes[-1]])
+    return others is not None and all(
+        abs(others(size) - peak) <= _PREDICTED * wide for size, peak in points if size == sizes[-1]
+    )
+
+
+def _line(points: Sequence[tuple[float, float]]) -> _Fit | None:
+    return _polynomial(points, 1)
+
+
+def _parabola(points: Sequence[tuple[float, float]]) -> _Fit | None:
+    return _polynomial(points, 2)
+
+
+def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | None:
+    """Return the polynomial of least squares; ``None`` if the points do not determine it."""
+    low = min(size for size, _ in points)
+    span = max(size for size, _ in points) - low
+    if len({size for size, _ in points}) <= degree:
+        return None
+    base = sum(peak for _, peak in points) / len(points)
+    scaled = [((size - low) / span, peak - base) for size, peak in points]
+    rows = [
+        [
+            *(sum(x ** (row + column) for x, _ in scaled) for column in range(degree + 1)),
+            sum(y * x**row for x, y in scaled),
+        ]
+        for row in range(degree + 1)
+    ]
+    factors = _solved(rows)
+    return lambda size: (
+        base + sum(factor * ((size - low) / span) ** power for power, factor in enumerate(factors))
+    )
+
+
+def _solved(rows: list[list[float]]) -> list[float]:
+    """Solve linear equations by elimination. The matrix is positive definite, so no rows are exchanged."""
+    count = len(rows)
+    for at in range(count):
+        rows[at] = [each / rows[at][at] for each in rows[at]]
+        for other in range(count):
+            if other != at:
+                factor = rows[other][at]
+                rows[other] = [
+                    each - factor * pivot for each, pivot in zip(rows[other], rows[at], strict=True)
+                ]
+    return [row[-1] for row in rows]

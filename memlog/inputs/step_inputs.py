@@ -1,0 +1,92 @@
+"""Inputs of a step that has just ended, and of a step that failed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from memlog.events import TensorInput
+from memlog.inputs.frame_variables import variables
+from memlog.inputs.tensors import TensorFinder
+
+_FRAMES = 64
+"""Maximum number of frames to look at."""
+_INPUTS = 12
+"""Maximum number of inputs."""
+_MODULE_CALL = "_call_impl"
+"""Function of ``torch.nn.Module`` that runs a module's ``forward``."""
+_MEMLOG = str(Path(__file__).parents[1]) + "/"
+
+
+def inputs_at_step_end() -> tuple[TensorInput, ...]:
+    """Return the tensors among the variables of the functions that called the optimizer's step.
+
+    The variables of the innermost function come first. Parameters and tensors with gradients are no inputs.
+    """
+    if "torch" not in sys.modules:
+        return ()
+    finder = TensorFinder()
+    for frame in _program_frames(_outwards(sys._getframe(1))):  # noqa: SLF001 - inspect's is the same
+        finder.add(variables(frame))
+    return tuple(finder.found[:_INPUTS])
+
+
+def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
+    """Return the inputs of a step that failed.
+
+    Args:
+        frames: The frames of the failure, the outermost first.
+
+    Returns:
+        The tensors that the program's functions held outside the model, and the arguments of the model that
+        are not among them.
+    """
+    outside: list[FrameType] = []
+    inside: list[FrameType] = []
+    for frame in frames:
+        if inside or frame.f_code.co_name == _MODULE_CALL:
+            inside.append(frame)
+        else:
+            outside.append(frame)
+    finder = TensorFinder()
+    for frame in _program_frames(reversed(outside)):
+        finder.add(variables(frame))
+    if inside:
+        finder.add(_arguments(inside))
+    return tuple(finder.found[:_INPUTS])
+
+
+def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
+    """Return the arguments of the outermost module call, named as in its ``forward``."""
+    held = dict(variables(frames[0]))
+    positional, by_name = held.get("args"), held.get("kwargs")
+    names: tuple[str, ...] = ()
+    if len(frames) > 1 and frames[1].f_code.co_name == "forward":
+        names = frames[1].f_code.co_varnames[1 : frames[1].f_code.co_argcount]
+    found: list[tuple[str, object]] = []
+    if type(positional) is tuple:
+        named = (*names, *(f"args[{at}]" for at in range(len(names), len(positional))))
+        found += zip(named, positional, strict=False)
+    if type(by_name) is dict:
+        found += by_name.items()
+    return found
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _program_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
+    """Yield the frames that run neither torch's code nor memlog's."""
+    torch = sys.modules.get("torch")
+    file = getattr(torch, "__file__", None)
+    foreign = (_MEMLOG, *((str(Path(file).parent) + "/",) if file else ()))
+    for at, frame in enumerate(frames):
+        if at >= _FRAMES:
+            return
+        if not frame.f_code.co_filename.startswith(foreign):
+            yield frame

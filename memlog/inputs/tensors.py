@@ -1,0 +1,144 @@
+"""Tensors among a program's variables, by name and shape.
+
+No code of the program runs: only C-level functions of Python's own types are used, and only plain tensors
+are read, with the overrides of ``__torch_function__`` switched off.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import UserDict
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, cast
+
+from memlog.events import TensorInput
+
+_DEPTH = 3
+"""Maximum depth of containers in containers."""
+_ITEMS = 16
+"""Maximum number of items of a container. A longer one is a data set or a history, and no batch."""
+_VALUES = 2_000
+"""Maximum number of values to look at."""
+_FOUND = 32
+"""Maximum number of tensors to find."""
+_NAME = 60
+"""Maximum length of a name."""
+_mro_of = type.__dict__["__mro__"].__get__
+_dictionary_of = type.__dict__["__dict__"].__get__
+_WITHOUT_TENSORS = frozenset(
+    id(kind)
+    for kind in (
+        *(int, float, bool, str, bytes, complex, range, type(None), type, set, frozenset),
+        *(FunctionType, BuiltinFunctionType, MethodType, ModuleType),
+    )
+)
+"""Identities of types whose instances are no containers of tensors. The types themselves are not compared: a
+metaclass may define ``__eq__`` and ``__hash__``."""
+
+
+class TensorFinder:
+    """Finder of the plain tensors among some variables.
+
+    A finder is made for one look, and holds no object: only identities, while the caller holds the objects.
+    """
+
+    def __init__(self) -> None:
+        torch: Any = sys.modules.get("torch")
+        self._tensor: type | None = getattr(torch, "Tensor", None)
+        self._without_overrides: Any = getattr(
+            getattr(torch, "_C", None), "DisableTorchFunction", None
+        )
+        self._seen: set[int] = set()
+        self._looked_at = 0
+        self.found: list[TensorInput] = []
+
+    def add(self, variables: Iterable[tuple[str, object]]) -> None:
+        """Add the tensors of some variables, each tensor once: under the first name that is found."""
+        if self._tensor is None or self._without_overrides is None:
+            return
+        overrides: AbstractContextManager[object] = self._without_overrides()
+        with overrides:
+            for name, value in variables:
+                self._add(name, value, _DEPTH)
+
+    def _add(self, name: str, value: object, depth: int) -> None:
+        kind = type(value)
+        if id(kind) in _WITHOUT_TENSORS or self._is_full():
+            return
+        if kind is self._tensor:
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._add_tensor(name, value)
+        elif depth:
+            for item, inner in _items(name, value, kind):
+                self._add(item, inner, depth - 1)
+
+    def _is_full(self) -> bool:
+        self._looked_at += 1
+        return self._looked_at > _VALUES or len(self.found) >= _FOUND
+
+    def _add_tensor(self, name: str, tensor: Any) -> None:
+        if tensor.requires_grad or tensor.is_nested or not tensor.dim() or len(name) > _NAME:
+            return
+        shape = tuple(int(size) for size in tensor.shape)
+        self.found.append(TensorInput(name, shape, str(tensor.dtype).removeprefix("torch.")))
+
+
+def _items(name: str, value: object, kind: type) -> Iterator[tuple[str, object]]:
+    """Yield the items of a container with their names; nothing if it is none, or too large."""
+    bases = _mro_of(kind)
+    if _is_among(dict, bases):
+        yield from _dict_items(name, cast("dict[object, object]", value))
+    elif _is_among(list, bases):
+        yield from _sequence_items(name, list.__iter__(cast("list[object]", value)))
+    elif _is_among(tuple, bases):
+        yield from _sequence_items(name, tuple.__iter__(cast("tuple[object, ...]", value)))
+    elif _is_among(UserDict, bases):  # such as ``BatchEncoding`` of Hugging Face
+        inner = dict(_attributes(value, bases)).get("data")
+        if type(inner) is dict:
+            yield from _dict_items(name, inner)
+    elif any("__dataclass_fields__" in _dictionary_of(base) for base in bases):
+        yield from ((f"{name}.{field}", each) for field, each in _attributes(value, bases))
+
+
+def _is_among(wanted: type, bases: tuple[type, ...]) -> bool:
+    return any(base is wanted for base in bases)
+
+
+def _dict_items(name: str, values: dict[object, object]) -> Iterator[tuple[str, object]]:
+    if dict.__len__(values) > _ITEMS:
+        return
+    for key, value in list(dict.items(values)):
+        if type(key) is str and key.isprintable():
+            yield f'{name}["{key}"]', value
+        elif type(key) is int:
+            yield f"{name}[{key}]", value
+
+
+def _sequence_items(name: str, values: Iterator[object]) -> Iterator[tuple[str, object]]:
+    items = list(islice(values, _ITEMS + 1))
+    if len(items) <= _ITEMS:
+        yield from ((f"{name}[{at}]", item) for at, item in enumerate(items))
+
+
+def _attributes(value: object, bases: tuple[type, ...]) -> list[tuple[str, object]]:
+    """Return an instance's own attributes, read past every property and ``__getattribute__``."""
+    for base in bases:
+        descriptor = _dictionary_of(base).get("__dict__")
+        if descriptor is not None:
+            if type(descriptor) is not GetSetDescriptorType:
+                return []
+            own = descriptor.__get__(value)
+            if type(own) is not dict or len(own) > _ITEMS:
+                return []
+            return [(name, each) for name, each in list(own.items()) if type(name) is str]
+    return []

@@ -1,0 +1,186 @@
+"""Watch on steps: records the inputs of the largest, and finds the dimension that their peaks follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import log, sqrt
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import Batch, Event, StepInputs, TensorInput, now_us
+from memlog.inputs.relation import Relation, StepPeak, relation
+from memlog.inputs.step_inputs import inputs_at_step_end
+from memlog.probes.malloc import read_heap
+
+_WARM_UP = 3
+"""Number of first steps that are not looked at: they set up buffers and the optimizer's state."""
+_RECORD = 1.05
+"""Factor of the last record from which a peak is a new record."""
+_RISEN = 1.01
+"""Factor by which a peak rises, for a look at the step, and for the test whether steps grow."""
+_SHARE = 0.002
+"""Share of the time that looks at other steps may take."""
+_EVENTS = 200
+"""Maximum number of events of a run."""
+_STEPS = 400
+"""Maximum number of steps that are remembered. Then every other one is dropped."""
+_EULER, _OF_SQUARES = 0.5772, 1.6449
+"""Limits of the sum of 1/k less ln(n), and of the sum of 1/k²."""
+_SIGMAS = 3
+"""Standard deviations above the mean above which the number of rises is not chance."""
+
+
+class StepInputsWatch:
+    """Subscriber to the ends of steps, called in the functions that made the step.
+
+    The bus calls it on the trainer's thread, within the call of the optimizer's step.
+
+    Args:
+        publish: Takes the events.
+        diagnostics: Counts errors.
+    """
+
+    def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
+        self._publish = publish
+        self._diagnostics = diagnostics
+        self._device: str | None = None
+        self._begun = time.perf_counter()
+        self._spent = self._cost = 0.0
+        self._published = 0
+        self._newest_published = -1
+        self._found: Relation | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._count = self._rises = self._record = self._risen = self._highest = 0
+        self._steps: list[StepPeak] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Batch):
+            self._step_ended(event)
+
+    def finish(self, step: int | None) -> None:
+        """Publish the finding at the end of the run, if there is one.
+
+        Args:
+            step: Last complete step; ``None``: there was none.
+        """
+        with self._diagnostics.contained("relating the steps' inputs to their peaks"):
+            if step is not None:
+                self._publish_largest()
+                self._find(step, at_the_end=True)
+
+    def _step_ended(self, batch: Batch) -> None:
+        device, after, peak, rose = _reading(batch)
+        if device != self._device:
+            self._device = device
+            self._forget()
+        self._count += 1
+        if peak is None or after is None:
+            return
+        self._highest = peak
+        if self._count <= _WARM_UP:
+            self._record = self._risen = peak
+            return
+        has_risen = rose and peak >= _RISEN * self._risen
+        if has_risen:
+            self._risen = peak
+            self._rises += 1
+        is_record = rose and peak >= _RECORD * self._record
+        now = time.perf_counter()
+        if has_risen or is_record or self._spent + self._cost <= _SHARE * (now - self._begun):
+            self._look(batch.step, peak, after, rose=rose, is_record=is_record)
+            self._cost = time.perf_counter() - now
+            self._spent += self._cost
+
+    def _look(self, step: int, peak: int, after: int, *, rose: bool, is_record: bool) -> None:
+        inputs = inputs_at_step_end()
+        if is_record:
+            self._record = peak
+        if not inputs:
+            return
+        if self._device == "host":
+            heap = read_heap()
+            after -= 0 if heap is None else heap.idle
+        if len(self._steps) >= _STEPS:
+            del self._steps[1::2]
+        self._steps.append(StepPeak(step, inputs, peak, rose, after))
+        if is_record:
+            self._publish_inputs(self._steps[-1])
+            self._find(step)
+
+    def _publish_inputs(self, step: StepPeak) -> None:
+        if self._published >= _EVENTS:
+            return
+        self._published += 1
+        self._newest_published = step.step
+        like = (
+            one.step
+            for one in self._steps
+            if one.inputs == step.inputs and one.peak * _RECORD <= step.peak
+        )
+        self._publish(
+            StepInputs(
+                time_us=now_us(),
+                step=step.step,
+                device=self._device or "host",
+                peak=step.peak,
+                inputs=self._varying_first(step.inputs),
+                like_step=next(like, None),
+            )
+        )
+
+    def _varying_first(self, inputs: tuple[TensorInput, ...]) -> tuple[TensorInput, ...]:
+        """Return inputs with those first that were different in other steps: a data set stays as it is."""
+        constant = set(inputs).intersection(*(step.inputs for step in self._steps))
+        return tuple(sorted(inputs, key=lambda each: each in constant))
+
+    def _publish_largest(self) -> None:
+        """Publish the newest step that raised the peak after the last one that was published."""
+        newest = next((step for step in reversed(self._steps) if step.known), None)
+        if self._published and newest is not None and newest.step > self._newest_published:
+            self._publish_inputs(newest)
+
+    def _find(self, step: int, *, at_the_end: bool = False) -> None:
+        """Publish the finding if steps grow, by far, and the inputs explain it.
+
+        Args:
+            step: Last complete step.
+            at_the_end: Whether to publish it again, with the largest step of the run.
+        """
+        before = self._found
+        if (before is not None and not at_the_end) or not self._steps_grow():
+            return
+        found = relation(self._steps)
+        if found is None:
+            return
+        from memlog.inputs.finding import larger_steps, matters  # noqa: PLC0415 - rarely needed
+
+        if matters(found):
+            self._found = found
+            device = self._device or "host"
+            self._publish(larger_steps(found, step, self._highest, device, at_the_end=at_the_end))
+
+    def _steps_grow(self) -> bool:
+        """Return True if the peak rose at far more steps than it would if steps came in random order.
+
+        In random order the k-th step is the largest so far with probability 1/k (Foster and Stuart 1954).
+        """
+        mean = log(max(self._count - _WARM_UP, 1)) + _EULER
+        variance = max(mean - _OF_SQUARES, 1.0)
+        return self._rises - mean >= _SIGMAS * sqrt(variance)
+
+
+def _reading(batch: Batch) -> tuple[str, int | None, int | None, bool]:
+    """Return the fullest accelerator, or the process, with its bytes in use, and its peak with its source.
+
+    Returns:
+        The name, the bytes in use after the step, the highest bytes in use, and whether they were reached in
+        this step.
+    """
+    known = [each for each in batch.devices if each.peak is not None]
+    if known:
+        device = max(known, key=lambda each: each.peak or 0)
+        return device.name, device.allocated, device.peak, device.peak_source == "exact"
+    return "host", batch.rss, batch.rss_peak, batch.rss_peak_source == "exact"

@@ -1,0 +1,72 @@
+"""Describe the largest step and a failing one by the shapes of their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memlog._internal.units import format_bytes
+from memlog.events import StepInputs, TensorInput
+from memlog.reports.final_state import LastMoments
+from memlog.reports.levels import reading
+from memlog.reports.schema import InputFacts
+
+_SHOWN = 4
+"""Maximum number of inputs in a sentence."""
+
+
+def shapes(inputs: Sequence[TensorInput | InputFacts]) -> str:
+    """Return inputs with their shapes, with the names in backticks."""
+    some = [f"`{each.name}` {_shape(each.shape)}" for each in inputs[:_SHOWN]]
+    if len(inputs) > _SHOWN:
+        some.append(f"{len(inputs) - _SHOWN} more")
+    return ", ".join(some)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "\N{MULTIPLICATION SIGN}".join(str(size) for size in shape)
+
+
+def like_another(like_step: int) -> str:
+    """Return a sentence on a step whose inputs do not explain its peak.
+
+    Args:
+        like_step: Step with inputs of the same shapes and a lower peak.
+    """
+    return (
+        f"Step {like_step} had inputs of the same shapes and a lower peak, so something else made it: work "
+        "between the steps, such as an evaluation, or memory that was kept."
+    )
+
+
+def of_the_end(moments: LastMoments) -> Iterator[str]:
+    """Yield sentences on the inputs of the failing step and of the largest one before it."""
+    failure, largest = moments.failure, moments.largest
+    if failure is not None and failure.inputs:
+        yield f"Inputs of the step that failed: {shapes(failure.inputs)}."
+    if largest is None:
+        return
+    where = "The process's" if largest.device == "host" else f"{largest.device}'s"
+    said = (
+        f"{where} peak rose to {format_bytes(largest.peak)} in step {largest.step}, whose inputs were "
+        f"{shapes(largest.inputs)}."
+    )
+    yield " ".join([said, *_compared(largest, moments)])
+
+
+def _compared(largest: StepInputs, moments: LastMoments) -> Iterator[str]:
+    if largest.like_step is not None:
+        yield like_another(largest.like_step)
+    traced = moments.traced
+    found = None if traced is None else reading(traced, largest.device)
+    if traced is None or found is None or found.peak is None:
+        return
+    if largest.step in moments.traced_steps:
+        yield "This step was traced."
+    elif largest.peak > found.peak:
+        more = format_bytes(largest.peak - found.peak)
+        yield (
+            f"That is at least {more} more than in step {traced.step}, the newest traced one. It was not "
+            "traced."
+        )
+    else:
+        yield "It was not traced."

@@ -1,0 +1,153 @@
+"""The watch on the ends of steps: which it records, and when it finds that steps became larger."""
+
+import random
+import time
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import Batch, DeviceReading, Event, Finding, StepInputs
+from memlog.inputs.watch import StepInputsWatch
+
+MIB = 1024**2
+
+
+class Run:
+    """Steps of a training loop whose memory is made up, and which really holds its batches."""
+
+    def __init__(self, *, device: bool = False) -> None:
+        self.published: list[Event] = []
+        self.diagnostics = Diagnostics()
+        self.watch = StepInputsWatch(self.published.append, self.diagnostics)
+        self.device = device
+        self.mark = 0
+        self.step = 0
+
+    def train(self, steps: Iterable[tuple[int, float]], level: int = 300 * MIB) -> None:
+        for length, peak in steps:
+            tokens = torch.empty(8, length, dtype=torch.int64, device="meta")
+            self.end_step(round(peak), level)
+            use(tokens)
+
+    def end_step(self, peak: int, level: int) -> None:
+        source = "exact" if peak > self.mark else "watermark"
+        self.mark = max(self.mark, peak)
+        if self.device:
+            reading = DeviceReading("cuda0", level, level, self.mark, source, None)
+            self.watch(Batch(0, self.step, MIB, MIB, "watermark", (reading,)))
+        else:
+            self.watch(Batch(0, self.step, level, self.mark, source))
+        self.step += 1
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [event for event in self.published if isinstance(event, Finding)]
+
+    @property
+    def records(self) -> list[StepInputs]:
+        return [event for event in self.published if isinstance(event, StepInputs)]
+
+
+def use(tokens: object) -> None:
+    """Keep a variable in use."""
+
+
+def needs(length: int) -> float:
+    return 300 * MIB + length * MIB
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_growing_lengths(device: bool) -> None:
+    run = Run(device=device)
+    run.train((16 + 8 * step, needs(16 + 8 * step)) for step in range(100))
+    (early,) = run.findings
+    assert early.step is not None
+    assert early.step < 60
+    assert "the longest so far, " in early.title
+    run.watch.finish(99)
+    newest = run.findings[-1]
+    assert len(run.findings) == 2
+    assert newest.step == 99
+    longest = run.records[-1].inputs[0].shape[1]
+    assert f"{longest:,} at step {run.records[-1].step}, " in newest.title
+    assert run.records[-1].step >= 98
+    assert newest.where == "dimension 1 of `tokens`"
+    assert {record.device for record in run.records} == {"cuda0" if device else "host"}
+    assert all(record.inputs[0].shape == (8, 16 + 8 * record.step) for record in run.records)
+
+
+def test_no_record_without_a_rise_of_five_percent() -> None:
+    run = Run()
+    run.train((64, needs(64) + step * MIB) for step in range(100))
+    peaks = [record.peak for record in run.records]
+    assert peaks
+    assert all(after >= 1.05 * before for before, after in pairwise(peaks))
+    assert run.findings == []
+
+
+def test_inputs_that_vary_stand_before_a_data_set() -> None:
+    run = Run()
+    data = torch.empty(1000, 3, device="meta")
+    for step in range(20):
+        a_batch = torch.empty(8, 16 + 8 * step, dtype=torch.int64, device="meta")
+        run.end_step(round(needs(16 + 8 * step)), 300 * MIB)
+        use(data)
+        use(a_batch)
+    assert [each.name for each in run.records[-1].inputs] == ["a_batch", "data"]
+
+
+def test_random_lengths_are_no_finding() -> None:
+    for seed in range(40):
+        source = random.Random(seed)  # noqa: S311 - nothing secret
+        run = Run()
+        lengths = [min(int(source.lognormvariate(5.5, 0.8)) + 8, 2048) for _ in range(400)]
+        run.train((length, needs(length)) for length in lengths)
+        run.watch.finish(399)
+        assert run.findings == [], seed
+
+
+def test_a_leak_beside_random_lengths_is_no_larger_step() -> None:
+    for seed in range(20):
+        source = random.Random(seed)  # noqa: S311 - nothing secret
+        run = Run()
+        for step in range(200):
+            length, kept = source.randint(16, 400), step * 4 * MIB
+            run.train([(length, needs(length) + kept)], 300 * MIB + kept)
+        run.watch.finish(199)
+        assert run.findings == [], seed
+
+
+def test_growth_of_lengths_beside_a_leak_is_left_to_the_test_for_growth() -> None:
+    run = Run()
+    for step in range(100):
+        kept = step * 30 * MIB
+        run.train([(16 + 8 * step, needs(16 + 8 * step) + kept)], 300 * MIB + kept)
+    run.watch.finish(99)
+    assert run.findings == []
+
+
+def test_the_number_of_records_is_bounded() -> None:
+    run = Run()
+    run.train((8, 1.06**step * MIB) for step in range(400))
+    assert 150 < len(run.records) <= 200
+
+
+def test_looks_at_steps_that_are_no_records_keep_to_their_share() -> None:
+    run = Run()
+    run.watch._begun -= 10  # as if ten seconds had passed: 20 ms for looks
+    run.train([(8, needs(8))] * 5_000)
+    spent, last = run.watch._spent, run.watch._cost
+    assert spent > 0
+    assert spent - last <= 0.002 * (time.perf_counter() - run.watch._begun)
+
+
+def test_a_buffer_that_is_copied_to_grow_is_kept_memory() -> None:
+    run = Run()
+    for step in range(100):
+        size = (16 + 8 * step) * MIB
+        run.train([(16 + 8 * step, 300 * MIB + 2 * size)], 300 * MIB + size)
+    run.watch.finish(99)
+    assert run.findings == []

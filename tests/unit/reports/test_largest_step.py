@@ -1,0 +1,78 @@
+"""The sentences on the inputs of the largest step and of the one that failed."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.journals import MIB, MadeRun, at, batch
+
+from memlog.events import Event, OutOfMemory, StepInputs, TensorInput, Trace
+from memlog.reports.final_state import last_moments
+from memlog.reports.largest_step import of_the_end, shapes
+from memlog.reports.oom_diagnosis import Witness
+from memlog.reports.postmortem import report
+
+TOKENS = TensorInput('batch["input_ids"]', (8, 1024), "int64")
+LARGEST = StepInputs(at(5), 5, "host", 900 * MIB, (TOKENS,))
+FAILURE = OutOfMemory(
+    at(9), 9, "host", MIB, 0, None, None, None, None, None, "backward", "gone", inputs=(TOKENS,)
+)
+
+
+def traced(step: int) -> Trace:
+    return Trace(at(step), step, "dispatch", True, 80 * MIB, {}, (), 0)
+
+
+def told(root: Path, *events: Event) -> list[str]:
+    """Sentences on a run of ten steps, the fifth with 900 MiB."""
+    steps = [
+        msgspec.structs.replace(
+            batch(step, 300 * MIB),
+            rss_peak=(900 if step >= 5 else 400) * MIB,
+            rss_peak_source="exact",
+        )
+        for step in range(10)
+    ]
+    in_order = sorted([*steps, *events], key=lambda event: event.time_us)
+    return list(of_the_end(last_moments(MadeRun(root).write(*in_order).closed())))
+
+
+def test_names_and_shapes() -> None:
+    many = [TensorInput(f"x{at}", (at, 2), "float32") for at in range(6)]
+    assert shapes(many).split(", ")[-1] == "2 more"
+    assert shapes([TOKENS]).replace("\N{MULTIPLICATION SIGN}", "x") == '`batch["input_ids"]` 8x1024'
+
+
+def test_the_failing_step(tmp_path: Path) -> None:
+    (line,) = told(tmp_path, FAILURE)
+    assert line.startswith('Inputs of the step that failed: `batch["input_ids"]` 8')
+
+
+def test_the_largest_step_beside_the_traced_one(tmp_path: Path) -> None:
+    (line,) = told(tmp_path, traced(2), LARGEST)
+    assert line.startswith(
+        "The process's peak rose to 900.0 MiB in step 5, whose inputs were `batch"
+    )
+    assert line.endswith(
+        "That is at least 500.0 MiB more than in step 2, the newest traced one. It was not traced."
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "end"),
+    [(5, "This step was traced."), (8, "It was not traced."), (None, "8×1024.")],  # noqa: RUF001
+)
+def test_whether_it_was_traced(tmp_path: Path, step: int | None, end: str) -> None:
+    (line,) = told(tmp_path, LARGEST, *([] if step is None else [traced(step)]))
+    assert line.endswith(end)
+
+
+def test_inputs_that_do_not_explain_it(tmp_path: Path) -> None:
+    (line,) = told(tmp_path, msgspec.structs.replace(LARGEST, like_step=3))
+    assert "Step 3 had inputs of the same shapes and a lower peak" in line
+
+
+def test_the_report_has_them(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path).write(batch(9, 300 * MIB), LARGEST, FAILURE).closed()
+    text = report(last_moments(run), Witness(writer="helper")).text
+    assert "## Inputs\n\nInputs of the step that failed:" in text
