@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 
+from memlog._internal.frame_locals import local_variables
 from memlog.events import TensorInput
-from memlog.inputs.frame_variables import variables
 from memlog.inputs.tensors import TensorFinder
 
 _FRAMES = 64
 """Maximum number of frames to look at."""
+_MOST = 300
+"""Maximum number of variables of a frame."""
 _INPUTS = 12
 """Maximum number of inputs."""
 _MODULE_CALL = "_call_impl"
@@ -29,7 +32,7 @@ def inputs_at_step_end() -> tuple[TensorInput, ...]:
         return ()
     finder = TensorFinder()
     for frame in _program_frames(_outwards(sys._getframe(1))):  # noqa: SLF001 - inspect's is the same
-        finder.add(variables(frame))
+        finder.add(_variables(frame))
     return tuple(finder.found[:_INPUTS])
 
 
@@ -52,7 +55,7 @@ def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
             outside.append(frame)
     finder = TensorFinder()
     for frame in _program_frames(reversed(outside)):
-        finder.add(variables(frame))
+        finder.add(_variables(frame))
     if inside:
         finder.add(_arguments(inside))
     return tuple(finder.found[:_INPUTS])
@@ -60,7 +63,7 @@ def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:
 
 def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
     """Return the arguments of the outermost module call, named as in its ``forward``."""
-    held = dict(variables(frames[0]))
+    held = local_variables(frames[0])
     positional, by_name = held.get("args"), held.get("kwargs")
     names: tuple[str, ...] = ()
     if len(frames) > 1 and frames[1].f_code.co_name == "forward":
@@ -72,6 +75,17 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
     if type(by_name) is dict:
         found += by_name.items()
     return found
+
+
+def _variables(frame: FrameType) -> list[tuple[str, object]]:
+    """Return the names and values of a frame's variables, of a module those that its code names."""
+    code = frame.f_code
+    if code.co_flags & CO_OPTIMIZED:
+        return list(local_variables(frame).items())[:_MOST]
+    namespace = frame.f_locals  # a module's or a class's own: nothing is copied
+    if type(namespace) is not dict:
+        return []
+    return [(name, namespace[name]) for name in code.co_names[:_MOST] if name in namespace]
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

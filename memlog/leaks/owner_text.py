@@ -9,7 +9,7 @@ import threading
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
 from typing import Any, Final, NamedTuple
 
-from memlog.leaks.frame_variables import local_variables
+from memlog._internal.frame_locals import local_variables
 from memlog.leaks.inert_access import (
     attribute_name,
     container_base,

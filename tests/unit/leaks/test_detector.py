@@ -248,7 +248,8 @@ def test_the_series_decides_the_kind_of_finding(series: str, kind: str, where: s
         40,
         (3000, 3600),
     )
-    assert found.title.endswith("grows by 1.0 MiB per step since step 40.")
+    assert found.title.endswith(" grows")
+    assert (found.rate, found.since_step) == (pytest.approx(MIB), 40)
     assert where is None or where in found.title
     assert found.confidence == "high"
 

@@ -207,7 +207,7 @@ def test_a_spent_budget_finds_nothing():
 
 
 def use_of_locals(function):
-    from memlog.leaks.frame_variables import _uses_locals
+    from memlog._internal.frame_locals import _uses_locals
 
     return _uses_locals(function.__code__)
 

@@ -1,0 +1,64 @@
+"""Local variables of running functions, read without an effect on the program.
+
+Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary that stays with the
+frame, and would keep the values alive. So the dictionary is emptied again. It is also the dictionary that
+``locals()`` gives the program, so a function that may use it is left out. While a trace function is set, all
+are: Python may write the dictionary back into the variables.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import sys
+from inspect import CO_OPTIMIZED
+from types import CodeType, FrameType
+from typing import Any, Final
+
+_LIVE_LOCALS: Final = sys.version_info >= (3, 13)
+_FRAMES: Final = ("_getframe", "currentframe")
+_USES_LOCALS: Final = ("locals", "exec", "eval")
+_USES_LOCALS_ALONE: Final = ("vars", "dir")
+"""Functions that read the local variables only if they are called without an argument."""
+_LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
+_PREPARES: Final = ("PUSH_NULL", "CACHE", "PRECALL")
+_OWN_REFERENCES: Final = 3
+"""References to a frame's dictionary: the frame's, a variable's and an argument's."""
+
+
+def local_variables(frame: FrameType) -> dict[str, Any]:
+    """Return a function's local variables by name; empty if they can't be read without an effect.
+
+    Args:
+        frame: A frame. Of a module or a class, whose namespace is no copy, nothing is returned.
+    """
+    code = frame.f_code
+    if not code.co_flags & CO_OPTIMIZED:
+        return {}
+    if _LIVE_LOCALS:
+        return dict(frame.f_locals)
+    if sys.gettrace() is not None or _uses_locals(code):
+        return {}
+    snapshot = frame.f_locals
+    variables = dict(snapshot)
+    if sys.getrefcount(snapshot) <= _OWN_REFERENCES:  # otherwise a debugger may hold it, too
+        snapshot.clear()
+    return variables
+
+
+def _uses_locals(code: CodeType) -> bool:
+    """Return whether a function may use the dictionary of its local variables."""
+    names = code.co_names
+    if any(name in names for name in _FRAMES):
+        return True
+    if not any(name in names for name in (*_USES_LOCALS, *_USES_LOCALS_ALONE)):
+        return False
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in _PREPARES]
+    for one, following in itertools.pairwise(instructions):
+        if one.opname in _LOADS and one.argval in _USES_LOCALS:
+            return True
+        if one.opname in _LOADS and one.argval in _USES_LOCALS_ALONE:
+            takes_nothing = following.opname.startswith("CALL") and following.arg == 0
+            if takes_nothing:
+                return True
+    return False
