@@ -157,7 +157,8 @@ def _room(findings: Sequence[Finding], document: dict[str, Any]) -> float | None
     The limit is the finding's own if it names it, else what the machine had available.
     """
     metrics = document.get("metrics", {})
-    limits = [finding.limit for finding in findings if finding.limit is not None]
+    forecasts = [finding.forecast for finding in findings if finding.forecast is not None]
+    limits = [each.limit_bytes for each in forecasts if each.limit_bytes is not None]
     resident = metrics.get("memory/host/rss_mib")
     if limits and resident:
         return float(limits[0] - resident["last"] * MIB)

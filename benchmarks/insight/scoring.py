@@ -12,6 +12,14 @@ import msgspec
 from benchmarks.insight.expected import Expected
 
 
+class Forecast(msgspec.Struct, frozen=True):
+    """Steps between which the limit will be reached."""
+
+    earliest_step: int
+    latest_step: int
+    limit_bytes: int | None = None
+
+
 class Finding(msgspec.Struct, frozen=True):
     """A finding of `memlog show --json`; docs/show-json.md explains the fields. Others are ignored."""
 
@@ -19,8 +27,7 @@ class Finding(msgspec.Struct, frozen=True):
     title: str = ""
     where: str | None = None
     rate: float | None = None
-    forecast: tuple[float, float] | None = None
-    limit: int | None = None
+    forecast: Forecast | None = None
     evidence: tuple[str, ...] = ()
 
     @property
@@ -135,7 +142,8 @@ def _forecast_error(finding: Finding, truth: Truth | None) -> float | None:
     if truth is None or truth.rate <= 0 or truth.room is None or finding.forecast is None:
         return None
     real = truth.last_step + truth.room / truth.rate
-    return abs(statistics.fmean(finding.forecast) - real) / real
+    middle = (finding.forecast.earliest_step + finding.forecast.latest_step) / 2
+    return abs(middle - real) / real
 
 
 class Summary(NamedTuple):

@@ -8,6 +8,7 @@ from benchmarks.insight.expected import Expected
 from benchmarks.insight.run import Result
 from benchmarks.insight.scoring import (
     Finding,
+    Forecast,
     Score,
     Truth,
     findings_of,
@@ -30,15 +31,18 @@ def test_a_document_without_findings_has_none() -> None:
 
 
 def test_findings_are_read_with_fields_that_are_not_known() -> None:
-    written = {"kind": "growth", "rate": 3, "confidence": "low", "forecast": [10, 20], "new": {}}
+    written = {"kind": "growth", "rate": 3, "confidence": "low", "new": {}}
+    written["forecast"] = {"earliest_step": 10, "latest_step": 20, "limit_bytes": None}
     (finding,) = findings_of({"findings": [written]})
-    assert finding.forecast == (10, 20)
+    assert finding.forecast == Forecast(10, 20)
     assert finding.tells_growth
 
 
 def test_a_right_finding_scores_everywhere() -> None:
     truth = Truth(rate=1.25 * MIB, last_step=100, room=1250 * MIB)
-    finding = Finding("kept_graph", "`history` grows", rate=1.5 * MIB, forecast=(1000, 1400))
+    finding = Finding(
+        "kept_graph", "`history` grows", rate=1.5 * MIB, forecast=Forecast(1000, 1400)
+    )
     score = judge(GROWING, [finding], truth)
     assert score[:5] == (True, False, True, True, True)
     assert score.rate_error == pytest.approx(0.2)

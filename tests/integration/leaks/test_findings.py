@@ -1,0 +1,86 @@
+"""What a user sees of a finding: at the end of training, in the tracker, in memlog's commands."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support import child
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+SCRIPT = """
+import sys
+import torch
+import memlog
+
+memlog.init("mlflow", finish_timeout=120)
+network = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+optimizer = torch.optim.Adam(network.parameters())
+history = []
+for step in range(120):
+    loss = network(torch.randn(256, 256)).logsumexp(1).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    check = network(torch.randn(256, 256)).square().mean()
+    history.append(check if sys.argv[1] == "leaks" else check.item())
+memlog.finish()
+"""
+NAMED = "`history`, a list in `__main__` (train.py:16), gains one tensor per step"
+
+
+def trained(folder: Path, how: str) -> str:
+    """Train to the end, and return the last line on standard error."""
+    process = child.start(SCRIPT, folder, how, OMP_NUM_THREADS="1")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    return errors.splitlines()[-1] if errors else ""
+
+
+def told(folder: Path, *arguments: str) -> str:
+    return child.memlog("show", "latest", *arguments, directory=folder)
+
+
+@pytest.mark.usefixtures("ready_store")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
+def test_a_finding_is_told_everywhere(tmp_path: Path) -> None:
+    last = trained(tmp_path, "leaks")
+    assert last.startswith(f"memlog: {NAMED}")
+    assert last.endswith(
+        "Keep only its number (`.item()`) or a tensor without its graph (`.detach()`)."
+    )
+    assert told(tmp_path).splitlines()[0].startswith(NAMED)
+    document = json.loads(told(tmp_path, "--json"))
+    (finding,) = document["findings"]
+    assert document["verdict"].startswith(NAMED)
+    assert (finding["kind"], finding["confidence"]) == ("kept_graph", "high")
+    assert 0.7 * 2**20 < finding["rate"] < 1.6 * 2**20
+    titles = [alert["title"] for alert in in_mlflow(tmp_path)]
+    assert titles == [document["verdict"]]
+
+
+def in_mlflow(folder: Path) -> list[dict[str, str]]:
+    """Return the alerts of the only run, as MLflow's own client reads them."""
+    from mlflow import MlflowClient
+    from mlflow.artifacts import load_dict
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    (run,) = client.search_runs(experiments)
+    alerts: list[dict[str, str]] = load_dict(f"{run.info.artifact_uri}/memlog/alerts.json")[
+        "alerts"
+    ]
+    return alerts
+
+
+@pytest.mark.usefixtures("ready_store")
+def test_a_healthy_run_says_so_in_one_line(tmp_path: Path) -> None:
+    assert "step" not in trained(tmp_path, "keeps nothing")
+    first = told(tmp_path).splitlines()[0]
+    assert first.startswith("No growth: peak ")
+    assert "steady since step" in first
+    assert json.loads(told(tmp_path, "--json"))["findings"] == []
