@@ -16,6 +16,7 @@ from typing import Final
 from memlog._internal.diagnostics import Diagnostics
 from memlog.leaks.containers import Census
 from memlog.leaks.frame_variables import all_objects
+from memlog.leaks.growing_tensors import SizesAtEnds
 from memlog.leaks.holder_report import HolderReport
 from memlog.leaks.holders import Holder
 from memlog.leaks.model_tensors import ModelTensors
@@ -67,6 +68,7 @@ class HolderSearch:
         self._watch: StorageWatch | None = None
         self._normal: ModelTensors | None = None
         self._censuses: list[Census] = []
+        self._sizes = SizesAtEnds()
         self._trace: AllocationTrace | None = None
         self._holders: tuple[Holder, ...] = ()
         self._finished = self._complete = False
@@ -136,6 +138,7 @@ class HolderSearch:
             self._watch.begin()
 
     def _go_on_watching(self, step: int, watch: StorageWatch) -> None:
+        self._sizes.add(watch.alive().values(), watch.iteration)
         watch.iteration_ended()
         if watch.iteration >= self._watched or watch.seconds >= self._budget.left / 2:
             watch.end()
@@ -147,7 +150,8 @@ class HolderSearch:
         steps = step - (self._begun_at or 0)
         if self._normal is not None:
             report = HolderReport(watch, self._censuses, self._normal, steps, self._budget)
-            self._holders = report.holders()
+            found = (*report.holders(), *self._sizes.holders())
+            self._holders = tuple(sorted(found, key=lambda one: -one.bytes_per_step))
         self._watch = self._normal = None
         self._censuses = []
         explained = sum(holder.bytes_per_step for holder in self._holders)

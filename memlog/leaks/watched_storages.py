@@ -143,10 +143,8 @@ class StorageWatch:
 
     def iteration_ended(self) -> None:
         """Count an iteration, and forget the storages that are freed already."""
+        self._storages = self.alive()
         self.iteration += 1
-        self._storages = {
-            key: one for key, one in self._storages.items() if one.reference() is not None
-        }
 
     def end(self) -> None:
         """End the watch. A second call is harmless."""

@@ -1,0 +1,67 @@
+"""Tensors that each iteration replaces by a larger one, such as by `torch.cat` with the old one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from statistics import fmean
+from typing import Final
+
+from memlog._internal.units import format_bytes
+from memlog.leaks.holders import Holder
+from memlog.leaks.watched_storages import Site, WatchedStorage
+
+_LEAST_ENDS: Final = 3
+"""Fewest iterations over which a tensor has to become larger."""
+_EVEN: Final = 0.5
+"""Share of the mean rise that each rise has to reach."""
+
+
+class SizesAtEnds:
+    """Bytes of the newest storages of each site at the ends of the watched iterations."""
+
+    def __init__(self) -> None:
+        self._ends: list[Counter[Site]] = []
+
+    def add(self, storages: Iterable[WatchedStorage], iteration: int) -> None:
+        """Add the end of an iteration.
+
+        Args:
+            storages: Watched storages.
+            iteration: Number of the iteration that ends.
+        """
+        sizes: Counter[Site] = Counter()
+        for one in storages:
+            if one.iteration == iteration and one.reference() is not None:
+                sizes[one.site] += one.size
+        self._ends.append(sizes)
+
+    def holders(self) -> list[Holder]:
+        """Return the sites whose storages become larger from iteration to iteration."""
+        if len(self._ends) < _LEAST_ENDS:
+            return []
+        rates = {site: self._rate(site) for site in self._ends[-1]}
+        return [_holder(site, rate) for site, rate in rates.items() if rate > 0]
+
+    def _rate(self, site: Site) -> float:
+        """Return the bytes per iteration by which a site's storages become larger; 0: they do not."""
+        rises = [after[site] - before[site] for before, after in pairwise(self._ends)]
+        mean = fmean(rises)
+        return mean if self._ends[0][site] and min(rises) >= _EVEN * mean else 0.0
+
+
+def _holder(site: Site, rate: float) -> Holder:
+    place, _, operation = site.line.partition(": ")
+    where = place.partition(" ")[0] or None
+    by = f" by `{operation}`" if operation else ""
+    at = f" at {where}" if where else ""
+    return Holder(
+        "kept_tensors",
+        f"The tensor made{at}{by} is larger in each step, by {format_bytes(rate)}",
+        where,
+        rate,
+        (f"its size at the ends of iterations rises by {format_bytes(rate)} per step",),
+        "medium",
+        "Limit its length, or write the older part to a file.",
+    )
