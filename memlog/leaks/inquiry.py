@@ -56,6 +56,7 @@ class GrowthInquiry:
         publish: Takes the findings.
         diagnostics: Counter of memlog's own errors.
         is_traced: Returns whether the current step is traced. The search then waits.
+        begun: Start of the run, as `time.monotonic` gives it.
     """
 
     def __init__(
@@ -63,12 +64,13 @@ class GrowthInquiry:
         publish: Callable[[Event], object],
         diagnostics: Diagnostics,
         is_traced: Callable[[], bool],
+        begun: float,
     ) -> None:
         self._publish = publish
         self._publish_without_cause = GrowthFindings(publish)
         self._diagnostics = diagnostics
         self._is_traced = is_traced
-        self._begun = time.monotonic()
+        self._begun = begun
         self._searches = 0
         self._growth: Suspicion | None = None
         self._confirmed: Suspicion | None = None

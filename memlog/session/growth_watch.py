@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
@@ -13,7 +15,9 @@ from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import RunDirectory
 from memlog.leaks.detector import GrowthDetector
 from memlog.leaks.finding_alerts import FindingAlerts
-from memlog.leaks.inquiry import GrowthInquiry
+
+if TYPE_CHECKING:
+    from memlog.leaks.inquiry import GrowthInquiry
 
 Memory = Callable[[], tuple[int | None, int | None]]
 
@@ -40,24 +44,31 @@ class GrowthWatch:
         self._diagnostics = diagnostics
         self._is_ending = False
         self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert, self._print_unless_ending)
-        self._inquiry = GrowthInquiry(bus.publish, diagnostics, is_traced)
+        self._publish = bus.publish
+        self._is_traced = is_traced
+        self._begun = time.monotonic()
+        self._inquiry: GrowthInquiry | None = None
         self._detector = GrowthDetector(
             os.getpid(),
-            self._inquiry.confirmed,
-            self._inquiry.suspected,
-            self._inquiry.withdrawn,
+            lambda growth: self._begun_inquiry().confirmed(growth),
+            lambda growth: self._begun_inquiry().suspected(growth),
+            lambda growth: self._begun_inquiry().withdrawn(growth),
             memory,
         )
         self._inputs = StepInputsWatch(bus.publish, diagnostics)
         bus.subscribe(self._alerts)
         bus.subscribe(self._detector)
         bus.subscribe(self._inputs)
-        self.after_step = self._inquiry.after_step
 
     @property
     def searching(self) -> bool:
         """True while steps are watched for what holds memory."""
-        return self._inquiry.searching
+        return self._inquiry is not None and self._inquiry.searching
+
+    def after_step(self, step: int) -> None:
+        """Go on with the search after an optimizer step, if there is one."""
+        if self._inquiry is not None:
+            self._inquiry.after_step(step)
 
     def finish(self, last_step: int | None) -> None:
         """Judge growth a last time, and publish what is confirmed.
@@ -68,8 +79,19 @@ class GrowthWatch:
         self._is_ending = True
         with self._diagnostics.contained("judging growth a last time"):
             self._detector.finish()
-            self._inquiry.finish()
+            if self._inquiry is not None:
+                self._inquiry.finish()
         self._inputs.finish(last_step)
+
+    def _begun_inquiry(self) -> GrowthInquiry:
+        if self._inquiry is None:
+            # Imported here: most runs never need it.
+            from memlog.leaks.inquiry import GrowthInquiry  # noqa: PLC0415
+
+            self._inquiry = GrowthInquiry(
+                self._publish, self._diagnostics, self._is_traced, self._begun
+            )
+        return self._inquiry
 
     def print_verdict(self, run: RunDirectory) -> None:
         """Print the most important finding and its remedy; nothing if there is none.
