@@ -118,10 +118,6 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Highest ``rss``, in bytes; ``rss_peak_source`` names the period."""
     rss_peak_source: PeakSource | None
     devices: tuple[DeviceReading, ...] = ()
-    rss_anon: Int | None = None
-    """Bytes of ``rss`` that are neither pages of mapped files nor shared memory."""
-    rss_shared: Int | None = None
-    """Bytes of ``rss`` that are shared memory."""
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
