@@ -14,6 +14,7 @@ from memlog._internal.units import MIB
 from memlog.events import Batch, ChildReading, Device, Event, Sample
 from memlog.growth import Growth
 from memlog.leaks.forecast import forecast, host_free
+from memlog.leaks.process_piles import ProcessPiles, kind_of
 from memlog.leaks.series import LARGER, News, SeriesWatch
 from memlog.leaks.suspicion import Suspicion
 from memlog.probes.garbage import collect_garbage
@@ -23,6 +24,7 @@ HOST = "host.anon"
 FREE_LISTS = "host.free_lists"
 SHARED = "shared_memory"
 CHILD = "child:"
+PILE = "processes:"
 ALLOCATED = ".allocated"
 
 _HOST_FLOOR = 4 * MIB
@@ -86,6 +88,7 @@ class GrowthDetector:
         self._watches: dict[str, SeriesWatch] = {HOST: self._host}
         self._capacities: dict[str, int | None] = {}
         self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
+        self._piles = ProcessPiles(_CHILD_FLOOR, _SAMPLES, self._report_pile)
         self._ended: set[str] = set()
         self._known: dict[str, float] = {}
         self._collected: _Collected | None = None
@@ -101,6 +104,19 @@ class GrowthDetector:
         elif type(event) is Device:
             self._capacities[event.name] = event.capacity
 
+    def take_children(self, step: int, children: Sequence[ChildReading]) -> None:
+        """Take readings of the child processes; those that are missing have ended."""
+        self._step = step
+        alive = {(child.pid, child.started) for child in children}
+        for key in [key for key in self._children if key not in alive]:
+            self._end_child(*self._children.pop(key))
+        for child in children:
+            if child.anon is not None:
+                known = self._children.get((child.pid, child.started))
+                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
+                self._children[child.pid, child.started] = (child.role, watch)
+                self._report_child(child.role, watch, watch.take(step, child.anon))
+
     def finish(self) -> None:
         """Judge all series a last time: growth that lasts until now is confirmed."""
         suspected = self._host.pending is not None
@@ -112,6 +128,7 @@ class GrowthDetector:
                 self._report(name, watch, watch.end())
         for role, watch in self._children.values():
             self._end_child(role, watch)
+        self._piles.finish()
 
     def _take_batch(self, event: Batch) -> None:
         self._step = event.step
@@ -135,18 +152,8 @@ class GrowthDetector:
         self._step = event.step
         if event.children_shared:
             self._take(SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
-        self._take_children(event.step, event.children)
-
-    def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
-        alive = {(child.pid, child.started) for child in children}
-        for key in [key for key in self._children if key not in alive]:
-            self._end_child(*self._children.pop(key))
-        for child in children:
-            if child.anon is not None:
-                known = self._children.get((child.pid, child.started))
-                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
-                self._children[child.pid, child.started] = (child.role, watch)
-                self._report_child(child.role, watch, watch.take(step, child.anon))
+        self.take_children(event.step, event.children)
+        self._piles.take(event.step, event.children)
 
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
         """Judge a process that has ended.
@@ -170,13 +177,19 @@ class GrowthDetector:
         """Report a process's growth; of several of one kind, which share their cause, the first one's."""
         if news is None:
             return
-        kind = role.rstrip("0123456789")
+        kind = kind_of(role)
         rate = news.growth.rate
         if news.verdict != "withdrawn" and rate < LARGER * self._known.get(kind, 0.0):
             return
         if news.verdict == "confirmed":
             self._known[kind] = rate
         self._report(CHILD + role, watch, news)
+
+    def _report_pile(self, kind: str, watch: SeriesWatch, news: News, count: int) -> None:
+        free = host_free(self._pid)
+        watch.free = None if free is None else float(free)
+        found = self._suspicion(PILE + kind, news.growth, watch.free)
+        self._calls["confirmed"](found._replace(processes=count))
 
     def _take(self, name: str, step: int, level: int, floor: float, least: int) -> SeriesWatch:
         watch = self._watches.get(name)
