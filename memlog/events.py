@@ -400,7 +400,7 @@ class ChildReading(msgspec.Struct, frozen=True, array_like=True):
     anon: Int | None
     """Resident bytes that are neither pages of mapped files nor shared memory."""
     own: Int | None = None
-    """Of these, each page divided by the number of processes that share it since a fork."""
+    """Bytes of pages that it wrote and shares with no process: not those it has in common since a fork."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):

@@ -42,6 +42,8 @@ _UNUSED = 0.6
 _LONG = 64
 """Steps for which a worker has to grow if it ended before its growth was confirmed."""
 
+_HEAP_STEPS = 8
+"""Steps between readings of the heap while growth is suspected: each takes 5 to 500 µs."""
 _ALONE = 6
 """Fewest levels by which growth of a single process is confirmed."""
 
@@ -93,6 +95,9 @@ class GrowthDetector:
         self._known: dict[str, float] = {}
         self._collected: _Collected | None = None
         self._heap: Heap | None = None
+        self._newest_heap: Heap | None = None
+        self._suspected = 0
+        self._is_ending = False
         self._step = 0
 
     def __call__(self, event: Event) -> None:
@@ -116,9 +121,14 @@ class GrowthDetector:
                 watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
                 self._children[child.pid, child.started] = (child.role, watch)
                 self._report_child(child.role, watch, watch.take(step, child.anon))
+        self._piles.take(step, children)
 
     def finish(self) -> None:
-        """Judge all series a last time: growth that lasts until now is confirmed."""
+        """Judge all series a last time: growth that lasts until now is confirmed.
+
+        The program may have freed everything since its last step, when its functions returned.
+        """
+        self._is_ending = True
         suspected = self._host.pending is not None
         news = self._host.end()
         if news is not None:
@@ -135,6 +145,8 @@ class GrowthDetector:
         anon, shared = self._memory()
         if anon is not None:
             news = self._host.take(event.step, anon)
+            if self._host.pending is not None and event.step % _HEAP_STEPS == 0:
+                self._newest_heap = read_heap()
             if news is not None:
                 self._report_host(news, suspected=news.verdict != "suspected")
         if shared:
@@ -153,7 +165,6 @@ class GrowthDetector:
         if event.children_shared:
             self._take(SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
         self.take_children(event.step, event.children)
-        self._piles.take(event.step, event.children)
 
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
         """Judge a process that has ended.
@@ -213,7 +224,7 @@ class GrowthDetector:
                 return
             news = News("withdrawn", news.growth)
         if news.verdict == "suspected":
-            self._heap = read_heap()
+            self._heap, self._suspected = read_heap(), self._step
         self._report(HOST, self._host, news)
 
     def _is_garbage(self, growth: Growth) -> bool:
@@ -236,18 +247,22 @@ class GrowthDetector:
             free = host_free(self._pid)
             watch.free = None if free is None else float(free)
             watch.delay()
-        if name == HOST and news.verdict == "confirmed" and self._is_unused():
+        if name == HOST and news.verdict == "confirmed" and self._is_unused(news.growth.rate):
             name = FREE_LISTS
             watch.wait_on(news.growth)
         self._calls[news.verdict](self._suspicion(name, news.growth, watch.free))
 
-    def _is_unused(self) -> bool:
-        """Return True if mostly unused memory of the allocator has grown since the suspicion."""
-        before, now = self._heap, read_heap()
+    def _is_unused(self, rate: float) -> bool:
+        """Return True if mostly unused memory of the allocator has grown since the suspicion.
+
+        Python's small objects lie in memory that is not the allocator's: its figures may stay as they are.
+        """
+        before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:
             return False
         unused, used = now.idle - before.idle, now.in_use - before.in_use
-        return unused > _UNUSED * (unused + max(used, 0)) and unused > _HOST_FLOOR / 2
+        grown = max(unused + max(used, 0), rate * (self._step - self._suspected))
+        return unused > _UNUSED * grown and unused > _HOST_FLOOR / 2
 
     def _suspicion(self, name: str, growth: Growth, free: float | None) -> Suspicion:
         return Suspicion(

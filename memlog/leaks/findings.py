@@ -54,7 +54,7 @@ _TEXTS = {
     PILE: _Text(
         "worker_process",
         "The memory of child processes ({})",
-        "Anonymous memory of all child processes of this kind; what forks share counts once",
+        "Memory that each child process of this kind has alone (Private_Dirty), summed",
         "End each process that you start and wait for it (Popen.communicate, Process.join), or keep a pool.",
     ),
     ALLOCATED: _Text(

@@ -1,7 +1,7 @@
 """Child processes of one kind that are started again and again, and do not end.
 
 Each of them is steady, so that only their sum grows. Pools and workers that are replaced do not count: what
-is started has to be alive still. Memory that forks share counts once.
+is started has to be alive still. Memory that forks share does not count.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ class _Kind:
         """First step at which each living process was seen, and its newest bytes."""
         self.ends: list[int] = []
         """Steps at which processes had ended."""
-        self._newest = -1
+        self._newest: tuple[int, dict[ProcessKey, int]] | None = None
 
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
-        """Take the bytes of the living processes; a second reading at a step is ignored.
+        """Take the bytes of the living processes, and judge the reading before.
 
-        After the last step programs end their processes, and later steps will tell whether they did before.
+        The newest step's readings are never judged: after the last step programs end their processes.
         """
-        if step == self._newest:
+        before, self._newest = self._newest, (step, alive)
+        if before is None or before[0] == step:
+            self._newest = before or self._newest
             return None
-        self._newest = step
+        step, alive = before
         self.ends += [step for key in self.began if key not in alive]
         self.began = {
             key: (self.began[key][0] if key in self.began else step, size)
@@ -60,7 +62,7 @@ class _Kind:
     def piled_up(self, growth: Growth) -> int:
         """Return how many processes make up a growth; 0 if it has another cause."""
         new = [size for since, size in self.began.values() if since > growth.since]
-        ended = sum(growth.since < step < self._newest for step in self.ends)
+        ended = sum(growth.since < step for step in self.ends)
         if len(new) < _FEWEST or ended > _ENDED * (len(new) + ended):
             return 0
         return len(new) if sum(new) >= _PART * growth.total else 0

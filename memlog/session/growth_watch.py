@@ -67,6 +67,7 @@ class GrowthWatch:
         """
         self._is_ending = True
         with self._diagnostics.contained("judging growth a last time"):
+            self._inquiry.ends()
             self._detector.finish()
             self._inquiry.finish()
         self._inputs.finish(last_step)

@@ -175,6 +175,45 @@ def test_free_lists_of_the_allocator_are_told_from_memory_in_use() -> None:
     assert len(steps) >= 2
 
 
+@glibc
+def test_what_is_freed_after_the_last_step_is_no_free_memory_of_the_allocator() -> None:
+    """The program's functions have returned before the last judgement, with all that they held."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    judge, told = detector()
+    blocks = []
+    for step in range(120):
+        blocks += [(libc.malloc(64 * 1024), libc.malloc(32)) for _ in range(16)]
+        judge.step(step, 500 + step)
+    for block, _ in blocks:
+        libc.free(block)
+    judge.finish()
+    for _, small in blocks:
+        libc.free(small)
+    assert [found.series for found in told.confirmed] == ["host.anon"]
+
+
+@glibc
+def test_small_free_pieces_do_not_hide_growth_outside_the_allocator() -> None:
+    """Python's small objects lie outside the heap: of 200 MiB, the allocator has 6 MiB, all of them free."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    blocks = [(libc.malloc(64 * 1024), libc.malloc(32)) for _ in range(200)]
+    judge, told = detector()
+    for step in range(200):
+        if step >= 80:
+            libc.free(blocks[step][0])
+        judge.step(step, 500 + step)
+    judge.finish()
+    for number, (block, small) in enumerate(blocks):
+        if number < 80:
+            libc.free(block)
+        libc.free(small)
+    assert [found.series for found in told.confirmed] == ["host.anon"]
+
+
 def test_a_worker_that_grows_is_found_and_its_siblings_are_not_repeated() -> None:
     judge, told = detector()
     for number in range(60):
