@@ -19,6 +19,8 @@ _ENDED = 0.25
 """Share of the processes started meanwhile, above which as many ends show that they do end."""
 _PART = 0.5
 """Share of the growth that the new processes have to hold."""
+_UNJUDGED = 2
+"""Newest readings that are not judged."""
 
 ProcessKey = tuple[int, int]
 """Number and start of a process."""
@@ -40,18 +42,20 @@ class _Kind:
         """First step at which each living process was seen, and its newest bytes."""
         self.ends: list[int] = []
         """Steps at which processes had ended."""
-        self._newest: tuple[int, dict[ProcessKey, int]] | None = None
+        self._newest: list[tuple[int, dict[ProcessKey, int]]] = []
 
     def take(self, step: int, alive: dict[ProcessKey, int]) -> News | None:
-        """Take the bytes of the living processes, and judge the reading before.
+        """Take the bytes of the living processes, and judge an earlier reading.
 
-        The newest step's readings are never judged: after the last step programs end their processes.
+        The newest ones are never judged: after the last step programs end their processes, and the newest
+        known step lags behind the trainer's.
         """
-        before, self._newest = self._newest, (step, alive)
-        if before is None or before[0] == step:
-            self._newest = before or self._newest
+        if self._newest and self._newest[-1][0] == step:
             return None
-        step, alive = before
+        self._newest.append((step, alive))
+        if len(self._newest) <= _UNJUDGED:
+            return None
+        step, alive = self._newest.pop(0)
         self.ends += [step for key in self.began if key not in alive]
         self.began = {
             key: (self.began[key][0] if key in self.began else step, size)
