@@ -395,6 +395,8 @@ class ChildReading(msgspec.Struct, frozen=True, array_like=True):
     """Start of the process, Unix time in microseconds. Together with ``pid`` it identifies the process."""
     anon: Int | None
     """Resident bytes that are neither pages of mapped files nor shared memory."""
+    own: Int | None = None
+    """Bytes of pages that it wrote and shares with no process: not those it has in common since a fork."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):

@@ -14,6 +14,7 @@ from memlog._internal.units import MIB
 from memlog.events import Batch, ChildReading, Device, Event, Sample
 from memlog.growth import Growth
 from memlog.leaks.forecast import forecast, host_free
+from memlog.leaks.process_piles import ProcessPiles, kind_of
 from memlog.leaks.series import LARGER, News, SeriesWatch
 from memlog.leaks.suspicion import Suspicion
 from memlog.probes.garbage import collect_garbage
@@ -23,6 +24,7 @@ HOST = "host.anon"
 FREE_LISTS = "host.free_lists"
 SHARED = "shared_memory"
 CHILD = "child:"
+PILE = "processes:"
 ALLOCATED = ".allocated"
 
 _HOST_FLOOR = 4 * MIB
@@ -40,6 +42,8 @@ _UNUSED = 0.6
 _LONG = 64
 """Steps for which a worker has to grow if it ended before its growth was confirmed."""
 
+_HEAP_STEPS = 8
+"""Steps between readings of the heap while growth is suspected: each takes 5 to 500 µs."""
 _ALONE = 6
 """Fewest levels by which growth of a single process is confirmed."""
 
@@ -86,10 +90,14 @@ class GrowthDetector:
         self._watches: dict[str, SeriesWatch] = {HOST: self._host}
         self._capacities: dict[str, int | None] = {}
         self._children: dict[tuple[int, int], tuple[str, SeriesWatch]] = {}
+        self._piles = ProcessPiles(_CHILD_FLOOR, _SAMPLES, self._report_pile)
         self._ended: set[str] = set()
         self._known: dict[str, float] = {}
         self._collected: _Collected | None = None
         self._heap: Heap | None = None
+        self._newest_heap: Heap | None = None
+        self._suspected = 0
+        self._is_ending = False
         self._step = 0
 
     def __call__(self, event: Event) -> None:
@@ -101,8 +109,26 @@ class GrowthDetector:
         elif type(event) is Device:
             self._capacities[event.name] = event.capacity
 
+    def take_children(self, step: int, children: Sequence[ChildReading]) -> None:
+        """Take readings of the child processes; those that are missing have ended."""
+        self._step = step
+        alive = {(child.pid, child.started) for child in children}
+        for key in [key for key in self._children if key not in alive]:
+            self._end_child(*self._children.pop(key))
+        for child in children:
+            if child.anon is not None:
+                known = self._children.get((child.pid, child.started))
+                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
+                self._children[child.pid, child.started] = (child.role, watch)
+                self._report_child(child.role, watch, watch.take(step, child.anon))
+        self._piles.take(step, children)
+
     def finish(self) -> None:
-        """Judge all series a last time: growth that lasts until now is confirmed."""
+        """Judge all series a last time: growth that lasts until now is confirmed.
+
+        The program may have freed everything since its last step, when its functions returned.
+        """
+        self._is_ending = True
         suspected = self._host.pending is not None
         news = self._host.end()
         if news is not None:
@@ -112,12 +138,15 @@ class GrowthDetector:
                 self._report(name, watch, watch.end())
         for role, watch in self._children.values():
             self._end_child(role, watch)
+        self._piles.finish()
 
     def _take_batch(self, event: Batch) -> None:
         self._step = event.step
         anon, shared = self._memory()
         if anon is not None:
             news = self._host.take(event.step, anon)
+            if self._host.pending is not None and event.step % _HEAP_STEPS == 0:
+                self._newest_heap = read_heap()
             if news is not None:
                 self._report_host(news, suspected=news.verdict != "suspected")
         if shared:
@@ -135,18 +164,7 @@ class GrowthDetector:
         self._step = event.step
         if event.children_shared:
             self._take(SHARED, event.step, event.children_shared, _CHILD_FLOOR, _SAMPLES)
-        self._take_children(event.step, event.children)
-
-    def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
-        alive = {(child.pid, child.started) for child in children}
-        for key in [key for key in self._children if key not in alive]:
-            self._end_child(*self._children.pop(key))
-        for child in children:
-            if child.anon is not None:
-                known = self._children.get((child.pid, child.started))
-                watch = SeriesWatch(_CHILD_FLOOR, _SAMPLES) if known is None else known[1]
-                self._children[child.pid, child.started] = (child.role, watch)
-                self._report_child(child.role, watch, watch.take(step, child.anon))
+        self.take_children(event.step, event.children)
 
     def _end_child(self, role: str, watch: SeriesWatch) -> None:
         """Judge a process that has ended.
@@ -170,13 +188,19 @@ class GrowthDetector:
         """Report a process's growth; of several of one kind, which share their cause, the first one's."""
         if news is None:
             return
-        kind = role.rstrip("0123456789")
+        kind = kind_of(role)
         rate = news.growth.rate
         if news.verdict != "withdrawn" and rate < LARGER * self._known.get(kind, 0.0):
             return
         if news.verdict == "confirmed":
             self._known[kind] = rate
         self._report(CHILD + role, watch, news)
+
+    def _report_pile(self, kind: str, watch: SeriesWatch, news: News, count: int) -> None:
+        free = host_free(self._pid)
+        watch.free = None if free is None else float(free)
+        found = self._suspicion(PILE + kind, news.growth, watch.free)
+        self._calls["confirmed"](found._replace(processes=count))
 
     def _take(self, name: str, step: int, level: int, floor: float, least: int) -> SeriesWatch:
         watch = self._watches.get(name)
@@ -200,7 +224,7 @@ class GrowthDetector:
                 return
             news = News("withdrawn", news.growth)
         if news.verdict == "suspected":
-            self._heap = read_heap()
+            self._heap, self._suspected = read_heap(), self._step
         self._report(HOST, self._host, news)
 
     def _is_garbage(self, growth: Growth) -> bool:
@@ -223,18 +247,22 @@ class GrowthDetector:
             free = host_free(self._pid)
             watch.free = None if free is None else float(free)
             watch.delay()
-        if name == HOST and news.verdict == "confirmed" and self._is_unused():
+        if name == HOST and news.verdict == "confirmed" and self._is_unused(news.growth.rate):
             name = FREE_LISTS
             watch.wait_on(news.growth)
         self._calls[news.verdict](self._suspicion(name, news.growth, watch.free))
 
-    def _is_unused(self) -> bool:
-        """Return True if mostly unused memory of the allocator has grown since the suspicion."""
-        before, now = self._heap, read_heap()
+    def _is_unused(self, rate: float) -> bool:
+        """Return True if mostly unused memory of the allocator has grown since the suspicion.
+
+        Python's small objects lie in memory that is not the allocator's: its figures may stay as they are.
+        """
+        before, now = self._heap, self._newest_heap if self._is_ending else read_heap()
         if before is None or now is None:
             return False
         unused, used = now.idle - before.idle, now.in_use - before.in_use
-        return unused > _UNUSED * (unused + max(used, 0)) and unused > _HOST_FLOOR / 2
+        grown = max(unused + max(used, 0), rate * (self._step - self._suspected))
+        return unused > _UNUSED * grown and unused > _HOST_FLOOR / 2
 
     def _suspicion(self, name: str, growth: Growth, free: float | None) -> Suspicion:
         return Suspicion(

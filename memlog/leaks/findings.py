@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import Event, Finding, now_us
-from memlog.leaks.detector import ALLOCATED, CHILD, FREE_LISTS, HOST, SHARED
+from memlog.leaks.detector import ALLOCATED, CHILD, FREE_LISTS, HOST, PILE, SHARED
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
@@ -51,6 +51,12 @@ _TEXTS = {
         "Anonymous memory of this one process; it does not count pages that it shares",
         "Look for what the dataset or collate function keeps from item to item in this process.",
     ),
+    PILE: _Text(
+        "worker_process",
+        "The memory of child processes ({})",
+        "Memory that each child process of this kind has alone (Private_Dirty), summed",
+        "End each process that you start and wait for it (Popen.communicate, Process.join), or keep a pool.",
+    ),
     ALLOCATED: _Text(
         "growth",
         "Memory that tensors hold on {}",
@@ -87,12 +93,15 @@ class GrowthFindings:
 def finding_of(growth: Suspicion) -> Finding:
     """Return the finding that a series grows, for a cause that is not known more precisely."""
     text, where = _text_of(growth.series)
-    what = text.what.format(where)
+    title = f"{text.what.format(where)} grows"
+    if growth.processes is not None:
+        begun = f"{growth.processes} child processes ({where}) were started and have not ended"
+        title = f"{begun}: their memory grows"
     return Finding(
         time_us=now_us(),
         step=growth.step,
         kind=text.kind,
-        title=f"{what} grows",
+        title=title,
         where=where,
         since_step=growth.since_step,
         rate=growth.rate,
@@ -113,6 +122,8 @@ def _text_of(series: str) -> tuple[_Text, str | None]:
     """Return the texts of a series, and the process or device that it is about."""
     if series.startswith(CHILD):
         return _TEXTS[CHILD], series.removeprefix(CHILD)
+    if series.startswith(PILE):
+        return _TEXTS[PILE], series.removeprefix(PILE)
     if series.endswith(ALLOCATED):
         return _TEXTS[ALLOCATED], series.removesuffix(ALLOCATED)
     return _TEXTS[series], None

@@ -78,11 +78,16 @@ class GrowthInquiry:
         self._holders: tuple[Holder, ...] = ()
         self._complete = False
         self._before: _Figures | None = None
+        self._is_ending = False
 
     @property
     def searching(self) -> bool:
         """True while the search for holders watches steps."""
         return self._search is not None
+
+    def ends(self) -> None:
+        """Note that the program has ended: what its functions held may be free now."""
+        self._is_ending = True
 
     def suspected(self, growth: Suspicion) -> None:
         """Begin to look for the cause."""
@@ -157,7 +162,8 @@ class GrowthInquiry:
         self._holders, self._complete = (), False
         named = [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
         if not named and complete and before is not None:
-            left = _by_elimination(growth, before, sum(one.bytes_per_step for one in holders))
+            explained = sum(one.bytes_per_step for one in holders)
+            left = _by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
         if not named:
             self._publish_without_cause(growth)
@@ -182,8 +188,13 @@ def _figures(step: int) -> _Figures:
     return _Figures(step, read_heap(), tensors)
 
 
-def _by_elimination(growth: Suspicion, before: _Figures, explained: float) -> Holder | None:
-    """Return the cause that is left if no Python object holds what grows; ``None`` if tensors do."""
+def _by_elimination(
+    growth: Suspicion, before: _Figures, explained: float, *, is_ending: bool
+) -> Holder | None:
+    """Return the cause that is left if no Python object holds what grows; ``None`` if tensors do.
+
+    At the end of the program free memory says nothing: it may have been free only since the last step.
+    """
     now = _figures(growth.step)
     steps = now.step - before.step
     if growth.series.endswith(ALLOCATED) or steps <= 0 or before.heap is None or now.heap is None:
@@ -196,7 +207,7 @@ def _by_elimination(growth: Suspicion, before: _Figures, explained: float) -> Ho
         growth.rate,
         explained=explained,
         malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
-        malloc_free=(now.heap.idle - before.heap.idle) / steps,
+        malloc_free=None if is_ending else (now.heap.idle - before.heap.idle) / steps,
     )
 
 

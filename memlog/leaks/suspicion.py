@@ -10,8 +10,8 @@ class Suspicion(NamedTuple):
 
     series: str
     """``host.anon`` (memory of the trainer's process without mapped files and shared memory),
-    ``host.free_lists`` (its allocator's unused memory), ``shared_memory``, ``cuda0.allocated`` or
-    ``child:DataLoader worker 3``."""
+    ``host.free_lists`` (its allocator's unused memory), ``shared_memory``, ``cuda0.allocated``,
+    ``child:DataLoader worker 3`` or ``processes:python`` (all child processes of one kind)."""
     since_step: int
     """First step of the growth."""
     rate: float
@@ -26,3 +26,5 @@ class Suspicion(NamedTuple):
     """Newest step."""
     forecast: tuple[int, int] | None = None
     """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
+    processes: int | None = None
+    """Processes that were started meanwhile and live, if these are what grows."""

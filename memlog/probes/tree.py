@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import psutil
 
 from memlog.events import ChildReading
@@ -38,6 +39,7 @@ class _Size(NamedTuple):
     file: int | None
     shared: int | None = None
     anon: int | None = None
+    own: int | None = None
 
 
 class ProcessTree:
@@ -90,8 +92,9 @@ class ProcessTree:
         oldest = sorted(children, key=lambda process: (started[process], process.pid))
         roles = self._roles.of(oldest)
         return tuple(
-            ChildReading(role, process.pid, int(started[process] * 1e6), children[process].anon)
+            ChildReading(role, process.pid, int(started[process] * 1e6), size.anon, size.own)
             for process, role in zip(oldest[:_MOST], roles, strict=False)
+            for size in (children[process],)
         )
 
     def _members(self) -> list[psutil.Process]:
@@ -125,6 +128,23 @@ class ProcessTree:
         return None
 
 
+def read_again(children: Sequence[ChildReading], proc: Path = Path("/proc")) -> list[ChildReading]:
+    """Read the anonymous memory of known processes again, without those that have ended.
+
+    From ``RssAnon`` in ``/proc/PID/status``: the same pages as in `ProcessTree.read`, in 0.05 ms for each
+    process, because the kernel keeps their count. ``own`` stays as it was read before.
+    """
+    readings = []
+    for child in children:
+        with suppress(OSError):
+            status = (proc / str(child.pid) / "status").read_bytes()
+            _, found, rest = status.partition(b"RssAnon:")
+            if found:
+                anon = int(rest.split(maxsplit=1)[0]) * _KIB
+                readings.append(msgspec.structs.replace(child, anon=anon))
+    return readings
+
+
 def available_memory() -> int | None:
     """Return the bytes that the machine can still give without swapping; ``None`` if unknown."""
     with suppress(OSError, psutil.Error):
@@ -149,11 +169,13 @@ def _proportional(rollup: Path) -> _Size | None:
     figures: dict[bytes, int] = {}
     for line in rollup.read_bytes().splitlines():
         name, _, rest = line.partition(b":")
-        if name in (b"Pss", b"Pss_File", b"Pss_Shmem", b"Anonymous"):
+        if name in (b"Pss", b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty"):
             figures[name] = int(rest.split()[0]) * _KIB
     pss = figures.get(b"Pss")
     if pss is None:
         return None
-    # Not the proportional part of anonymous memory: a fork's part grows whenever its parent writes to a page.
-    rest_of = (figures.get(name) for name in (b"Pss_File", b"Pss_Shmem", b"Anonymous"))
+    # One process is judged by all of its anonymous memory, not by the proportional part: a fork's part grows
+    # whenever its parent writes to a page.
+    names = b"Pss_File", b"Pss_Shmem", b"Anonymous", b"Private_Dirty"
+    rest_of = (figures.get(name) for name in names)
     return _Size(pss, *rest_of)

@@ -78,6 +78,7 @@ class GrowthWatch:
         """
         self._is_ending = True
         with self._diagnostics.contained("judging growth a last time"):
+            self._inquiry.ends()
             self._detector.finish()
             if self._inquiry is not None:
                 self._inquiry.finish()

@@ -19,7 +19,7 @@ with suppress(FileNotFoundError):
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.helper.alert_pipe import alert_sender
-from memlog.delivery.helper.process import main
+from memlog.delivery.helper.process import Judging, main
 from memlog.delivery.helper.protocol import Begin
 from memlog.events import Alert
 from memlog.journal import RunDirectory
@@ -31,12 +31,8 @@ if TYPE_CHECKING:
     from memlog.alerts import AlertEngine
 
 
-def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Callable[[], dict[str, str]]:
-    """Subscribe the alert rules about the samples, and the detector of growth, to the helper's bus.
-
-    Returns:
-        A function, to be called at the end, that returns the reason for each rule that was never judged.
-    """
+def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Judging:
+    """Subscribe the alert rules about the samples, and the detector of growth, to the helper's bus."""
     bus.subscribe(FindingAlerts(bus.publish, diagnostics))
     detector = GrowthDetector(begin.trainer_pid, GrowthFindings(bus.publish))
     bus.subscribe(detector)
@@ -47,7 +43,7 @@ def judge(begin: Begin, bus: EventBus, diagnostics: Diagnostics) -> Callable[[],
             detector.finish()
         return not_judged()
 
-    return end
+    return Judging(end, detector.take_children)
 
 
 def _subscribe_rules(

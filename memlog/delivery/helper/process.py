@@ -14,10 +14,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -29,7 +29,7 @@ from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.sampler import Sampler, StepFollower
 from memlog.delivery.helper.worst_step import WorstStep
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import End, now_us
+from memlog.events import ChildReading, End, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
 from memlog.journal.delivery_state import HelperLock
@@ -56,8 +56,18 @@ _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 """Seconds within which the children of a dead process get another parent."""
 
-Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Callable[[], dict[str, str]]]
-"""Subscribes the run's alert rules to the bus; returns a function that lists rules never judged, and why."""
+
+class Judging(NamedTuple):
+    """Parts that judge the samples of a run."""
+
+    finish: Callable[[], dict[str, str]] = dict
+    """Judges a last time; lists the rules that were never judged, and why."""
+    take_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None
+    """Takes a step, and readings of child processes that are in no sample."""
+
+
+Judge: TypeAlias = Callable[[protocol.Begin, EventBus, Diagnostics], Judging]
+"""Subscribes the run's alert rules, and the detector of growth, to the bus."""
 
 
 class Helper:
@@ -94,19 +104,23 @@ class Helper:
             self._bus.publish,
             self._follower,
             self._diagnostics,
+            self._take_children,
         )
         self._retention = Retention(
             self._run, self._settings.journal_limit, self._settings.backends
         )
-        self._never_judged: Callable[[], dict[str, str]] = dict
+        self._judging = Judging()
         with self._diagnostics.contained("reading the alert rules"):
-            self._never_judged = judge(begin, self._bus, self._diagnostics)
+            self._judging = judge(begin, self._bus, self._diagnostics)
         self._worst_step = WorstStep(self._run, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
         self._finish: protocol.Finish | None = None
         self._unwritten_ms = 0.0
         self._stop_at: float | None = None
+
+    def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
+        self._judging.take_children(step, children)
 
     def begin(self) -> None:
         """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
@@ -251,7 +265,7 @@ class Helper:
 
     def _publish_health(self) -> None:
         """Write the helper's drops, faults and rules never judged, and the missing part of the trainer's."""
-        unjudged, unwritten_ms = self._never_judged(), self._unwritten_ms
+        unjudged, unwritten_ms = self._judging.finish(), self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
                 HealthEvent(

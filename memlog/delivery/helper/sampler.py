@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.client import ARGUMENTS
-from memlog.events import Batch, End, Event, OutOfMemory, Sample, now_us
+from memlog.events import Batch, ChildReading, End, Event, OutOfMemory, Sample, now_us
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
-from memlog.probes.tree import ProcessTree, available_memory, machine_memory
+from memlog.probes.tree import ProcessTree, available_memory, machine_memory, read_again
 
 _STEPS = 5
 """Steps, in a run's first 500 steps, after which a sample is due before its interval has passed."""
@@ -74,6 +74,8 @@ class Sampler:
         publish: Called with each sample.
         follower: Reads the trainer's newest step.
         diagnostics: Counts readings that failed.
+        on_children: Called with the newest step and readings of the last sample's child processes, at steps
+            at which a whole sample would cost too much. They are not published: the journal stays small.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Sampler:
         publish: Callable[[Event], object],
         follower: StepFollower,
         diagnostics: Diagnostics,
+        on_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None,
     ) -> None:
         self._trainer = trainer
         self._tree = ProcessTree(trainer, leave_out=ARGUMENTS)
@@ -90,9 +93,12 @@ class Sampler:
         self._publish = publish
         self._follower = follower
         self._diagnostics = diagnostics
-        self._due = self._not_before = time.monotonic()
+        self._due = self._not_before = self._children_not_before = time.monotonic()
         self._step_rate = _StepRate()
         self._free = _FIRST
+        self._on_children = on_children
+        self._children_rate = _StepRate()
+        self._children: Sequence[ChildReading] = ()
 
     @property
     def pause(self) -> float:
@@ -103,15 +109,31 @@ class Sampler:
         """Read and publish a sample if the interval or enough steps have passed. Never raises."""
         now = time.monotonic()
         if now < self._not_before:
+            if self._children and now >= self._children_not_before:
+                with self._diagnostics.contained("reading the child processes"):
+                    self._read_children(now)
             return
         with self._diagnostics.contained("sampling the process tree"):
             by_steps = self._step_rate.update(self._follower.look(), now)
             if by_steps or now >= self._due:
                 self._due = now + self._interval
                 before = time.thread_time()
-                self._publish(self._read())
+                sample = self._read()
+                self._publish(sample)
                 self._step_rate.sampled()
+                self._children = sample.children
                 self._not_before = now + self._shortest_pause(time.thread_time() - before)
+                self._children_not_before = now + _LOOK
+
+    def _read_children(self, now: float) -> None:
+        """Read the children again if enough steps have passed, in as small a share of a processor's time."""
+        before = time.thread_time()
+        step = self._follower.look()
+        if step is not None and self._children_rate.update(step, now):
+            self._children = read_again(self._children)
+            self._on_children(step, self._children)
+            self._children_rate.sampled()
+        self._children_not_before = now + max(_LOOK, (time.thread_time() - before) / _SHARE)
 
     def _shortest_pause(self, cost: float) -> float:
         """Return the shortest pause after a sample that took ``cost`` processor seconds."""

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from memlog._internal.units import MIB
-from memlog.probes.tree import ProcessTree, TreeReading, available_memory
+from memlog.probes.tree import ProcessTree, TreeReading, available_memory, read_again
 
 pytestmark = pytest.mark.integration
 linux = pytest.mark.skipif(sys.platform != "linux", reason="proportional sizes come from /proc")
@@ -97,12 +97,26 @@ def test_nor_are_its_descendants() -> None:
 
 
 @linux
+def test_a_second_reading_is_of_the_same_memory_without_processes_that_ended() -> None:
+    with running(PARENT, 50) as (parent, _):
+        [child] = ProcessTree(parent).read().children
+        [again] = read_again([child])
+        assert again.anon == pytest.approx(child.anon, abs=MIB)
+        assert (again.role, again.pid, again.started) == (child.role, child.pid, child.started)
+    assert read_again([child]) == []
+
+
+@linux
 def test_memory_shared_by_fork_is_counted_once() -> None:
     with running(FORKER, 200) as (parent, _):
         reading = ProcessTree(parent).read()
 
         assert reading.processes == 2
         assert 200 * MIB < pss(reading) < 300 * MIB
+        [child] = reading.children
+        assert (child.anon or 0) > 200 * MIB
+        assert child.own is not None
+        assert child.own < 50 * MIB
 
 
 def test_where_the_kernel_does_not_tell_shares_the_resident_set_is_taken(tmp_path: Path) -> None:

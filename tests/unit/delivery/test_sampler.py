@@ -1,7 +1,10 @@
 """Times at which the helper samples the process tree: by time, and by steps if these are fast."""
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from support.journals import GIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.sampler import Sampler, StepFollower, _StepRate
-from memlog.events import Event, Sample
+from memlog.events import ChildReading, Event, Sample
 
 
 def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path) -> None:
@@ -66,3 +69,33 @@ def test_the_first_samples_are_close_however_dear_they_are(tmp_path: Path) -> No
     pauses = [sampler._shortest_pause(0.02) for _ in range(20)]
     assert pauses[:10] == pytest.approx([0.05] * 10)
     assert pauses[10:] == pytest.approx([1.0] * 10)
+
+
+def test_children_are_read_between_samples(tmp_path: Path) -> None:
+    """A whole sample waits for its interval once reading has cost its share; the children do not."""
+    run = MadeRun(tmp_path)
+    found: list[Event] = []
+    seen: list[tuple[int, Sequence[ChildReading]]] = []
+    follower = StepFollower(run.directory.files()[0])
+    health = Diagnostics()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        sampler = Sampler(
+            os.getpid(), 1000.0, found.append, follower, health, lambda *read: seen.append(read)
+        )
+        sampler.sample_if_due()
+        sampler._not_before = float("inf")
+        for begin in (0, 40):
+            run.write(*(batch(step, GIB) for step in range(begin, begin + 40)))
+            deadline = time.monotonic() + 30
+            while (not seen or seen[-1][0] < begin) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                sampler.sample_if_due()
+    finally:
+        child.communicate()
+    [sample] = found
+    assert isinstance(sample, Sample)
+    assert [step for step, _ in seen] == [39, 79]
+    assert child.pid in [reading.pid for reading in sample.children]
+    assert [each.pid for each in seen[0][1]] == [each.pid for each in sample.children]
+    assert not health.faults

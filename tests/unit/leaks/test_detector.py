@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import platform
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -174,6 +175,45 @@ def test_free_lists_of_the_allocator_are_told_from_memory_in_use() -> None:
     assert len(steps) >= 2
 
 
+@glibc
+def test_what_is_freed_after_the_last_step_is_no_free_memory_of_the_allocator() -> None:
+    """The program's functions have returned before the last judgement, with all that they held."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    judge, told = detector()
+    blocks = []
+    for step in range(120):
+        blocks += [(libc.malloc(64 * 1024), libc.malloc(32)) for _ in range(16)]
+        judge.step(step, 500 + step)
+    for block, _ in blocks:
+        libc.free(block)
+    judge.finish()
+    for _, small in blocks:
+        libc.free(small)
+    assert [found.series for found in told.confirmed] == ["host.anon"]
+
+
+@glibc
+def test_small_free_pieces_do_not_hide_growth_outside_the_allocator() -> None:
+    """Python's small objects lie outside the heap: of 200 MiB, the allocator has 6 MiB, all of them free."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = (ctypes.c_void_p,)
+    blocks = [(libc.malloc(64 * 1024), libc.malloc(32)) for _ in range(200)]
+    judge, told = detector()
+    for step in range(200):
+        if step >= 80:
+            libc.free(blocks[step][0])
+        judge.step(step, 500 + step)
+    judge.finish()
+    for number, (block, small) in enumerate(blocks):
+        if number < 80:
+            libc.free(block)
+        libc.free(small)
+    assert [found.series for found in told.confirmed] == ["host.anon"]
+
+
 def test_a_worker_that_grows_is_found_and_its_siblings_are_not_repeated() -> None:
     judge, told = detector()
     for number in range(60):
@@ -203,6 +243,45 @@ def test_a_worker_that_grows_within_each_epoch_is_found() -> None:
     [confirmed] = told.confirmed
     assert confirmed.series == "child:DataLoader worker 0"
     assert confirmed.step <= 130
+
+
+def programs(step: int, pids: Sequence[int], size: float = 15) -> Sample:
+    """Return a sample of child processes of one program, each of the same MiB."""
+    own = int(size * MIB)
+    readings = tuple(ChildReading(f"python {n}", p, p, 9 * own, own) for n, p in enumerate(pids))
+    return Sample(at(step), step, GIB, 1, GIB, None, None, None, readings, 0)
+
+
+def test_processes_that_are_started_and_do_not_end_are_one_finding() -> None:
+    judge, told = detector()
+    for step in range(0, 300, 5):
+        judge(programs(step, range(100, 100 + step // 12)))
+    judge(programs(299, range(100, 102)))  # the program ends them at its end
+    judge.finish()
+    [confirmed] = told.confirmed
+    assert confirmed.series == "processes:python"
+    assert confirmed.rate == pytest.approx(15 / 12 * MIB, rel=0.1)
+    assert confirmed.processes is not None
+    assert 6 <= confirmed.processes <= 25
+    assert f"{confirmed.processes} child processes (python)" in finding_of(confirmed).title
+
+
+def test_processes_that_end_and_few_large_ones_are_no_pile() -> None:
+    judge, told = detector()
+    for step in range(0, 600, 5):
+        judge(programs(step, range(100 + step // 12, 104 + step // 12 + step // 150)))
+    judge.finish()
+    assert told.confirmed == []
+
+
+def test_readings_between_samples_are_judged_too() -> None:
+    judge, told = detector()
+    judge(sample(0, (70, 300)))
+    for step in range(5, 150, 5):
+        reading = ChildReading("DataLoader worker 0", 70, 70, (300 + step) * MIB)
+        judge.detector.take_children(step, [reading])
+    judge.finish()
+    assert [found.series for found in told.confirmed] == ["child:DataLoader worker 0"]
 
 
 def test_shared_memory_of_children_is_judged() -> None:
