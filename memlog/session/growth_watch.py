@@ -78,7 +78,8 @@ class GrowthWatch:
         """
         self._is_ending = True
         with self._diagnostics.contained("judging growth a last time"):
-            self._inquiry.ends()
+            if self._inquiry is not None:
+                self._inquiry.ends()
             self._detector.finish()
             if self._inquiry is not None:
                 self._inquiry.finish()
@@ -92,6 +93,8 @@ class GrowthWatch:
             self._inquiry = GrowthInquiry(
                 self._publish, self._diagnostics, self._is_traced, self._begun
             )
+            if self._is_ending:
+                self._inquiry.ends()
         return self._inquiry
 
     def print_verdict(self, run: RunDirectory) -> None:
