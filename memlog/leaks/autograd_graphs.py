@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from memlog.leaks.inert_access import bases, class_namespace, is_kind
+from memlog.leaks.inert_access import bases, class_namespace, is_kind, own_method
 from memlog.leaks.live_tensors import LiveTensors
 from memlog.leaks.time_budget import TimeBudget
 
@@ -63,7 +63,7 @@ class GraphWalk:
         found = []
         with torch._C.DisableTorchFunctionSubclass():
             for _, holder, node in tensors.roots:
-                graph = KeptGraph(holder, str(node.name()), *self._walk(node))
+                graph = KeptGraph(holder, str(own_method(node, "name")()), *self._walk(node))
                 if graph.nodes:
                     found.append(graph)
         return found
@@ -74,7 +74,7 @@ class GraphWalk:
             node = waiting.pop()
             if id(node) in self._visited:
                 continue
-            number = int(node._sequence_nr())
+            number = int(own_method(node, "_sequence_nr")())
             if number < self._first:
                 continue
             if len(self._visited) >= _MAX_NODES or self._budget.spent:

@@ -45,6 +45,9 @@ _MAX_COUNTED: Final = 300_000
 """Maximum number of containers in a census: about 30 MB."""
 _MAX_REACHED: Final = 20_000
 """Maximum number of objects that are looked at to find out what an element takes."""
+_HUGE: Final = 200_000
+"""Elements above which what a container refers to is not looked at: that takes 10 ms."""
+_HUGE_KINDS: Final[tuple[Any, ...]] = (list, dict, set)
 _SAMPLE: Final = 4
 """Elements whose size is measured."""
 _SHARED: Final = (
@@ -123,12 +126,29 @@ def _untracked(objects: Sequence[Any]) -> list[Any]:
     """Return containers that the objects refer to and that the collector does not track."""
     # All of this runs in C: there are ten times as many referents as objects.
     kinds = map(id, map(type, objects))
+    if _has_huge(objects):
+        objects = [one for one in objects if not _is_huge(one)]
+        kinds = map(id, map(type, objects))
     plain = itertools.compress(objects, map(operator.not_, map(_NO_OWNERS.__contains__, kinds)))
     referents = gc.get_referents(*plain)
     types = list(map(type, referents))
     dicts = itertools.compress(referents, map(operator.is_, types, itertools.repeat(dict)))
     arrays = itertools.compress(referents, map(operator.is_, types, itertools.repeat(bytearray)))
     return [*itertools.filterfalse(gc.is_tracked, dicts), *arrays]
+
+
+def _has_huge(objects: Sequence[Any]) -> bool:
+    """Return whether one of the objects is a plain container of so many elements that they take long."""
+    types = list(map(type, objects))
+    for kind in _HUGE_KINDS:
+        plain = itertools.compress(objects, map(operator.is_, types, itertools.repeat(kind)))
+        if max(map(kind.__len__, plain), default=0) > _HUGE:
+            return True
+    return False
+
+
+def _is_huge(one: Any) -> bool:
+    return any(type(one) is kind and kind.__len__(one) > _HUGE for kind in _HUGE_KINDS)
 
 
 def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:

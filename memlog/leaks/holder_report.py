@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ElementSizes, Growth, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.holder_text import Held, holder_of
 from memlog.leaks.holders import Holder
+from memlog.leaks.inert_access import is_kind
 from memlog.leaks.live_tensors import LiveTensors
 from memlog.leaks.model_tensors import ModelTensors
 from memlog.leaks.numpy_views import views_of
@@ -283,5 +286,8 @@ def _weight(target: _Target) -> int:
 
 
 def _is_scalar(tensor: Any) -> bool:
-    shape = getattr(tensor, "shape", None)
-    return shape is not None and len(shape) == 0
+    """Return whether a holder, which may be a node, is a tensor of one number without dimensions."""
+    if not is_kind(tensor, torch.Tensor):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        return bool(torch._C.TensorBase.ndim.__get__(tensor) == 0)  # type: ignore[attr-defined] # no stub has it

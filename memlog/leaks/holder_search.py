@@ -32,6 +32,8 @@ LATER: Final = 8
 """Steps between the watched iterations and the look at what is left."""
 _TRACED: Final = 5
 """Steps in each half of the run of ``tracemalloc``."""
+_MOST_AT_ONCE: Final = 0.7
+"""Processor seconds for which one step may be held up."""
 _ENOUGH: Final = 0.5
 """Share of the growth that holders have to explain, so that nothing else is looked for."""
 
@@ -81,7 +83,7 @@ class HolderSearch:
         """
         if not self._finished:
             try:
-                with self._budget.running():
+                with self._budget.running(_MOST_AT_ONCE):
                     self._go_on(step)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._diagnostics.fault("looking for what holds memory", error)
@@ -128,7 +130,7 @@ class HolderSearch:
         self._begun_at = step
         objects = all_objects()
         self._normal = ModelTensors(objects, self._budget)
-        self._censuses.append(Census(objects, self._budget))
+        self._censuses = [Census(objects, self._budget)]
         del objects
         if self._budget.spent:
             self.stop()
@@ -140,7 +142,11 @@ class HolderSearch:
     def _go_on_watching(self, step: int, watch: StorageWatch) -> None:
         self._sizes.add(watch.alive().values(), watch.iteration)
         watch.iteration_ended()
-        if watch.iteration >= self._watched or watch.seconds >= self._budget.left / 2:
+        if (
+            watch.iteration >= self._watched
+            or watch.ended
+            or watch.seconds >= self._budget.left / 2
+        ):
             watch.end()
             self._budget.take(watch.seconds)
             self._ended_at = step
@@ -165,7 +171,9 @@ class HolderSearch:
             self.stop()
 
     def _go_on_tracing(self, step: int, trace: AllocationTrace) -> None:
-        if step - self._traced_from == _TRACED:
+        if not trace.running:
+            self.stop()
+        elif step - self._traced_from == _TRACED:
             trace.mark_middle()
         elif step - self._traced_from >= 2 * _TRACED:
             found = trace.finish(_TRACED)
@@ -178,7 +186,8 @@ class HolderSearch:
 def _may_watch() -> bool:
     """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
 
-    With the compiler in use, a mode changes what is compiled. Then only containers are compared.
+    With the compiler in use, a mode changes what is compiled. torch's profiler counts each operation below a
+    mode twice. Then only containers are compared.
     """
     compiles = "torch._dynamo" in sys.modules and torch_private.compiler_in_use()
-    return may_open() and not compiles
+    return may_open() and not compiles and not torch_private.profiling()

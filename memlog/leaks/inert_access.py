@@ -6,8 +6,10 @@ functions use the types and descriptors of CPython itself.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from types import GetSetDescriptorType, MemberDescriptorType
+from collections.abc import Iterator
+from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType
 from typing import Any, Final
 
 _mro: Any = type.__dict__["__mro__"].__get__
@@ -66,6 +68,41 @@ def container_length(value: Any, base: type) -> int:
 def class_namespace(kind: type) -> Any:
     """Return the namespace of a class as a read-only mapping."""
     return _namespace(kind)
+
+
+def own_method(value: object, name: str) -> Any:
+    """Return a method that C code defines, also if an attribute of the object has its name.
+
+    Raises:
+        AttributeError: There is none.
+    """
+    for base in bases(type(value)):
+        found = class_namespace(base).get(name)
+        if type(found) is MethodDescriptorType:
+            return found.__get__(value)
+    raise AttributeError(name)
+
+
+def values_in(value: object, limit: int) -> Iterator[object]:
+    """Yield a value, or the values that a tuple, list or dictionary holds, also those further inside.
+
+    Args:
+        value: Any object.
+        limit: Maximum number of values that are looked at.
+    """
+    waiting = [value]
+    while waiting and limit > 0:
+        limit -= 1
+        one: Any = waiting.pop()
+        kinds = bases(type(one))
+        if any(kind is dict for kind in kinds):
+            waiting += itertools.islice(dict.values(one), limit)
+        elif any(kind is tuple for kind in kinds):
+            waiting += itertools.islice(tuple.__iter__(one), limit)
+        elif any(kind is list for kind in kinds):
+            waiting += itertools.islice(list.__iter__(one), limit)
+        else:
+            yield one
 
 
 def instance_dict(value: object) -> dict[Any, Any] | None:

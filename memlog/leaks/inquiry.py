@@ -118,6 +118,8 @@ class GrowthInquiry:
         search = self._search
         if search is None or (not search.begun and self._is_traced()):
             return
+        if self._before is not None and self._before.step == step:
+            return  # adding up the sizes of all tensors has held up this step already
         if search.step_ended(step):
             with self._diagnostics.contained("publishing what holds memory"):
                 self._end_search()

@@ -25,14 +25,22 @@ class KindTable(Generic[_Kind]):
         """Yield the objects of interest, each with what it is."""
         types = list(map(type, objects))
         numbers = list(map(id, types))
-        for number, kind in dict(zip(numbers, types, strict=True)).items():
+        present = set(numbers)
+        if not present <= self._seen.keys():
+            self._add(types)
+        kinds = self._kinds
+        if present.isdisjoint(kinds):
+            return
+        # In C up to here: most objects are of no interest.
+        pairs = zip(objects, numbers, strict=True)
+        for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
+            yield one, kinds[number]
+
+    def _add(self, types: list[type]) -> None:
+        for kind in types:
+            number = id(kind)
             if number not in self._seen:
                 self._seen[number] = kind
                 found = self._kind_of(kind)
                 if found is not None:
                     self._kinds[number] = found
-        kinds = self._kinds
-        # In C up to here: most objects are of no interest.
-        pairs = zip(objects, numbers, strict=True)
-        for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
-            yield one, kinds[number]

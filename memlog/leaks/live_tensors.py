@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from types import MethodDescriptorType
 from typing import Any, Final
 
 import torch
 
-from memlog.leaks.inert_access import bases, class_namespace
+from memlog.leaks.inert_access import bases, class_namespace, own_method
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.time_budget import TimeBudget
 
@@ -58,7 +59,7 @@ class LiveTensors:
     def add_roots(self, holders: list[tuple[Any, Any]], first_node: int) -> None:
         """Add tensors that keep graphs, each with its last node, before all others."""
         added = [(_NO_SEQUENCE, holder, node) for holder, node in holders]
-        self.roots[:0] = [one for one in added if int(one[2]._sequence_nr()) >= first_node]
+        self.roots[:0] = [one for one in added if _number(one[2]) >= first_node]
 
     def _add_tensor(self, tensor: Any, wanted: frozenset[int], first_node: int | None) -> None:
         try:
@@ -73,7 +74,7 @@ class LiveTensors:
             return  # a tensor without storage, or one that is being freed
 
     def _add_root(self, holder: Any, node: Any, first_node: int) -> None:
-        number = int(node._sequence_nr())
+        number = _number(node)
         if first_node <= number < _NO_SEQUENCE:
             self.roots.append((number, holder, node))
 
@@ -101,16 +102,23 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
 
 
 def storage_of(tensor: Any) -> int:
-    """Return the identity of a tensor's storage; 0 if it has none."""
+    """Return the identity of a tensor's storage; 0 if it has none, as a wrapper of ``torch.func``."""
     if _base.layout.__get__(tensor) is not torch.strided:
         return 0
-    return int(_base.untyped_storage(tensor)._cdata)
+    try:
+        return int(_base.untyped_storage(tensor)._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _number(node: Any) -> int:
+    return int(own_method(node, "_sequence_nr")())
 
 
 def _kind(kind: type) -> str | None:
     for base in bases(kind):
         if base is torch.Tensor:
             return "tensor"
-        if "next_functions" in class_namespace(base):
+        if type(class_namespace(base).get("_sequence_nr")) is MethodDescriptorType:
             return "node"
     return None

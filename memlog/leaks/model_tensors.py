@@ -8,13 +8,14 @@ from typing import Any, Final
 
 import torch
 
-from memlog.leaks.inert_access import bases, instance_dict
+from memlog.leaks.inert_access import bases, instance_dict, values_in
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.time_budget import TimeBudget
-from memlog.tracer.tensor_storages import tensors_in
 
 _BATCH: Final = 20_000
+_MAX_STATE: Final = 1_000_000
+"""Values of an optimizer's state that are looked at."""
 _base: Any = torch._C.TensorBase
 
 
@@ -83,7 +84,8 @@ class ModelTensors:
         for optimizer in _alive(self._optimizers):
             state = (instance_dict(optimizer) or {}).get("state")
             if isinstance(state, dict):
-                yield from tensors_in(list(dict.values(state)), limit=1_000_000)
+                found = values_in(state, _MAX_STATE)
+                yield from (one for one in found if any(type(one) is kind for kind in _PLAIN))
 
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)

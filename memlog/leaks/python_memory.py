@@ -10,7 +10,7 @@ import tracemalloc
 from collections import defaultdict
 from typing import Final, NamedTuple
 
-from memlog._internal.units import format_bytes
+from memlog._internal.units import MIB, format_bytes
 from memlog.leaks.assignment_lines import shown
 from memlog.leaks.frame_variables import MEMLOG
 from memlog.leaks.holders import Holder
@@ -20,6 +20,10 @@ _FRAMES: Final = 8
 """Frames that are kept of each allocation, so that the program's line is among them."""
 _LEAST: Final = 64.0
 """Bytes per step below which a line is not reported."""
+
+
+_MOST_TRACED: Final = 6 * MIB
+"""Bytes of traces above which the trace ends: about 30,000 allocations, which take 0.5 s to read."""
 
 
 class _Line(NamedTuple):
@@ -38,13 +42,26 @@ class AllocationTrace:
         self._started = False
         self._middle: dict[_Line, int] = {}
         self._lines = CallingLines()
+        self._start = tracemalloc.start
 
     def start(self) -> bool:
         """Start tracing; return False if the program itself traces, which is left alone."""
         if not tracemalloc.is_tracing():
             tracemalloc.start(_FRAMES)
             self._started = True
+            self._start, tracemalloc.start = tracemalloc.start, self._program_starts
         return self._started
+
+    @property
+    def running(self) -> bool:
+        """True until the program itself starts or stops tracing, or too much is traced to be read at once."""
+        tracing = self._started and tracemalloc.is_tracing()
+        return tracing and tracemalloc.get_tracemalloc_memory() <= _MOST_TRACED
+
+    def _program_starts(self, nframe: int = 1) -> None:
+        """Start the program's own tracing instead. It would do nothing, and end with this trace."""
+        self.stop()
+        tracemalloc.start(nframe)
 
     def mark_middle(self) -> None:
         """Note what lives half-way."""
@@ -73,14 +90,17 @@ class AllocationTrace:
         """Stop tracing, if this object started it. A second call is harmless."""
         if self._started:
             self._started = False
+            if tracemalloc.start == self._program_starts:
+                tracemalloc.start = self._start
             tracemalloc.stop()
 
     def _held(self) -> dict[_Line, int]:
         held: defaultdict[_Line, int] = defaultdict(int)
-        for trace in tracemalloc.take_snapshot().traces:
-            line = self._program_line(trace.traceback)
+        # Grouped first: there may be thousands of allocations for each traceback.
+        for group in tracemalloc.take_snapshot().statistics("traceback"):
+            line = self._program_line(group.traceback)
             if line is not None:
-                held[line] += trace.size
+                held[line] += group.size
         return dict(held)
 
     def _program_line(self, traceback: tracemalloc.Traceback) -> _Line | None:

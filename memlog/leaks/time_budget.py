@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,18 +22,23 @@ class TimeBudget:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
         self._left = seconds
+        self._most = math.inf
         self._clock = clock
         self._began: float | None = None
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time of a block."""
-        self._began = self._clock()
+    def running(self, most: float = math.inf) -> Iterator[None]:
+        """Count the time of a block.
+
+        Args:
+            most: Seconds that this block may take, if more are left.
+        """
+        self._began, self._most = self._clock(), most
         try:
             yield
         finally:
-            self._left = self.left
-            self._began = None
+            self._left -= self._taken()
+            self._began, self._most = None, math.inf
 
     def take(self, seconds: float) -> None:
         """Subtract time that other work has taken."""
@@ -40,8 +46,11 @@ class TimeBudget:
 
     @property
     def left(self) -> float:
-        """Seconds that are left; negative if the work took longer."""
-        return self._left - (0.0 if self._began is None else self._clock() - self._began)
+        """Seconds that are left, of the block if it may take less; negative if the work took longer."""
+        return min(self._left, self._most) - self._taken()
+
+    def _taken(self) -> float:
+        return 0.0 if self._began is None else self._clock() - self._began
 
     @property
     def spent(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
+from memlog.leaks.inert_access import values_in
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -22,10 +25,12 @@ from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
 from memlog.tracer.engines.cpu.dispatch_mode import NEW, RESIZED, RESULT, ObservingMode, kind_of
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
-from memlog.tracer.tensor_storages import is_wrapper, tensors_in
+from memlog.tracer.tensor_storages import is_wrapper
 
 MAX_STORAGES: Final = 100_000
 """Maximum number of storages that are watched at once."""
+_MAX_VALUES: Final = 100
+"""Values that are looked at in the arguments of one call."""
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -131,6 +136,9 @@ class StorageWatch:
         self._mode = StorageMode(self, diagnostics)
         self._handles: list[Any] = []
         self._evaluating = False
+        # A forked child has a copy of this thread's modes, and is not watched.
+        fork.renew(self._mode, "_observer", lambda: None)
+        fork.renew(self._stack, "closed", lambda: True)
 
     def begin(self) -> None:
         """Begin on this thread."""
@@ -140,6 +148,11 @@ class StorageWatch:
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
         self._stack.begin()
         self._mode.begin()
+
+    @property
+    def ended(self) -> bool:
+        """True if the watch began and has ended."""
+        return self.end_node is not None
 
     def iteration_ended(self) -> None:
         """Count an iteration, and forget the storages that are freed already."""
@@ -172,6 +185,8 @@ class StorageWatch:
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
         """Watch the new storages of an operation's results, and unknown storages of its arguments."""
         del inside
+        if torch_private.tracing_graph():
+            return  # sizes would become a part of the traced graph
         began = time.thread_time()
         state = self._stack.thread_state(join=True)
         if state is not None:
@@ -181,12 +196,10 @@ class StorageWatch:
         self.seconds += time.thread_time() - began
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
-        for tensor in (values,) if type(values) in _PLAIN else tensors_in(values, limit=100):
-            if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        for tensor in (values,) if type(values) in _PLAIN else _plain_tensors(values):
+            storage = _storage_of(tensor)
+            if storage is None:
                 continue
-            if tensor.device.type == "meta":
-                continue
-            storage = tensor.untyped_storage()
             known = self._storages.get(storage._cdata)
             if known is not None and known.reference() is storage:
                 continue
@@ -200,7 +213,7 @@ class StorageWatch:
                     storage.nbytes(),
                     self.iteration,
                     self._site(operation, state),
-                    tuple(tensor.shape),
+                    () if tensor.is_nested else tuple(tensor.shape),
                     str(tensor.dtype).removeprefix("torch."),
                 )
 
@@ -211,7 +224,10 @@ class StorageWatch:
         return Site(line, self._names.paths[layer], PHASES[phase], operation, self._evaluating)
 
     def _module_begins(self, module: Any, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch_private.tracing_graph():
+            return
+        if torch_private.profiling():
+            self.end()  # the profiler would count each operation below the mode twice
             return
         with self._diagnostics.contained("noticing that a module begins"):
             state = self._stack.module_begins(module)
@@ -223,6 +239,23 @@ class StorageWatch:
         if not torch.compiler.is_compiling():
             with self._diagnostics.contained("noticing that a module ends"):
                 self._stack.module_ends(module)
+
+
+def _plain_tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors of torch's own classes in an operation's or a module's arguments."""
+    for value in values_in(values, _MAX_VALUES):
+        if any(type(value) is kind for kind in _PLAIN):
+            yield value  # type: ignore[misc] # it is a tensor
+
+
+def _storage_of(tensor: Tensor) -> Any:
+    """Return a tensor's storage; ``None`` if it has no bytes of its own, as a wrapper of ``torch.func``."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _ignore(_kind: int, _layer: int, _phase: int, _state: ThreadState) -> None:

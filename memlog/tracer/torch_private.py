@@ -139,6 +139,22 @@ def fakes_active() -> bool:
     )
 
 
+_tracing_state = _find("_C._get_tracing_state")
+
+
+def tracing_graph() -> bool:
+    """Return whether ``torch.jit.trace`` records this thread's operations."""
+    return _tracing_state is not None and _tracing_state() is not None
+
+
+_profiler_enabled = _find("autograd._profiler_enabled")
+
+
+def profiling() -> bool:
+    """Return whether a profiler of torch records this thread's operations."""
+    return _profiler_enabled is not None and bool(_profiler_enabled())
+
+
 def backward_task() -> int:
     """Return the number of this thread's current backward pass, or `NO_TASK`."""
     return NO_TASK if graph_task is None else int(graph_task())
