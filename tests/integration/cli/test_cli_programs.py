@@ -96,7 +96,7 @@ def test_a_missing_extra_is_one_line_with_the_remedy(
 def test_the_folder_comes_from_the_environment(tmp_path: Path) -> None:
     finished_run(tmp_path / "elsewhere")
     shown = memlog(tmp_path, "show", "latest", MEMLOG_DIR=str(tmp_path / "elsewhere"))
-    assert shown.stdout.startswith("run k7m2xq9a  finished")
+    assert "\nrun k7m2xq9a  finished" in shown.stdout
 
 
 def test_starting_it_loads_nothing_heavy(tmp_path: Path) -> None:
