@@ -113,6 +113,7 @@ def train(model: GPT, corpus: Corpus, steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     process = psutil.Process()
     validation: list[Tensor] = []
+    pieces = max(1, 320 // steps)  # so that the mistake shows in a short run, too
     status = TextColumn("loss {task.fields[loss]:.2f} • {task.fields[memory]:,.0f} MiB")
     speed = TextColumn("• {task.fields[speed]:.1f} steps/s •")
     with Progress(
@@ -126,7 +127,7 @@ def train(model: GPT, corpus: Corpus, steps: int) -> None:
             optimizer.step()  # memlog notices every step by itself
             if step >= steps // 2 and step % 2 == 0:
                 # The mistake: without torch.no_grad() each of these losses keeps its activations alive.
-                validation.append(loss_of(model, *random_batch(corpus.validation, 1)))
+                validation.append(loss_of(model, *random_batch(corpus.validation, pieces)))
 
             progress.update(
                 task,

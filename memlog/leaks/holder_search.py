@@ -49,6 +49,7 @@ class HolderSearch:
         rate: Growth to be explained in bytes per step; ``None``: unknown. Then ``tracemalloc`` does not run.
         watched: Iterations whose storages are watched.
         later: Steps between these and the look at what is left.
+        step_seconds: Processor seconds for which one step may be held up.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class HolderSearch:
         rate: float | None = None,
         watched: int = WATCHED,
         later: int = LATER,
+        step_seconds: float = _MOST_AT_ONCE,
     ) -> None:
         self._budget = TimeBudget(budget_seconds)
         self._diagnostics = diagnostics
         self._rate = rate
         self._watched, self._later = watched, later
+        self._step_seconds = step_seconds
         self._begun_at: int | None = None
         self._ended_at = 0
         self._traced_from = 0
@@ -83,7 +86,7 @@ class HolderSearch:
         """
         if not self._finished:
             try:
-                with self._budget.running(_MOST_AT_ONCE):
+                with self._budget.running(self._step_seconds):
                     self._go_on(step)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._diagnostics.fault("looking for what holds memory", error)

@@ -48,7 +48,7 @@ def search_in(script, tmp_path, name, rate):
     file = tmp_path / f"{name}.py"
     file.write_text(script)
     diagnostics = Diagnostics()
-    search = HolderSearch(budget_seconds=60, diagnostics=diagnostics, rate=rate)
+    search = HolderSearch(budget_seconds=60, step_seconds=60, diagnostics=diagnostics, rate=rate)
     steps, finished = 0, False
 
     def step_ended(optimizer, _args, _kwargs):

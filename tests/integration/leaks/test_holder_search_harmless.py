@@ -38,7 +38,7 @@ def train(search, steps=20, *, compiled=False):
 
 
 def new_search(**settings):
-    return HolderSearch(budget_seconds=60, diagnostics=Diagnostics(), **settings)
+    return HolderSearch(budget_seconds=60, step_seconds=60, diagnostics=Diagnostics(), **settings)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
