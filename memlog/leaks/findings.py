@@ -80,6 +80,10 @@ class GrowthFindings:
     def __call__(self, growth: Suspicion) -> None:
         """Publish growth.
 
+        That of the process, whose cause is unknown, is published only if it is certain.
+
+        That of the process, without a known cause, is published only if it is certain.
+
         That of the allocator's unused memory is published once, and only if it has lasted: in healthy
         programs, too, small free pieces of the heap add up for a while.
         """
@@ -87,7 +91,9 @@ class GrowthFindings:
             if self._is_fragmented or growth.step - growth.since_step < _FRAGMENTS:
                 return
             self._is_fragmented = True
-        self._publish(finding_of(growth))
+        # Allocators take memory for a while in healthy programs.
+        if growth.series != HOST or confidence_in(growth) == "high":
+            self._publish(finding_of(growth))
 
 
 def finding_of(growth: Suspicion) -> Finding:

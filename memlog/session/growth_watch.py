@@ -124,6 +124,8 @@ def _print(finding: Finding) -> None:
 
 
 def _helpers_findings(run: RunDirectory) -> list[Finding]:
+    if not run.path.exists():  # the user deleted it
+        return []
     files = [file for file in run.files() if file.process.startswith("helper")]
     events = (entry.event for file in files for entry in file.read())
     return [event for event in events if isinstance(event, Finding)]
