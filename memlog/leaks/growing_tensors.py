@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
@@ -12,6 +13,8 @@ from memlog._internal.units import format_bytes
 from memlog.leaks.holders import Holder
 from memlog.leaks.watched_storages import Site, WatchedStorage
 
+_JOINS: Final = re.compile("cat|stack|append|pad")
+"""Operations that join a tensor to others."""
 _LEAST_ENDS: Final = 3
 """Fewest iterations over which a tensor has to become larger."""
 _EVEN: Final = 0.5
@@ -38,10 +41,14 @@ class SizesAtEnds:
         self._ends.append(sizes)
 
     def holders(self) -> list[Holder]:
-        """Return the sites whose storages become larger from iteration to iteration."""
+        """Return the sites that join tensors to one that is larger in each iteration.
+
+        What other operations make is larger if the inputs are.
+        """
         if len(self._ends) < _LEAST_ENDS:
             return []
-        rates = {site: self._rate(site) for site in self._ends[-1]}
+        joining = [site for site in self._ends[-1] if _JOINS.search(site.operation)]
+        rates = {site: self._rate(site) for site in joining}
         return [_holder(site, rate) for site, rate in rates.items() if rate > 0]
 
     def _rate(self, site: Site) -> float:
