@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memlog.probes.cgroup import read_cgroup
-from memlog.probes.tree import machine_memory
+from memlog.probes.tree import machine_memory, memory_limit
 
 
 def host_limit(pid: int) -> int | None:
@@ -13,5 +13,4 @@ def host_limit(pid: int) -> int | None:
         The smallest limit of its control groups, or the machine's memory if that is less or if there is no
         limit; ``None`` if neither is known.
     """
-    known = [size for size in (read_cgroup(pid).limit, machine_memory()) if size]
-    return min(known, default=None)
+    return memory_limit(read_cgroup(pid).limit, machine_memory())

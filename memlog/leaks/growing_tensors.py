@@ -31,12 +31,12 @@ class SizesAtEnds:
         """Add the end of an iteration.
 
         Args:
-            storages: Watched storages.
+            storages: Watched storages that are alive.
             iteration: Number of the iteration that ends.
         """
         sizes: Counter[Site] = Counter()
         for one in storages:
-            if one.iteration == iteration and one.reference() is not None:
+            if one.iteration == iteration:
                 sizes[one.site] += one.size
         self._ends.append(sizes)
 

@@ -152,6 +152,16 @@ def available_memory() -> int | None:
     return None
 
 
+def memory_limit(cgroup_limit: int | None, machine: int | None) -> int | None:
+    """Return the bytes that processes of a control group may use together; ``None`` if unknown.
+
+    Args:
+        cgroup_limit: Smallest limit of the group and those above it; ``None``: no limit.
+        machine: The machine's memory; ``None``: unknown.
+    """
+    return min((size for size in (cgroup_limit, machine) if size), default=None)
+
+
 def machine_memory() -> int | None:
     """Return the machine's total memory, in bytes; ``None`` if unknown."""
     with suppress(OSError, psutil.Error):

@@ -30,7 +30,8 @@ class VerdictFold:
             self._levels.take(event)
             self._failure = None
         elif isinstance(event, Finding):
-            self._findings = [*self._findings, event][:_MOST]
+            if len(self._findings) < _MOST:
+                self._findings.append(event)
         elif isinstance(event, OutOfMemory):
             self._failure = event
         elif isinstance(event, Sample) and event.host_limit is not None:

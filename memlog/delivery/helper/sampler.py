@@ -13,7 +13,13 @@ from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
-from memlog.probes.tree import ProcessTree, available_memory, machine_memory, read_again
+from memlog.probes.tree import (
+    ProcessTree,
+    available_memory,
+    machine_memory,
+    memory_limit,
+    read_again,
+)
 
 _STEPS = 5
 """Steps, in a run's first 500 steps, after which a sample is due before its interval has passed."""
@@ -89,6 +95,7 @@ class Sampler:
     ) -> None:
         self._trainer = trainer
         self._tree = ProcessTree(trainer, leave_out=ARGUMENTS)
+        self._machine = machine_memory()
         self._interval = interval
         self._publish = publish
         self._follower = follower
@@ -155,9 +162,7 @@ class Sampler:
             tree_file=tree.file,
             children=tree.children,
             children_shared=tree.children_shared,
-            host_limit=min(
-                (size for size in (group.limit, machine_memory()) if size), default=None
-            ),
+            host_limit=memory_limit(group.limit, self._machine),
         )
 
 
