@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable
@@ -97,8 +96,6 @@ class SegmentOutput:
     def close(self) -> None:
         """Close the segment after all queued lines, or after `memlog.journal.queue.CLOSE_TIMEOUT` seconds."""
         if self._queue is None or self._queue.close():
-            if self._file.is_there():
-                self._count_lost_to_another_file(self._unchecked)
             self._file.close()
         else:
             self._diagnostics.drop(
@@ -155,10 +152,9 @@ class SegmentOutput:
             )
 
     def _check_file(self) -> None:
-        """Count events that were written to a deleted file, or to another file with the same number."""
+        """Count events that were written to a deleted file."""
         unseen, self._unchecked = self._unchecked, 0
         if not self._gone and self._file.is_there():
-            self._count_lost_to_another_file(unseen - 1)  # one of them is still to be written
             return
         self._gone = True
         self._diagnostics.drop(
@@ -167,15 +163,6 @@ class SegmentOutput:
             "the end how many events are lost)",
             count=unseen,
         )
-
-    def _count_lost_to_another_file(self, unseen: int) -> None:
-        if not self._file.is_whole():
-            self._diagnostics.drop(
-                "journal_write",
-                f"this program closed the journal in {self._directory}, and memlog has opened it again "
-                "(memlog prints at the end how many events are lost at most)",
-                count=unseen,
-            )
 
     def _move_to_queue(self) -> None:
         self._queue = WriteQueue(self._diagnostics)
@@ -203,7 +190,6 @@ class SegmentFile:
     """One segment, open for appending."""
 
     def __init__(self) -> None:
-        self._path = Path()
         self._descriptor: Descriptor | None = None
         self._fd = -1
         self._torn = False
@@ -212,10 +198,10 @@ class SegmentFile:
 
     def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
         """Create the file; leave none if that fails, or if a signal handler raises meanwhile."""
-        self._path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
+        path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._descriptor = Descriptor(os.open(self._path, flags, 0o644))
+            self._descriptor = Descriptor(os.open(path, flags, 0o644))
             self._fd = self._descriptor.number
             self.write(first_line)
         except FileExistsError:
@@ -223,19 +209,14 @@ class SegmentFile:
         except BaseException:
             self.close()
             with suppress(OSError):
-                self._path.unlink()  # a segment without a header is invalid
+                path.unlink()  # a segment without a header is invalid
             raise
         self.has_begun = True
 
     def write(self, line: bytes, put: Put = os.write) -> None:
         """Write a line by one call of ``put``; after a partial write the next line begins with a newline."""
         data = b"\n" + line if self._torn else line
-        try:
-            written = put(self._fd, data)
-        except OSError as error:
-            if error.errno != errno.EBADF or not self.is_there():
-                raise
-            written = put(self._fd, data)
+        written = put(self._fd, data)
         self.size += written
         self._torn = written < len(data)
         if self._torn:
@@ -247,20 +228,9 @@ class SegmentFile:
         return status is not None and status.st_size == size
 
     def is_there(self) -> bool:
-        """Return True if the file can be read by others; open it again if the program has closed it."""
-        status = self._status() or self._open_again()
-        return status is not None and status.st_nlink > 0
-
-    def is_whole(self) -> bool:
-        """Return True if the file has all bytes that were written.
-
-        Bytes are missing if they went to another file with the same number. Each loss is reported once.
-        """
+        """Return True if the file is open, and was not deleted."""
         status = self._status()
-        if status is None or status.st_size >= self.size:
-            return True
-        self.size = status.st_size
-        return False
+        return status is not None and status.st_nlink > 0
 
     def close(self) -> None:
         """Close the file. Calling it again is harmless."""
@@ -270,21 +240,3 @@ class SegmentFile:
 
     def _status(self) -> os.stat_result | None:
         return None if self._descriptor is None else self._descriptor.status()
-
-    def _open_again(self) -> os.stat_result | None:
-        before = self._descriptor
-        if before is None:
-            return None
-        try:
-            again = Descriptor(
-                os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            )
-        except OSError:  # it was deleted
-            return None
-        status = again.status()
-        if status is None or not before.stands_for(status):  # another file has its name now
-            again.close()
-            return None
-        before.number = -1  # it is closed, and the new one may have its number
-        self._descriptor, self._fd = again, again.number
-        return status
