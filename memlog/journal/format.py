@@ -41,7 +41,10 @@ START = Position(1, 0)
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """Identity of the process that wrote a segment: the start time excludes a later one with the same pid."""
+    """Identity of the process that wrote a segment.
+
+    The start distinguishes it from a later process with the same pid.
+    """
 
     pid: Int
     started: float
@@ -51,7 +54,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Linux only: with ``ticks`` the start of the process, independent of the clock. See `Birth`."""
     ticks: Int | None = None
     program: str | None = None
-    """Linux only: digest that identifies the program; ``exec`` changes it."""
+    """Not written any more: a digest in journals of earlier versions."""
 
     @staticmethod
     def own() -> ProcessIdentity:

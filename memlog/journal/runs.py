@@ -13,7 +13,7 @@ from pathlib import Path
 from memlog.errors import ConfigurationError, RunNotFoundError, UnwritableDirectoryError
 from memlog.events import End
 from memlog.journal.format import Header, Position, ProcessIdentity, parse_segment_name
-from memlog.journal.process_identity import Birth, birth_of
+from memlog.journal.process_identity import birth_of
 from memlog.journal.reader import JournalFile
 from memlog.settings import runs_directory
 
@@ -104,7 +104,7 @@ class RunDirectory:
         return None
 
     def is_alive(self) -> bool:
-        """Return True if the trainer's process lives and still runs the program that began the run.
+        """Return True if the trainer's process lives.
 
         If the process is on another machine, or the system hides it because it is another user's, the run
         counts as alive if it wrote within the last two minutes.
@@ -117,17 +117,6 @@ class RunDirectory:
                 return _lives(header.process)
         return time.time() - self.last_write() < _MAX_IDLE_ON_ANOTHER_HOST
 
-    def was_replaced(self) -> bool:
-        """Return True if the trainer's process lives but runs another program now (``exec``)."""
-        header = self.trainer()
-        if header is None or header.process.ticks is None:
-            return False
-        try:
-            found = birth_of(header.process.pid)
-        except OSError:
-            return False
-        return found.ticks == header.process.ticks and _runs_another(header.process, found)
-
 
 def _lives(process: ProcessIdentity) -> bool:
     if process.ticks is None or process.boot is None:
@@ -136,13 +125,7 @@ def _lives(process: ProcessIdentity) -> bool:
         found = birth_of(process.pid)
     except ProcessLookupError:
         return False
-    same = (found.boot, found.ticks) == (process.boot, process.ticks)
-    return same and not _runs_another(process, found)
-
-
-def _runs_another(process: ProcessIdentity, found: Birth) -> bool:
-    """Return True if both programs are known and differ."""
-    return None not in (process.program, found.program) and process.program != found.program
+    return (found.boot, found.ticks) == (process.boot, process.ticks)
 
 
 def _lives_by_the_clock(process: ProcessIdentity) -> bool:

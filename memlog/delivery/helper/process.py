@@ -144,12 +144,12 @@ class Helper:
                 self._retention.enforce_if_due()
             self._allow_own_runs()
         self._worst_step.look()
-        self._explain_a_bad_end()
+        self._explain_a_bad_end(pipe_is_closed=not lines.open)
         self._publish_health()
         self._journal.close()
         return self._deliver_rest()
 
-    def _explain_a_bad_end(self) -> None:
+    def _explain_a_bad_end(self, *, pipe_is_closed: bool) -> None:
         """Write a report if the trainer died without an end event, or memory ran out."""
         with self._diagnostics.contained("explaining how the run ended"):
             if self._finish is not None or self._trainer_is_dead():
@@ -162,7 +162,7 @@ class Helper:
 
                     witness = Witness("helper", self._oom_kills.count())
                     explain(self._run, self._bus, witness, self._diagnostics)
-            elif self._run.was_replaced():
+            elif pipe_is_closed:  # by `exec`: the trainer's own program keeps it open to the end
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -61,7 +60,6 @@ BECOMES = {
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell")
 @pytest.mark.parametrize("becomes", BECOMES)
 def test_a_run_ends_where_its_process_becomes_another_program(tmp_path: Path, becomes: str) -> None:
     """Nothing of it lives on but its number and the time at which it began."""
