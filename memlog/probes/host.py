@@ -93,7 +93,9 @@ class HostProbe:
         try:
             rss, mark = memory.read()
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
-            if self._memory is not None:  # otherwise another thread has ended the run and closed the files
+            if (
+                self._memory is not None
+            ):  # otherwise another thread has ended the run and closed the files
                 self._diagnostics.fault("reading the host's memory", error)
             return None, None
         if mark is not None:

@@ -181,7 +181,7 @@ def test_a_snapshot_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
     whole = pickle.dumps(training(), 2)
     (tmp_path / "bomb.pickle").write_bytes(whole[:-1] + b"r\xff\xff\xff\x7f.")
     told = complaint("open", "bomb.pickle")
-    assert told.startswith("bomb.pickle is no pickle of a snapshot (ValueError)")
+    assert told.startswith("bomb.pickle is no pickle of a snapshot (IndexError)")
 
 
 def test_without_a_viewer_it_is_one_line_with_the_path(
