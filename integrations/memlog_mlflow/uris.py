@@ -34,7 +34,7 @@ def absolute_uri(uri: str) -> str:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """Return the SQLite file that ``uri`` names; ``None`` if it names none, or with ``%`` or a query.
+    """Return the SQLite file that ``uri`` names; ``None`` if it names none, or has a ``%`` or a query.
 
     Versions of the client's library disagree on whether ``%`` in a path is an escape.
     """

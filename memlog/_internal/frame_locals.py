@@ -30,7 +30,7 @@ def local_variables(frame: FrameType) -> dict[str, Any]:
     """Return a function's local variables by name; empty if they can't be read without an effect.
 
     Args:
-        frame: A frame. Of a module or a class, whose namespace is no copy, nothing is returned.
+        frame: The function's frame. For the frame of a module or a class the result is empty.
     """
     code = frame.f_code
     if not code.co_flags & CO_OPTIMIZED:

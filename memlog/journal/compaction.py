@@ -48,7 +48,7 @@ def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
         path: The segment, which `is_compactable`.
         window: Number of events.
         levels: Returns the values to compare, or ``None`` for events that must stay.
-        delivered: Whether every sink has received the events.
+        delivered: True if every sink has received the events.
 
     Raises:
         OSError: The segment can't be read or written. It is unchanged.

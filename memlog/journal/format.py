@@ -25,7 +25,7 @@ Role: TypeAlias = Literal["trainer", "helper"]
 _SEGMENT_NAME = re.compile(
     r"(?P<process>(?:trainer|helper)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
 )
-"""Exactly the names that `segment_name` makes, so that process and number identify one file."""
+"""Matches only names that `segment_name` makes, so that a process and a number identify one file."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):

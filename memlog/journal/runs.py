@@ -25,7 +25,7 @@ _ID_LENGTH = 8
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Tolerance, in seconds, of the system's value of a process's start."""
+"""Seconds by which two readings of one process's start may differ."""
 
 
 class RunDirectory:
@@ -94,7 +94,7 @@ class RunDirectory:
         return max(times, default=self.path.stat().st_mtime)
 
     def end(self) -> End | None:
-        """Return how the run ended; ``None`` if the journal's last segments do not say it."""
+        """Return how the run ended; ``None`` if the journal's last segments have no such event."""
         # The trainer's file first. The helper process writes the end if the trainer's journal had no room.
         for file in self.files():
             last = max(file.segments, default=1)

@@ -57,7 +57,7 @@ class DeferredLosses:
         self._waiting.put((reading, then))
 
     def settle(self, seconds: float) -> None:
-        """Wait until no loss waits any more, for so many seconds at most."""
+        """Wait until every loss is delivered, at most ``seconds``."""
         deadline = time.monotonic() + seconds
         if fork.generation != self._generation:
             return  # the waiting losses are the parent process's

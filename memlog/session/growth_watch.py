@@ -66,7 +66,7 @@ class GrowthWatch:
         return self._inquiry is not None and self._inquiry.searching
 
     def after_step(self, step: int) -> None:
-        """Go on with the search after an optimizer step, if there is one."""
+        """Continue the search, if one is running, after an optimizer step."""
         if self._inquiry is not None:
             self._inquiry.after_step(step)
 

@@ -81,7 +81,7 @@ class Recording:
         self._on_alert = on_alert
         self._names: Names | None = None
         self._helper_check_due = 0
-        self._labels: set[str] = set()
+        self._labels = _Labels(diagnostics)
         self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = backends_to_look_in(settings.backends)
@@ -198,7 +198,7 @@ class Recording:
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.parameters.publish_without_step()
             elif isinstance(event, (Scope, Recorded)):
-                event = self._with_step(event)
+                event = self._labels.with_step(event, self.batches.last_step)
             self._published = True
             self._bus.publish(event)
             self._check_helper_if_due(time.perf_counter_ns())
@@ -213,21 +213,8 @@ class Recording:
                 if (ended or helper.changed) and helper.look():
                     self.batches.health.publish(self.batches.last_step)
 
-    def _with_step(self, event: Scope | Recorded) -> Scope | Recorded:
-        """Add the step to events of the first labels. Events without a step get no metrics of their own."""
-        if event.label not in self._labels:
-            if len(self._labels) >= MAX_LABELS:
-                self._diagnostics.drop(
-                    "labels",
-                    f"blocks and points have more than {MAX_LABELS} labels: trackers get metrics of only "
-                    f"the first {MAX_LABELS}, the journal has all; use fewer labels",
-                )
-                return event
-            self._labels.add(event.label)
-        return msgspec.structs.replace(event, step=self.batches.last_step)
-
     def _after_step(self, step: int) -> None:
-        """Let the parts that look into steps go on; not two of them in one step."""
+        """Give a step's end to the growth search and the tracer, which never look into the same step."""
         self._growth.after_step(step)
         if self._tracer is not None:
             self._tracer.after_step(step, may_trace=not self._growth.searching)
@@ -354,6 +341,27 @@ class Recording:
             failed = failed_allocation(error)
             if failed is not None and not self._allocator.has_published(failed):
                 self._bus.publish(describe(failed, self.batches.last_step, error))
+
+
+class _Labels:
+    """Labels of blocks and points, of which the first `MAX_LABELS` get metrics of their own."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self._known: set[str] = set()
+
+    def with_step(self, event: Scope | Recorded, step: int | None) -> Scope | Recorded:
+        """Add the step to an event, unless its label is one too many: without a step it gets no metrics."""
+        if event.label not in self._known:
+            if len(self._known) >= MAX_LABELS:
+                self._diagnostics.drop(
+                    "labels",
+                    f"blocks and points have more than {MAX_LABELS} labels: trackers get metrics of only "
+                    f"the first {MAX_LABELS}, the journal has all; use fewer labels",
+                )
+                return event
+            self._known.add(event.label)
+        return msgspec.structs.replace(event, step=step)
 
 
 def _empty_health() -> HealthEvent:

@@ -97,6 +97,9 @@ class Helper:
         )
         self._bus = EventBus(self._diagnostics)
         self._bus.subscribe(self._journal.append)
+        self._judging = Judging()
+        with self._diagnostics.contained("reading the alert rules"):
+            self._judging = judge(begin, self._bus, self._diagnostics)
         self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
         self._sampler = Sampler(
             begin.trainer_pid,
@@ -104,23 +107,17 @@ class Helper:
             self._bus.publish,
             self._follower,
             self._diagnostics,
-            self._take_children,
+            self._judging.take_children,
         )
         self._retention = Retention(
             self._run, self._settings.journal_limit, self._settings.backends
         )
-        self._judging = Judging()
-        with self._diagnostics.contained("reading the alert rules"):
-            self._judging = judge(begin, self._bus, self._diagnostics)
         self._worst_step = WorstStep(self._run, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
         self._finish: protocol.Finish | None = None
         self._unwritten_ms = 0.0
         self._stop_at: float | None = None
-
-    def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
-        self._judging.take_children(step, children)
 
     def begin(self) -> None:
         """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
@@ -247,8 +244,8 @@ class Helper:
             begun_us=self._begin.begun_us,
             claim=claims_while_in_process if writes_in_process(backend) else None,
         )
-        # The client takes seconds to import. A backend that the settings name will need it; another one
-        # perhaps never, nor one whose users' runs are written in process.
+        # The client takes seconds to import. A backend that the settings name will need it, unless the
+        # trainer's process writes to the user's runs. Any other backend may never need it.
         thread = UploadWorker(
             uploader, backend.prepare if named and not writes_in_process(backend) else None
         )

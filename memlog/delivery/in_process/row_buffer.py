@@ -30,8 +30,8 @@ class UsersRows:
         diagnostics: Counts errors.
 
     Attributes:
-        folded: Steps (or evaluations, epochs) that share a row with a later one, or of which a value came
-            after their row was closed.
+        folded: Steps, evaluations and epochs without a whole row of their own: they share a row with a later
+            one, or a value of theirs came after their row was closed.
         delivered: Points put into rows, before folding.
     """
 
@@ -165,7 +165,7 @@ class UsersRows:
             for point in taken.points.values()
             if point.fold == "last"
             and point.index <= self._closed.get(point.axis, -1) < taken.newest[point.axis]
-        ]  # a level of the row before, beside one of a later step
+        ]  # a level of the row before would stand next to one of a later step
         for name in stale:
             del taken.points[name]
         self.folded += bool(stale)

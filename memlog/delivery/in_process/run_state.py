@@ -86,7 +86,7 @@ class RunState:
 
         Args:
             event: The event.
-            received: Whether `receive` took it when it was published: then the rows have its values already.
+            received: True if `receive` took it when it was published: then the rows have its values already.
         """
         if not received and self._is_wanted(event):
             self.rows.add(event)
@@ -111,7 +111,7 @@ class RunState:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
         Args:
-            final: Whether the user logs nothing more. If not, values of later steps wait for the user's next
+            final: True if the user logs nothing more. If not, values of later steps wait for the user's next
                 row, because the user can't log to their last row after a row of memlog's own.
         """
         if not self.is_watched or not self.user_run.is_open:

@@ -76,7 +76,7 @@ class InProcessWriter:
 
         Args:
             user_run: The user's run.
-            kept: Whether the tracker keeps data of it. False if the user has disabled the run.
+            kept: True if the tracker keeps data of it. False if the user has disabled the run.
         """
         if kept:
             self._newest = run_state = self._runs.add(user_run)

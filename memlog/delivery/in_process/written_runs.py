@@ -115,7 +115,7 @@ class WrittenRuns:
         """Save the record.
 
         Args:
-            over: Whether the session is over. If not, only runs that the user has ended can be whole.
+            over: True if the session is over. If not, only runs that the user has ended can be whole.
         """
         every = list(self)
         self.state.delivered = sum(run_state.delivered for run_state in every)

@@ -27,10 +27,10 @@ class Targets:
     Args:
         open_sink: Builds a sink for a target; may import the tracker's client.
         state: State of the uploader: the runs that exist, and those that the tracker refuses.
-        begins: Template of the target that a sink gets; its runs are filled in here.
+        begins: Target for every sink, without the runs, which this object adds.
         claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
         sync: Command that delivers the rest, for messages.
-        may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
+        may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
 
     Attributes:
         refusals: The runs that the tracker refuses.

@@ -19,7 +19,7 @@ def send_pending(sink: Sink, reading: Reading, *, is_content: bool) -> Counter[s
     Args:
         sink: Sink of their run.
         reading: Its pending points and parameters are sent and removed.
-        is_content: Whether to treat unknown errors of the tracker as a refusal of the points.
+        is_content: True to treat unknown errors of the tracker as a refusal of the points.
 
     Returns:
         Number of points delivered, and of points lost, by reason.

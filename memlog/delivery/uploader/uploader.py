@@ -37,9 +37,9 @@ class Uploader:
         project: Project for a run that the sink opens itself; ``None``: the client's default.
         name: Name for such a run; ``None``: the tracker chooses one.
         begun_us: When the run began, Unix time in microseconds, for such a run; ``None``: now.
-        may_open_own: Whether events that belong to no run of the user's may go to a run of the sink's own.
+        may_open_own: True if events that belong to no run of the user's may go to a run of the sink's own.
             Set it when the user will open no run any more. Until then these events wait.
-        may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
+        may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
         claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
 
     Attributes:
@@ -87,7 +87,7 @@ class Uploader:
         """Send everything that is ready, and return the number of points.
 
         Args:
-            complete: Whether the journal is complete: then points of open buckets are sent, too.
+            complete: True if the journal is complete: then points of open buckets are sent, too.
 
         Raises:
             TrackerUnavailableError: the tracker can't be reached; the rest is sent later.
