@@ -25,7 +25,7 @@ from memlog.events import Event
 from memlog.tracer.schedule.budget import DEFAULT_SHARE
 from memlog.tracer.schedule.call_waiter import CallWaiter, when_to_wait
 from memlog.tracer.schedule.frozen_modules import FrozenStart
-from memlog.tracer.schedule.iteration import OptimizerSchedule
+from memlog.tracer.schedule.iteration import OptimizerSchedule, TracedIteration
 from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
 from memlog.tracer.schedule.larger_steps import LargerSteps
 from memlog.tracer.schedule.open_window import OpenWindow
@@ -67,6 +67,7 @@ class PeriodicTracer:
         self._diagnostics = diagnostics
         self._roots = RootModules(model)
         self._schedule = OptimizerSchedule(self._kept_trace.optimizer_begins, self._optimizer_ended)
+        self._iteration = TracedIteration(self._schedule)
         self._frozen_start = FrozenStart()
         self._retry = RetryPolicy()
         self._costs = StepCosts(share)
@@ -111,7 +112,7 @@ class PeriodicTracer:
             self._kept_trace.step_ended()
         if self._open is None:
             self._costs.plain_step(now)
-        elif self._schedule.iteration_done or self._schedule.too_rare:
+        elif self._iteration.is_done or self._iteration.too_rare:
             self._close()
         with self._diagnostics.contained("waiting for a step to trace"):
             if self._open is None:
@@ -152,7 +153,7 @@ class PeriodicTracer:
     def _optimizer_ended(self, optimizer: Any) -> None:
         """Close the window if this was the last optimizer of the step: it may end after the clock."""
         self._kept_trace.optimizer_ended(optimizer)
-        if self._open is not None and self._schedule.steps and self._schedule.iteration_done:
+        if self._open is not None and self._iteration.steps and self._iteration.is_done:
             self._close()
 
     def _is_outdated(self) -> bool:
@@ -239,7 +240,7 @@ class PeriodicTracer:
             now = time.perf_counter()
             self._costs.window_failed(now - began, now)
             return
-        self._schedule.begin()
+        self._iteration.begin()
         self._frozen_start.window_opened()
         self._costs.window_opened(began)
         self._retry.done()
@@ -297,17 +298,17 @@ class PeriodicTracer:
 
     def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
         """Publish a trace, and keep it if it is the most representative; ``failed`` as in `_close`."""
-        schedule, step_ended = self._schedule, failed is None
+        schedule, iteration, step_ended = self._schedule, self._iteration, failed is None
         step_trace = StepTrace(
             trace,
             trace_event(trace.result, self._last_step if step_ended else None, self._skipped),
-            schedule.members(),
-            whole=step_ended and schedule.iteration_done,
-            warm=not schedule.state_is_new,
+            iteration.members(),
+            whole=step_ended and iteration.is_done,
+            warm=not iteration.state_is_new,
         )
         if step_ended and not schedule.has_interval:
             by_hand = not schedule.optimizers()  # the user marks the steps
-            whole = by_hand or schedule.steps_all_of(window.roots())
+            whole = by_hand or iteration.steps_all_of(window.roots())
             self._kept_trace.add_undecided(step_trace, whole=whole)
             return
         if step_trace.whole and self._frozen_start.missed:
