@@ -51,7 +51,6 @@ class BatchRecorder:
     ) -> None:
         self._settings = settings
         self._bus = bus
-        self._journal = journal
         self._run_detector = run_detector
         self._diagnostics = diagnostics
         self._generation = self._warned_in = fork.generation
@@ -156,24 +155,18 @@ class BatchRecorder:
             if isinstance(error, Exception) and not raised_by_handler(error):
                 self._diagnostics.fault("recording a step", error)
             else:
-                if due:
-                    self._count_if_lost(step)
+                if due and (self._last is None or self._last.step != step):
+                    self._diagnostics.drop(
+                        "interrupted",
+                        "a signal handler raised an exception while memory was being read: that step has no "
+                        "event",
+                    )
                 raise
         ended = time.perf_counter_ns()
         if self.health.add(ended - begun, ended):
             self.health.publish(self.last_step)
         if self.check_helper is not None:
             self.check_helper(ended)
-
-    def _count_if_lost(self, step: int) -> None:
-        """Count a lost event if a signal handler raised before the step's event was written."""
-        last = self._last
-        if last is None or last.step != step or self._journal.newest_step is not last:
-            self._diagnostics.drop(
-                "interrupted",
-                "a signal handler raised an exception while a step was being recorded: that step's event is "
-                "lost",
-            )
 
     def _publish(self, step: int) -> None:
         joined = self._run_detector.join_new_runs()

@@ -66,16 +66,6 @@ class SegmentOutput:
         """True while writes go through a queue, because the file system is slow."""
         return self._queue is not None
 
-    @property
-    def position(self) -> tuple[SegmentFile, int]:
-        """The current segment, and the bytes that were written to it."""
-        return self._file, self._file.size
-
-    def is_at(self, position: tuple[SegmentFile, int]) -> bool:
-        """Return True if nothing was written or queued since this was the `position`."""
-        file, size = position
-        return self._queue is None and self._file is file and file.ends_at(size)
-
     def write(self, line: bytes) -> None:
         """Write a line to the current segment, or queue it."""
         if self._queue is not None and not self._leaves_queue():
@@ -193,7 +183,6 @@ class SegmentFile:
         self._descriptor: Descriptor | None = None
         self._fd = -1
         self._torn = False
-        self.size = 0
         self.has_begun = False
 
     def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
@@ -217,19 +206,13 @@ class SegmentFile:
         """Write a line by one call of ``put``; after a partial write the next line begins with a newline."""
         data = b"\n" + line if self._torn else line
         written = put(self._fd, data)
-        self.size += written
         self._torn = written < len(data)
         if self._torn:
             raise OSError(None, "the disk is full")
 
-    def ends_at(self, size: int) -> bool:
-        """Return True if the file has this size on disk."""
-        status = self._status()
-        return status is not None and status.st_size == size
-
     def is_there(self) -> bool:
         """Return True if the file is open, and was not deleted."""
-        status = self._status()
+        status = None if self._descriptor is None else self._descriptor.status()
         return status is not None and status.st_nlink > 0
 
     def close(self) -> None:
@@ -237,6 +220,3 @@ class SegmentFile:
         descriptor, self._descriptor, self._fd = self._descriptor, None, -1
         if descriptor is not None:
             descriptor.close()
-
-    def _status(self) -> os.stat_result | None:
-        return None if self._descriptor is None else self._descriptor.status()
