@@ -37,7 +37,7 @@ class Page(msgspec.Struct, frozen=True):
     files: dict[str, tuple[str, bytes]]
     """Media type and content, by name."""
     notes: tuple[str, ...] = ()
-    """Remarks on faults of the file, for the user."""
+    """Remarks for the user on what the file lacks."""
 
 
 class Opener(Protocol):
@@ -71,7 +71,7 @@ class FlamegraphOpener:
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
         """Return the viewer's files and this profile."""
-        notes = flamegraph.check(content)
+        flamegraph.check(content)
         folder = find_viewer(announce)
         files = {
             path.name: (_TYPES.get(path.suffix, "application/octet-stream"), path.read_bytes())
@@ -80,7 +80,7 @@ class FlamegraphOpener:
         }
         files[self._profile] = (_TYPES[".json"], content)
         entry = f"index.html#profileURL={self._profile}&title={quote(title, safe='')}"
-        return Page(entry, files, tuple(notes))
+        return Page(entry, files)
 
 
 class SnapshotOpener:
@@ -99,7 +99,7 @@ class SnapshotOpener:
         graph = exporters.snapshot_graph(snapshot, title)
         encoded = msgspec.json.encode(graph.document)
         page = FlamegraphOpener().page(encoded, title, announce)
-        return msgspec.structs.replace(page, notes=(*graph.notes, *page.notes))
+        return msgspec.structs.replace(page, notes=graph.notes)
 
 
 OPENERS: tuple[Opener, ...] = (FlamegraphOpener(), SnapshotOpener())

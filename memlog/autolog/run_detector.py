@@ -9,7 +9,7 @@ import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address, remember, without_credentials
-from memlog.delivery.helper.protocol import Bind, Connect, Message, WrittenInProcess
+from memlog.delivery.helper.protocol import Bind, Connect, Message
 from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.journal import Binding, JournalWriter
 from memlog.settings import LONGEST_NAME
@@ -84,7 +84,7 @@ class RunDetector:
         if writer is not None and isinstance(backend, InProcessBackend):
             writer.begin(backend.open_in_process(run), kept=uri != DISABLED)
             self._on_in_process()
-            self._tell(WrittenInProcess(name, run.run_id, uri, run_name))
+            self._tell(Bind(name, TrackerRun(run.run_id, uri, run_name), in_process=True))
         else:
             self._tell(Bind(name, msgspec.structs.replace(run, name=run_name)))
         self._journal.bind(name, Binding(run.run_id, uri, run_name))

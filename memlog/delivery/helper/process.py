@@ -216,11 +216,11 @@ class Helper:
                 # For `memlog sync`, if the tracker can't be reached while the helper runs.
                 uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
-            self._uploader(message.backend).note_run(message.run)
-            uri = None if message.run.uri is None else bare_address(message.run.uri)
-            self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
-        elif isinstance(message, protocol.WrittenInProcess):
-            self._journal.bind(message.backend, Binding(message.run_id, message.uri, message.name))
+            run = message.run
+            if not message.in_process:
+                self._uploader(message.backend).note_run(run)
+            uri = None if run.uri is None else bare_address(run.uri)
+            self._journal.bind(message.backend, Binding(run.run_id, uri, run.name))
         elif isinstance(message, protocol.Finish):
             self._finish = message
 
