@@ -20,7 +20,6 @@ MAX_NAME = 128
 
 _OWN = (("postmortem.md", "postmortem"), ("worst-step.speedscope.json.gz", "flamegraph"))
 """Name and kind of the files that memlog's helper process writes. A user's file must not replace them."""
-_MAX_REMEMBERED = 10_000
 _CHUNK = 1024**2
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -127,10 +126,7 @@ class Names:
 
     def _is_free(self, given: str, original: tuple[str, str]) -> bool:
         # Some file systems ignore the case of letters.
-        key = given.casefold()
-        if len(self._names) < _MAX_REMEMBERED:
-            return self._names.setdefault(key, original) == original
-        return self._names.get(key) == original
+        return self._names.setdefault(given.casefold(), original) == original
 
 
 def _digest(*texts: str) -> str:

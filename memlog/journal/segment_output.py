@@ -58,8 +58,7 @@ class SegmentOutput:
         self._try_at, self._try_after = 0.0, TRY_AGAIN_S
         self._unchecked = 0
         self._gone = False
-        self._file = SegmentFile()
-        self._file.begin(directory, first_line, header)
+        self._file = SegmentFile(directory, first_line, header)
 
     @property
     def queued(self) -> bool:
@@ -96,9 +95,8 @@ class SegmentOutput:
             )
 
     def _switch_file(self, first_line: bytes, header: Header) -> None:
-        file = SegmentFile()
         try:
-            file.begin(self._directory, first_line, header)
+            file = SegmentFile(self._directory, first_line, header)
         except OSError as error:
             if raised_by_handler(error):
                 raise
@@ -115,13 +113,9 @@ class SegmentOutput:
                     "lost, if any",
                 )
             return
-        finally:
-            # Also when a signal handler raised right after the file was begun: readers then take the old
-            # segment as complete.
-            if file.has_begun:
-                # In this order: after the close, the old file's number may belong to a file of the user's.
-                old, self._file = self._file, file
-                old.close()
+        # In this order: after the close, the old file's number may belong to a file of the user's.
+        old, self._file = self._file, file
+        old.close()
         self._on_switch()
 
     def _write(self, line: bytes, put: Put = os.write) -> None:
@@ -177,46 +171,43 @@ class SegmentOutput:
 
 
 class SegmentFile:
-    """One segment, open for appending."""
+    """One segment, open for appending.
 
-    def __init__(self) -> None:
-        self._descriptor: Descriptor | None = None
-        self._fd = -1
-        self._torn = False
-        self.has_begun = False
+    Args:
+        directory: The run's folder.
+        first_line: The segment's header as a line.
+        header: The same header.
 
-    def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
-        """Create the file; leave none if that fails, or if a signal handler raises meanwhile."""
+    Raises:
+        OSError: The file can't be created, or the header can't be written; there is no file then.
+    """
+
+    def __init__(self, directory: Path, first_line: bytes, header: Header) -> None:
         path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._torn = False
+        self._descriptor = Descriptor(os.open(path, flags, 0o644))
         try:
-            self._descriptor = Descriptor(os.open(path, flags, 0o644))
-            self._fd = self._descriptor.number
             self.write(first_line)
-        except FileExistsError:
-            raise
         except BaseException:
             self.close()
             with suppress(OSError):
                 path.unlink()  # a segment without a header is invalid
             raise
-        self.has_begun = True
 
     def write(self, line: bytes, put: Put = os.write) -> None:
         """Write a line by one call of ``put``; after a partial write the next line begins with a newline."""
         data = b"\n" + line if self._torn else line
-        written = put(self._fd, data)
+        written = put(self._descriptor.number, data)
         self._torn = written < len(data)
         if self._torn:
             raise OSError(None, "the disk is full")
 
     def is_there(self) -> bool:
         """Return True if the file is open, and was not deleted."""
-        status = None if self._descriptor is None else self._descriptor.status()
+        status = self._descriptor.status()
         return status is not None and status.st_nlink > 0
 
     def close(self) -> None:
         """Close the file. Calling it again is harmless."""
-        descriptor, self._descriptor, self._fd = self._descriptor, None, -1
-        if descriptor is not None:
-            descriptor.close()
+        self._descriptor.close()
