@@ -20,7 +20,7 @@ from memlog._internal.safe_files import open_plain, replacing
 from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
-Levels: TypeAlias = Callable[[Event], "dict[str, float] | None"]
+LevelsOf: TypeAlias = Callable[[Event], "dict[str, float] | None"]
 """Returns an event's values by name; `compact` keeps the event with the greatest value of each name in a
 window. ``None``: the event is always kept."""
 
@@ -38,7 +38,7 @@ def is_compactable(path: Path) -> bool:
     return header.schema <= SCHEMA_VERSION and header.compaction is None
 
 
-def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
+def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> int:
     """Make a segment that has a successor smaller, and return the number of removed events.
 
     Of each ``window`` consecutive events of one kind, keep the last one and, for each value, the first one
@@ -75,11 +75,11 @@ def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
 class _Kept:
     """The lines to keep. Every line that is no record of a frequent kind is kept."""
 
-    def __init__(self, window: int, levels: Levels) -> None:
+    def __init__(self, window: int, levels: LevelsOf) -> None:
         self.indices: set[int] = set()
         self._window = window
         self._levels = levels
-        self._open: dict[type[Event], _Window] = {}
+        self._open: dict[type[Event], _EventWindow] = {}
 
     def take(self, index: int, line: bytes) -> None:
         event = _event(line)
@@ -87,7 +87,7 @@ class _Kept:
         if event is None or levels is None:
             self.indices.add(index)
             return
-        window = self._open.setdefault(type(event), _Window())
+        window = self._open.setdefault(type(event), _EventWindow())
         window.take(index, levels)
         if window.events >= self._window:
             self.indices |= self._open.pop(type(event)).kept()
@@ -97,7 +97,7 @@ class _Kept:
             self.indices |= window.kept()
 
 
-class _Window:
+class _EventWindow:
     """Consecutive events of one kind."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from memlog.bus import EventBus
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.sampler import Sampler, StepFollower
-from memlog.delivery.helper.worst_step import WorstStep
+from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import ChildReading, End, now_us
 from memlog.events import Health as HealthEvent
@@ -112,7 +112,7 @@ class Helper:
         self._retention = Retention(
             self._run, self._settings.journal_limit, self._settings.backends
         )
-        self._worst_step = WorstStep(self._run, self._bus.publish, self._diagnostics)
+        self._worst_step = WorstStepGraph(self._run, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
         self._finish: protocol.Finish | None = None

@@ -16,7 +16,7 @@ FLAME_GRAPH = "worst-step.speedscope.json.gz"
 KIND = "flamegraph"
 
 
-class WorstStep:
+class WorstStepGraph:
     """Flame graph of the worst traced step, saved as the run's artifact whenever a worse step appears.
 
     Args:

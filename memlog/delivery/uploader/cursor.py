@@ -9,7 +9,7 @@ from memlog.metrics import Plan, place
 from memlog.sink import Point
 
 
-class Reading:
+class Cursor:
     """Position in one process's segments, and the data to send.
 
     Args:
