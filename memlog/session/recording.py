@@ -226,7 +226,7 @@ class Recording:
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
         self._bus.subscribe(tracer.larger_steps)
-        self.batches.health.tracing_cost = tracer.cost
+        self.batches.health.tracing_cost = tracer.costs.seconds
         return tracer
 
     def snapshot(self) -> None:
