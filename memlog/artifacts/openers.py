@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote
 
 import msgspec
 
 from memlog.artifacts import flamegraph
+from memlog.artifacts.binary_units import in_binary_units
 from memlog.artifacts.contents import PICKLE, read_content
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.artifacts.viewer import find_viewer
@@ -78,8 +78,9 @@ class FlamegraphOpener:
             for path in folder.iterdir()
             if path.is_file()
         }
-        files[self._profile] = (_TYPES[".json"], content)
-        entry = f"index.html#profileURL={self._profile}&title={quote(title, safe='')}"
+        files[self._profile] = (_TYPES[".json"], in_binary_units(content, title))
+        # Without `title`, which would replace the name of every profile. Layers that hold most come first.
+        entry = f"index.html#profileURL={self._profile}&view=left-heavy"
         return Page(entry, files, tuple(notes))
 
 

@@ -214,7 +214,7 @@ class HealthReport:
         self._diagnostics = diagnostics
         self.tracing_cost: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         """Returns the seconds that tracing and its set-up have cost. Must not raise."""
-        self._spent = self._steps = self._total = 0
+        self._spent = self._steps = self._total = self._all_steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
 
     def add(self, spent_ns: int, now_ns: int) -> bool:
@@ -226,9 +226,11 @@ class HealthReport:
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
         """Publish a health event after ``step``, and return it.
 
-        ``unjudged``: at the end of the run, the rules that were never judged, with the reason.
+        ``unjudged``: at the end of the run, the rules that were never judged, with the reason. ``None``: the
+        run has not ended.
         """
         self._total += self._spent
+        self._all_steps += self._steps
         mean = self._spent / self._steps / 1e6 if self._steps else None
         self._spent = self._steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
@@ -244,6 +246,7 @@ class HealthReport:
             unjudged=dict(unjudged or {}),
             tracing_ms=tracing * 1e3,
             tracing_set_up_ms=set_up * 1e3,
+            steps=None if unjudged is None else self._all_steps,
         )
         self._bus.publish(event)
         return event

@@ -112,6 +112,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the fields of each event, in order, so that other programs can read the journal."""
     compaction: Compaction | None = None
 
+    @property
+    def has_older_names(self) -> bool:
+        """True if a memlog wrote it whose metrics had other names (see `memlog.metrics.values`)."""
+        return "steps" not in self.fields.get("health", ())
+
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """A line of a segment."""

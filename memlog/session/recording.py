@@ -340,7 +340,7 @@ class Recording:
         health = _empty_health()
         with self._diagnostics.contained("publishing the run's health"):
             self._helper.look_at_last()
-            unjudged = None
+            unjudged: Mapping[str, str] = {}
             if self._alert_judge is not None:
                 unjudged = self._alert_judge.print_unjudged_rules(self._helper.is_away)
             health = self.batches.health.publish(self.batches.last_step, unjudged)

@@ -68,6 +68,9 @@ class LayerFigures(msgspec.Struct, frozen=True):
     """Highest number of bytes that the caching allocator reserved at the layer's entries and exits."""
     fragmentation: float | None = None
     """Mean of ``(reserved - allocated) / reserved`` at the layer's entries and exits."""
+    added: int | None = None
+    """Most bytes that one call of its ``forward``, or one uninterrupted part of its backward pass, added to
+    what was live when it began, children included. ``None`` also for work outside all modules."""
 
     def phase(self, name: str) -> PhaseFigures | None:
         """Return the figures of one phase; ``None`` if the layer was not active in it."""

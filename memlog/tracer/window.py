@@ -82,7 +82,9 @@ class TraceWindow:
         self._compiled = selection.are_compiled(models)
         self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
         self._names = ModuleNames(model, others)
-        self._accountant = Accountant(by_readings=self.choice.engine == "sampler")
+        self._accountant = Accountant(
+            by_readings=self.choice.engine == "sampler", layers_around=self._names.layers_around
+        )
         self._log = EventLog(max_events, self._accountant, most_events)
         self._engine = selection.build(
             self.choice,

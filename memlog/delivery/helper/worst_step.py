@@ -56,9 +56,9 @@ class WorstStep:
         if size > MAX_BYTES:
             return
         event, trace = read_worst_step(self._run)
-        step = "in the middle of a step" if event.step is None else f"step {event.step}"
+        step = "a step that did not end" if event.step is None else f"step {event.step}"
         with TemporaryDirectory() as folder:
             file = Path(folder) / FLAME_GRAPH
-            exporters.write_json(exporters.flame_graph(trace), file)
+            exporters.write_json(exporters.flame_graph(trace, step), file)
             self._publish(keep(self._run, file, FLAME_GRAPH, KIND))
         logger.info("saved the flame graph of the worst of the traced steps (%s)", step)

@@ -16,7 +16,7 @@ import msgspec
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event
-from memlog.metrics import place, replaces, values
+from memlog.metrics import place, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
@@ -95,7 +95,7 @@ class UsersRows:
                 reached = max(reached, self._number)
             into = self._late if index <= reached else self._waiting
             is_shared = closed < into.newest.get(axis, index) < index
-            for name, value, fold in values(event):
+            for name, value, fold in sent_values(event):
                 if value is None:
                     continue
                 self._points += 1

@@ -8,6 +8,7 @@ from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
+from memlog.metrics import closing_parameters
 from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
@@ -90,8 +91,12 @@ class RunState:
         """
         if not received and self._is_wanted(event):
             self.rows.add(event)
-        if isinstance(event, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
-            self._others.append(event)
+        if isinstance(event, HealthEvent) and self._is_wanted(event):
+            other: Event | None = closing_parameters(event)
+        else:
+            other = event
+        if isinstance(other, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
+            self._others.append(other)
 
     def _is_wanted(self, event: Event) -> bool:
         """Return whether the run needs an event; an ended one needs no health events and no samples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -9,12 +10,14 @@ import msgspec
 
 from memlog._internal.redact import bare_address
 from memlog.delivery.uploader.refused_runs import Refusals
-from memlog.errors import RunRefusedError, TrackerRejectedError
+from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import Claim, ClaimOf
-from memlog.sink import Connection, Sink, Target, TrackerRun
+from memlog.sink import Connection, DescribingSink, Sink, Target, TrackerRun
+
+logger = logging.getLogger("memlog.delivery")
 
 OpenSink = Callable[[Target], Sink]
 
@@ -128,13 +131,20 @@ class Targets:
             with suppress(Exception):
                 sink.close(None)
 
-    def close(self, end: End | None) -> None:
-        """End the runs that sinks opened, except those that the tracker refuses."""
+    def close(self, end: End | None, description: Callable[[], str]) -> None:
+        """Describe and end the runs that sinks opened, except those that the tracker refuses.
+
+        Args:
+            end: How the run ended; ``None``: it has not.
+            description: Makes a text about the run.
+        """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
                 self.sink(None)  # an earlier uploader opened it, and died before it could end it
         for target, sink in self._sinks.items():
             try:
+                if end is not None:
+                    _describe(sink, description)
                 sink.close(end.status if end else None, end.time_us if end else None)
             except TrackerRejectedError as error:  # noqa: PERF203 - others are not refused
                 if not sink.durable:
@@ -178,3 +188,21 @@ class Targets:
         elif target in self._replaced and target not in state.beside:
             state.beside = [*state.beside, target]
         state.stage, state.problem = "delivering", self.refusals.problem
+
+
+def _describe(sink: Sink, description: Callable[[], str]) -> None:
+    """Show a text on a run that a sink opened. The run ends also if the text can't be made or is rejected.
+
+    Raises:
+        RunRefusedError: the tracker refuses the run.
+        TrackerUnavailableError: the tracker can't be reached.
+    """
+    if not isinstance(sink, DescribingSink):
+        return
+    try:
+        if sink.wants_description():
+            sink.log_description(description())
+    except (RunRefusedError, TrackerUnavailableError):
+        raise
+    except Exception:
+        logger.exception("a run gets no description")

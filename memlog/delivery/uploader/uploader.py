@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlog._internal.redact import remember, without_credentials
 from memlog.delivery.uploader import outbox
 from memlog.delivery.uploader.artifact_files import Copies
-from memlog.delivery.uploader.cursor import Reading
+from memlog.delivery.uploader.cursor import Reading, plan_for
 from memlog.delivery.uploader.open_runs import OpenSink, Targets
 from memlog.delivery.uploader.saved_progress import SavedProgress
 from memlog.delivery.uploader.send import DELIVERED, send_pending
@@ -14,7 +14,6 @@ from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, held_name
 from memlog.journal.in_process_state import ClaimOf
-from memlog.metrics import Plan
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
@@ -130,7 +129,7 @@ class Uploader:
         """
         end = _end_of(self.run, self.end)
         try:
-            self._targets.close(end)
+            self._targets.close(end, self._description)
         except Exception as error:
             if not self._targets.are_durable:
                 self._progress.go_back()
@@ -146,6 +145,12 @@ class Uploader:
             self.state.stage, self.state.problem = "done", None
             self._progress.save()
 
+    def _description(self) -> str:
+        # Imported here: needed only at the end.
+        from memlog.reports.description import description  # noqa: PLC0415
+
+        return description(self.run, self.backend)
+
     def _deliver_deferred(
         self, name: str, deferred: DeferredRange, file: JournalFile | None
     ) -> None:
@@ -158,7 +163,7 @@ class Uploader:
                 if entry.start >= deferred.until:
                     break
                 if reading.plan is None:
-                    reading.plan = Plan(sink.resolution, entry.header.initial_step)
+                    reading.plan = plan_for(entry.header, sink.resolution)
                 reading.take(entry)
                 if len(reading.pending) >= sink.max_points:
                     self._send(name, reading)
@@ -237,7 +242,7 @@ class Uploader:
             reading.switch_to(target, entry.start.segment)
             reading.skipping = claim == "whole"
             resolution = "full" if reading.skipping else self._sink(target).resolution
-            reading.plan = Plan(resolution, header.initial_step)
+            reading.plan = plan_for(header, resolution)
         reading.header, reading.segment = header, entry.start.segment
         return True
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
-from memlog.trace.result import common_length
+from memlog.trace.result import common_length, with_parents
 from memlog.tracer.attribution.user_scopes import Scope
 
 MAX_NAMES = 10_000
@@ -59,6 +59,7 @@ class ModuleNames:
         self.omitted = 0
         self.roots: list[RootModule] = []
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
+        self._around: dict[int, tuple[int, ...]] = {OUTSIDE: ()}
         # By identity: hashing a module may run the user's code. Each entry refers to its module, since Python
         # reuses the identity of a deleted module.
         self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
@@ -101,6 +102,15 @@ class ModuleNames:
             self.paths.append(path)
             self.kinds.append(kind)
         return number
+
+    def layers_around(self, layer: int) -> tuple[int, ...]:
+        """Return the numbers of a layer and of the layers that contain it; none for "outside"."""
+        found = self._around.get(layer)
+        if found is None:
+            paths = with_parents(self.paths[layer], self.paths[1])
+            found = tuple(self._numbers[path] for path in paths if path in self._numbers)
+            self._around[layer] = found
+        return found
 
     def owner_of(self, name: str, root: RootModule) -> int:
         """Return the number of the module that owns a parameter or buffer, by its name in ``root``."""

@@ -32,7 +32,7 @@ from memlog.tracer.schedule.open_window import OpenWindow
 from memlog.tracer.schedule.retry import RetryPolicy
 from memlog.tracer.schedule.step_costs import StepCosts
 from memlog.tracer.schedule.top_modules import RootModules
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.trace_event import SeriesLayers, trace_event
 
 if TYPE_CHECKING:
     from memlog.trace.records import RecordedTrace
@@ -68,6 +68,7 @@ class PeriodicTracer:
         self._roots = RootModules(model)
         self._schedule = OptimizerSchedule(self._kept_trace.optimizer_begins, self._optimizer_ended)
         self._frozen_start = FrozenStart()
+        self._series = SeriesLayers()
         self._retry = RetryPolicy()
         self._costs = StepCosts(share)
         self.larger_steps = LargerSteps()
@@ -298,9 +299,10 @@ class PeriodicTracer:
     def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
         """Publish a trace, and keep it if it is the most representative; ``failed`` as in `_close`."""
         schedule, step_ended = self._schedule, failed is None
+        step = self._last_step if step_ended else None
         step_trace = StepTrace(
             trace,
-            trace_event(trace.result, self._last_step if step_ended else None, self._skipped),
+            trace_event(trace.result, step, self._skipped, self._series),
             schedule.members(),
             whole=step_ended and schedule.iteration_done,
             warm=not schedule.state_is_new,
