@@ -18,7 +18,11 @@ from memlog.journal.runs import RunDirectory
 MAX_NAME = 128
 """Maximum number of characters in a name or a kind. W&B accepts no more."""
 
-_OWN = (("postmortem.md", "postmortem"), ("worst-step.speedscope.json.gz", "flamegraph"))
+_OWN = (
+    ("postmortem.md", "postmortem"),
+    ("worst-step.speedscope.json.gz", "flamegraph"),
+    ("worst-step.html", "flamegraph"),
+)
 """Name and kind of the files that memlog's helper process writes. A user's file must not replace them."""
 _MAX_REMEMBERED = 10_000
 _CHUNK = 1024**2

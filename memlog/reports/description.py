@@ -37,7 +37,7 @@ def description(run: RunDirectory, backend: str) -> str:
         [
             f"**{_one_line(summary.verdict)}**",
             "",
-            "| Memory, by memlog | |",
+            "| memory | by memlog |",
             "| --- | --- |",
             *rows,
             "",
@@ -74,7 +74,13 @@ def _rows(summary: Summary, traced: Trace | None) -> Iterator[tuple[str, str]]:
 
 def _peaks(summary: Summary) -> Iterator[tuple[str, str]]:
     names = {HOST: "Peak of the process", TREE: "Peak with its child processes"}
-    known = [(kind, peak) for kind, peak in summary.peaks.items() if peak.bytes is not None]
+    host = summary.peaks[HOST].bytes or 0
+    known = [
+        (kind, peak)
+        for kind, peak in summary.peaks.items()
+        # Shared pages count once in the tree's level, so without child processes it is the lower one.
+        if peak.bytes is not None and not (kind == TREE and peak.bytes <= host)
+    ]
     for kind, peak in known[:_MOST_PEAKS]:
         device = kind.removesuffix(ALLOCATED)
         facts = summary.run.devices.get(device)

@@ -102,7 +102,7 @@ def test_the_mistake_raises_one_alert_and_the_graph_is_shown(
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.tags["memlog.alert.count"] == "1"
     assert run.data.tags["memlog.alert.last"] == f"{alert.title} (step {alert.step})"
-    (row,) = client.get_metric_history(run.info.run_id, "memlog/alert")
+    (row,) = client.get_metric_history(run.info.run_id, "memory/step/alert")
     assert row.step == alert.step
     held = client.get_metric_history(run.info.run_id, "memory/host/rss_mib")
     assert sorted(point.step for point in held) == list(range(STEPS))

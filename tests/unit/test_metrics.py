@@ -74,7 +74,7 @@ def test_the_three_axes_are_never_mixed() -> None:
     assert axes["memory/eval/host/rss_mib"] == ("evaluation", 7)
     assert axes["memory/eval/loss"] == ("evaluation", 7)
     assert axes["memory/epoch/host/rss_mib"] == ("epoch", 1)
-    assert axes["memlog/loss"] == ("step", 3)
+    assert axes["memory/step/loss"] == ("step", 3)
 
 
 def test_samples_before_the_first_step_have_no_place_on_the_axis() -> None:
@@ -137,7 +137,7 @@ def test_a_resumed_run_has_a_point_a_step_from_where_it_began() -> None:
 
 def test_a_loss_that_comes_late_keeps_its_batch() -> None:
     points = plan_points([batch(0), batch(1), Loss(15, 0, 0.5), batch(2)])
-    assert named(points, "memlog/loss") == [(0, 0.5)]
+    assert named(points, "memory/step/loss") == [(0, 0.5)]
 
 
 @given(

@@ -56,7 +56,7 @@ def test_the_first_step_is_traced_and_a_warm_one_whose_flame_graph_is_kept() -> 
     assert encoder.peak is not None
     names = {value.name for value in values(trace)}
     assert {"memory/trace/peak_mib", "memory/trace/activations_mib"} <= names
-    assert "memory/layers/encoder.0/peak_mib" in names
+    assert "memory/layers/encoder.0.peak_mib" in names
     *_, artifact = recorded(session, Artifact)
     assert artifact.kind == "flamegraph"
     graph = json.loads(gzip.decompress((session.directory / artifact.path).read_bytes()))

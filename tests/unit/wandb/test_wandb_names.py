@@ -35,7 +35,7 @@ def test_no_run_where_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "key", ["memory/host/rss_mib", "memory/layers/blocks.0.mlp/peak_mib", "a-b_c d"]
+    "key", ["memory/host/rss_mib", "memory/layers/blocks.0.mlp.peak_mib", "a-b_c d"]
 )
 def test_a_fine_key_stays(key: str) -> None:
     assert safe_key(key) == key
