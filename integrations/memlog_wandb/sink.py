@@ -110,16 +110,6 @@ class WandbSink:
             if not opened.run.offline and not opened.run.disabled:
                 made.wait(timeout=ARTIFACT_TIMEOUT)
 
-    def wants_description(self) -> bool:
-        """Return True if the run, which is memlog's own, has no notes."""
-        with translated():
-            return not self._opened().run.notes
-
-    def log_description(self, text: str) -> None:
-        """Store the text as the run's notes."""
-        with translated():
-            self._opened().run.notes = text
-
     def close(self, status: Status | None, ended_us: int | None = None) -> None:  # noqa: ARG002 - W&B knows no other end than now
         """Finish the run, which uploads the rest."""
         opened, self._run = self._run, None

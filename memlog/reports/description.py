@@ -32,6 +32,7 @@ def description(run: RunDirectory, backend: str) -> str:
     summary, traced = summarize(run), None
     with suppress(TraceNotFoundError, OSError):
         traced = read_worst_step(run).event
+    elsewhere = _memlog("pull", f"{run.id} --backend {backend} -o out")
     rows = [f"| {_cell(name)} | {_cell(text)} |" for name, text in _rows(summary, traced)]
     return "\n".join(
         [
@@ -47,7 +48,7 @@ def description(run: RunDirectory, backend: str) -> str:
             *_commands(run, has_graph=traced is not None),
             "```",
             "",
-            f"On another machine: `memlog pull {run.id} --backend {backend} -o out` fetches its files.",
+            f"On another machine, `{elsewhere}` fetches its files.",
         ]
     )
 
@@ -114,11 +115,16 @@ def _health(health: HealthFacts) -> str:
 
 
 def _commands(run: RunDirectory, *, has_graph: bool) -> Iterator[str]:
+    """Yield commands that work in every directory of that machine: nobody knows where the reader is."""
     where = f"{run.id} --dir {shlex.quote(str(run.path.absolute().parent))}"
-    yield f"memlog show {where}"
+    yield _memlog("show", where)
     if has_graph:
-        yield f"memlog open {where}    # the traced step's layers, as a flame graph"
-    yield f"memlog report {where} -o report.html"
+        yield f"{_memlog('open', where)}    # the traced step's layers, as a flame graph"
+    yield _memlog("report", f"{where} -o report.html")
+
+
+def _memlog(command: str, arguments: str) -> str:
+    return f"memlog {command} {arguments}"
 
 
 def _cell(text: str) -> str:

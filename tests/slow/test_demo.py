@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ pytestmark = [
 STEPS = 12
 HALFWAY = 6
 GRAPH = "worst-step.speedscope.json.gz"
+BESIDE = "memlog/artifacts/flamegraph/worst-step.html"
 
 
 def memlog(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -82,9 +84,27 @@ def test_the_demos_memory_is_on_mlflows_page(
 
     uri = f"sqlite:///{folder}/mlflow.db"
     with mlflow_ui(uri, free_port()) as address, chromium() as page:
-        show_memory(page, address, *newest_run(uri))
+        experiment, run = newest_run(uri)
+        show_memory(page, address, experiment, run)
         picture = page.screenshot(path=tmp_path / "page.png")
+        headings = page.get_by_test_id("experiment-view-compare-runs-section-header")
+        sections = [text.splitlines()[0] for text in headings.all_inner_texts()]
+
+        page.goto(f"{address}/#/experiments/{experiment}/runs/{run}")
+        page.get_by_text("Show more").click()
+        page.get_by_text(re.compile("^memlog show .*")).wait_for()
+        page.screenshot(path=tmp_path / "description.png")
+        described = page.locator("table", has_text="by memlog").first.inner_text()
+
+        page.goto(f"{address}/#/experiments/{experiment}/runs/{run}/artifacts/{BESIDE}")
+        frame = page.frame_locator("iframe")
+        frame.get_by_role("heading", name="What the memory is").wait_for()
+        page.screenshot(path=tmp_path / "graph.png")
+        title = frame.get_by_role("heading", level=1).inner_text()
     assert len(picture) > 20_000  # an empty page is smaller: the charts were awaited above
+    assert sections == ["memory/host", "memory/layers", "memory/step", "memory/trace"]
+    assert f"finished, {STEPS} steps" in described
+    assert re.fullmatch(r"GPT, step [0-9]+: [0-9.]+ MiB at the peak", title)
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm fetches speedscope: not installed")
@@ -112,7 +132,9 @@ def test_the_mistake_raises_one_alert_and_the_graph_is_shown(
         chromium(*SOFTWARE_GL) as page,
     ):
         page.goto(url)
-        page.get_by_text("(1/3)").wait_for()
+        page.get_by_text(
+            re.compile(r"^GPT, step [0-9]+: .* MiB at the peak \(in MiB\)")
+        ).first.wait_for()
         rows = shown_rows(page)
     assert "[parameters]" in rows
     assert any(name.startswith("blocks.3.mlp") for name in rows)
@@ -127,7 +149,9 @@ def test_with_wandb_offline_the_same_is_in_its_file(tmp_path: Path) -> None:
     assert alert.step >= HALFWAY
     held = read_only_run(tmp_path)
     assert held.alerts == [{"title": alert.title[:64], "level": "WARN"}]
-    assert [artifact["type"] for artifact in held.artifacts] == ["flamegraph"]
+    assert {artifact["type"] for artifact in held.artifacts} == {"flamegraph"}
+    named = [name for artifact in held.artifacts for name in artifact["files"]]
+    assert sorted(set(named)) == ["worst-step.html", GRAPH]
     steps = [row["memlog/step"] for row in held.rows if "memory/host/rss_mib" in row]
     assert steps == list(range(STEPS))
     assert json.dumps(held.rows).count("memory/layers/") > 0

@@ -94,10 +94,9 @@ localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
 
 
 def show_memory(page: Page, address: str, experiment_id: str, run_id: str) -> None:
-    """Opens a run's charts of the host's memory and waits until they are drawn."""
+    """Opens a run's charts, of which the host's memory comes first, and waits until they are drawn."""
     page.add_init_script(PUT_AWAY)
     page.goto(f"{address}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics")
-    page.get_by_placeholder("Search metric charts").fill("host")
     page.get_by_text("rss_mib", exact=True).first.wait_for()
     page.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(state="attached")
     page.wait_for_timeout(3000)  # the charts fade in
