@@ -129,7 +129,7 @@ class Uploader:
         """
         end = _end_of(self.run, self.end)
         try:
-            self._targets.close(end, self._description)
+            self._targets.close(end, lambda: _description(self.run, self.backend))
         except Exception as error:
             if not self._targets.are_durable:
                 self._progress.go_back()
@@ -144,12 +144,6 @@ class Uploader:
         elif self.state.own_run or self.state.joined:
             self.state.stage, self.state.problem = "done", None
             self._progress.save()
-
-    def _description(self) -> str:
-        # Imported here: needed only at the end.
-        from memlog.reports.description import description  # noqa: PLC0415
-
-        return description(self.run, self.backend)
 
     def _deliver_deferred(
         self, name: str, deferred: DeferredRange, file: JournalFile | None
@@ -306,6 +300,12 @@ def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Bindin
             if backend in header.bindings:
                 return header.bindings[backend]
     return None
+
+
+def _description(run: RunDirectory, backend: str) -> str:
+    from memlog.reports.description import description  # noqa: PLC0415 - needed only at the end
+
+    return description(run, backend)
 
 
 def _end_of(run: RunDirectory, reported: End | None) -> End | None:
