@@ -22,6 +22,7 @@ _OWN = (
     ("postmortem.md", "postmortem"),
     ("worst-step.speedscope.json.gz", "flamegraph"),
     ("worst-step.html", "flamegraph"),
+    ("out-of-memory.html", "snapshot"),
 )
 """Name and kind of the files that memlog's helper process writes. A user's file must not replace them."""
 _MAX_REMEMBERED = 10_000

@@ -7,7 +7,7 @@ aloud: below the drawing are the same figures as tables.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -26,12 +26,15 @@ _COLOURS = {
     "[inputs]": "#c9a27e",
 }
 _OTHER_COLOUR = "#b9bdc4"
+_OF_LAYERS = (
+    "Each bar is a layer, as wide as the bytes that it held when the traced step needed most; below it is "
+    "what they are."
+)
 _SMALLEST = 0.001
 """Share of all bytes below which a box is not drawn: it would be narrower than a pixel."""
 _SMALLEST_WITH_TEXT = 0.012
 """Share of all bytes below which a box has no room for a text."""
 _MOST_ROWS = 25
-_PERCENT = 100.0
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --layer: #e4e8ec; --line: #d0d5db; }
@@ -72,28 +75,35 @@ class _Box(msgspec.Struct, frozen=True):
     """Distance from the left edge, as a share of the width."""
 
 
-def flame_page(document: Mapping[str, Any]) -> str | None:
+def flame_page(
+    document: Mapping[str, Any], *, intro: str = _OF_LAYERS, holder: str = "layer"
+) -> str | None:
     """Return the page of a document's first profile; ``None`` if that is not about bytes.
 
     Args:
-        document: A document of `memlog.trace.exporters.flame_graph`.
+        document: A document of `memlog.trace.exporters.flame_graph` or `snapshot_graph`.
+        intro: What the drawing shows.
+        holder: What holds the bytes: the innermost frame that is no category.
     """
     profile = document["profiles"][0] if document["profiles"] else {}
     if profile.get("unit") != "bytes" or not profile["endValue"]:
         return None
     names = [frame["name"] for frame in document["shared"]["frames"]]
-    root, categories, layers = _Node(), Counter[str](), Counter[str]()
+    root, categories, holders = _Node(), Counter[str](), Counter[str]()
     for sample, weight in zip(profile["samples"], profile["weights"], strict=True):
         stack = [names[frame] for frame in sample]
         if _is_category(stack[-1]):
             categories[stack[-1]] += weight
-            layers[stack[-2] if len(stack) > 1 else stack[-1]] += weight
+        holders[stack[-2] if _is_category(stack[-1]) and len(stack) > 1 else stack[-1]] += weight
         root.size += weight
         node = root
         for name in stack:
             node = node.child(name)
             node.size += weight
-    return _page(profile["name"], list(_boxes(root)), categories, layers)
+    tables = [_table(holder, "What holds most", holders, root.size)]
+    if categories.total() == root.size:
+        tables.insert(0, _table("category", "What the memory is", categories, root.size))
+    return _page(profile["name"], intro, list(_boxes(root)), root.size, tables)
 
 
 def _is_category(name: str) -> bool:
@@ -112,10 +122,7 @@ def _boxes(root: _Node) -> Iterator[_Box]:
             left += child.size / root.size
 
 
-def _page(
-    title: str, boxes: list[_Box], categories: Mapping[str, int], layers: Mapping[str, int]
-) -> str:
-    total = sum(box.size for box in boxes if box.depth == 0) or 1
+def _page(title: str, intro: str, boxes: list[_Box], total: int, tables: Sequence[str]) -> str:
     height = 21 * (1 + max((box.depth for box in boxes), default=0))
     drawn = "\n".join(_box(box, total) for box in boxes)
     return f"""<!DOCTYPE html>
@@ -126,15 +133,11 @@ def _page(
 <title>{escape(title)}</title>
 <style>{_STYLE}</style>
 <h1>{escape(title)}</h1>
-<p>Each bar is a layer, as wide as the bytes that it held when the traced step needed most; below it is what
-they are. <code>memlog open</code> shows the file beside this page with zoom and search.</p>
+<p>{escape(intro)} <code>memlog open</code> shows the file beside this page with zoom and search.</p>
 <div class="graph" role="img" aria-label="The figures are in the tables below" style="height:{height}px">
 {drawn}
 </div>
-<h2>What the memory is</h2>
-{_table("category", categories, total, with_colour=True)}
-<h2>The largest layers</h2>
-{_table("layer", layers, total)}
+{"".join(tables)}
 </html>
 """
 
@@ -153,17 +156,17 @@ def _colour(category: str) -> str:
     return _COLOURS.get(category, _OTHER_COLOUR)
 
 
-def _table(heading: str, sizes: Mapping[str, int], total: int, *, with_colour: bool = False) -> str:
+def _table(column: str, heading: str, sizes: Mapping[str, int], total: int) -> str:
     ranked = sorted(sizes.items(), key=lambda item: -item[1])
     rows = [
-        f"<tr><td>{_swatch(name) if with_colour else ''}<code>{escape(name.strip('[]'))}</code></td>"
-        f"<td>{format_bytes(size)}</td><td>{size / total:.1%}</td></tr>"
+        f"<tr><td>{_swatch(name) if _is_category(name) else ''}<code>{escape(name.strip('[]'))}</code>"
+        f"</td><td>{format_bytes(size)}</td><td>{size / total:.1%}</td></tr>"
         for name, size in ranked[:_MOST_ROWS]
     ]
     more = len(ranked) - _MOST_ROWS
     note = f"<p>{more:,} smaller ones are left out.</p>" if more > 0 else ""
-    head = f"<tr><th>{heading}</th><th>size</th><th>share</th></tr>"
-    return f"<table>{head}{''.join(rows)}</table>{note}"
+    head = f"<tr><th>{column}</th><th>size</th><th>share</th></tr>"
+    return f"<h2>{heading}</h2>\n<table>{head}{''.join(rows)}</table>{note}\n"
 
 
 def _swatch(category: str) -> str:

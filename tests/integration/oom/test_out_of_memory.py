@@ -466,7 +466,7 @@ def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_pat
         for kind in ("postmortem", "flamegraph")
         for file in client.list_artifacts(run.info.run_id, f"memlog/artifacts/{kind}")
     }
-    assert names == {"postmortem.md", "worst-step.speedscope.json.gz"}
+    assert names == {"postmortem.md", "worst-step.html", "worst-step.speedscope.json.gz"}
     text = wait_for_report(only_run(tmp_path / "memlog_runs"))
     assert "16.0 GiB requested" in text
     assert "From the newest traced step, step 0 (dispatch), at its peak of" in text

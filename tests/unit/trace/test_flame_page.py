@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from support import device_snapshots
 from support.flamegraphs import document, evented, sampled
 from support.models import GPT, text
 
@@ -63,6 +64,15 @@ def test_it_loads_and_runs_nothing_and_takes_no_markup_from_names() -> None:
     assert "<b>" not in page
     assert "default-src 'none'" in page
     assert not re.search(r"(src|href)=", page.replace("&quot;", "").replace("script src", ""))
+
+
+def test_a_snapshots_frames_hold_what_no_category_tells() -> None:
+    graph = exporters.snapshot_graph(device_snapshots.training(), "s.pickle").document
+    page = exporters.flame_page(graph, intro="Each bar is a frame.", holder="innermost frame")
+    assert page is not None
+    assert "<h1>Live bytes, device 0</h1>" in page
+    assert "<code>model (/src/model.py:2)</code></td><td>8.0 MiB</td><td>61.5%</td>" in page
+    assert "What the memory is" not in page  # only a part of it has a state to tell
 
 
 def test_without_bytes_there_is_no_page() -> None:
