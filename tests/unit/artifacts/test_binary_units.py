@@ -51,3 +51,10 @@ def test_events_in_bytes_are_scaled_too() -> None:
 )
 def test_a_file_without_a_title_gets_its_name(name: str | None, title: str) -> None:
     assert shown(name=name)["name"] == title
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "1e999"])
+def test_a_number_too_large_in_a_field_that_nobody_reads_changes_nothing(number: str) -> None:
+    content = json.dumps(document()).replace("{", f'{{"x": {number}, ', 1).encode()
+    assert check(content) == []
+    assert in_binary_units(content, "a.json") == content
