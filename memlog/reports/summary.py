@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import Alert, Artifact, Finding, StepInputs
-from memlog.journal import RunDirectory
+from memlog.journal import JournalFile, RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState, all_states
 from memlog.reports.accumulator import Accumulator
@@ -77,10 +77,32 @@ def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
 
 
 def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
-    totals, thinned = Accumulator(), 0
-    for file in run.files():
+    totals, files = Accumulator(), run.files()
+    for file in files:
         for entry in file.read(complete=not alive):
             totals.take(file.process, entry)
+    return _of_totals(run, totals, files, alive=alive)
+
+
+def summary_of(
+    run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
+) -> Summary:
+    """Return the summary of a run whose journal was read.
+
+    Args:
+        run: The run.
+        totals: Aggregates of all its events.
+        files: The files that were read.
+        alive: Whether the trainer's process lived before they were read.
+    """
+    return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
+
+
+def _of_totals(
+    run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
+) -> Summary:
+    thinned = 0
+    for file in files:
         totals.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
         thinned += file.thinned
         if file.thinned_undelivered:

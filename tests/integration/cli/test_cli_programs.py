@@ -17,7 +17,7 @@ from support import thirdparty
 from support.journals import GIB, MadeRun, at, batch, finished_run
 from support.mlflow_server import sqlite_store
 
-from memlog.artifacts.speedscope_package import VERSION
+from memlog._internal.npm_package import SPEEDSCOPE
 from memlog.events import End, Run
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
@@ -271,7 +271,7 @@ def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
         ],
     }
     (tmp_path / "graph.json").write_text(json.dumps(document))
-    cached = tmp_path / "cache" / "memlog" / f"speedscope-{VERSION}"
+    cached = tmp_path / "cache" / "memlog" / f"speedscope-{SPEEDSCOPE.version}"
     cached.mkdir(parents=True)
     for name in ("index.html", "LICENSES.txt"):
         (cached / name).write_text("a page")
