@@ -219,6 +219,11 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
         return None
 
 
+REPORT_FILE = "report.html"
+REPORT_KIND = "report"
+"""Name and kind of the run's report, which memlog makes when the run ends. No file of the user's has both."""
+
+
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
     """File that was saved in the run's folder, to be uploaded to every backend."""
 
@@ -228,6 +233,11 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
     path: str
     """Path relative to the run's folder."""
     size: Int
+
+    @property
+    def is_report(self) -> bool:
+        """True for memlog's report of the run: one HTML file, which loads nothing."""
+        return (self.name, self.kind) == (REPORT_FILE, REPORT_KIND)
 
 
 class TracedLayer(msgspec.Struct, frozen=True, array_like=True):

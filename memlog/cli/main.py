@@ -17,6 +17,7 @@ from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
 from memlog.cli.pull import pull
+from memlog.cli.report import report_run
 from memlog.cli.run import run
 from memlog.cli.runs import runs
 from memlog.cli.show import show
@@ -92,7 +93,10 @@ def cli() -> None:
     """Record and show where the memory of your training goes, step by step."""
 
 
-for _command in (advise_run, compare_runs, demo, open_file, pull, run, runs, show, sync):
+for _command in (
+    *(advise_run, compare_runs, demo, open_file, pull),
+    *(report_run, run, runs, show, sync),
+):
     cli.add_command(_command)
 
 

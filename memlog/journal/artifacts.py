@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from memlog._internal.safe_files import open_plain, replacing
-from memlog.events import Artifact, now_us
+from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, now_us
 from memlog.journal.runs import RunDirectory
 
 MAX_NAME = 128
 """Maximum number of characters in a name or a kind. W&B accepts no more."""
 
-_OWN = (("postmortem.md", "postmortem"), ("worst-step.speedscope.json.gz", "flamegraph"))
+_OWN = (
+    ("postmortem.md", "postmortem"),
+    ("worst-step.speedscope.json.gz", "flamegraph"),
+    (REPORT_FILE, REPORT_KIND),
+)
 """Name and kind of the files that memlog's helper process writes. A user's file must not replace them."""
 _MAX_REMEMBERED = 10_000
 _CHUNK = 1024**2

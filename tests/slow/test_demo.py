@@ -127,7 +127,8 @@ def test_with_wandb_offline_the_same_is_in_its_file(tmp_path: Path) -> None:
     assert alert.step >= HALFWAY
     held = read_only_run(tmp_path)
     assert held.alerts == [{"title": alert.title[:64], "level": "WARN"}]
-    assert [artifact["type"] for artifact in held.artifacts] == ["flamegraph"]
+    assert [artifact["type"] for artifact in held.artifacts] == ["flamegraph", "report"]
+    assert held.summary["memlog/report"]["_type"] == "html-file"
     steps = [row["memlog/step"] for row in held.rows if "memory/host/rss_mib" in row]
     assert steps == list(range(STEPS))
     assert json.dumps(held.rows).count("memory/layers/") > 0

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
+from memlog.delivery.run_report import HelpersReport
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, now_us
 from memlog.journal import Binding, JournalWriter, RunDirectory
@@ -121,6 +122,7 @@ def explain_afterwards(run: RunDirectory) -> None:
         bus = EventBus(diagnostics)
         bus.subscribe(journal.append)
         _publish(run, bus, moments, Witness("sync"), diagnostics)
+        HelpersReport(run, bus.publish, diagnostics).publish()
         journal.close()
 
 

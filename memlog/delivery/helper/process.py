@@ -28,6 +28,7 @@ from memlog.delivery.helper import protocol
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.sampler import Sampler, StepFollower
 from memlog.delivery.helper.worst_step import WorstStep
+from memlog.delivery.run_report import HelpersReport
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import ChildReading, End, now_us
 from memlog.events import Health as HealthEvent
@@ -113,6 +114,7 @@ class Helper:
         with self._diagnostics.contained("reading the alert rules"):
             self._judging = judge(begin, self._bus, self._diagnostics)
         self._worst_step = WorstStep(self._run, self._bus.publish, self._diagnostics)
+        self._report = HelpersReport(self._run, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
         self._finish: protocol.Finish | None = None
@@ -140,14 +142,26 @@ class Helper:
                 self.handle(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
+            self._report.look(self._follower.step)
             with self._diagnostics.contained("keeping the journal's size limit"):
                 self._retention.enforce_if_due()
             self._allow_own_runs()
         self._worst_step.look()
         self._explain_a_bad_end()
-        self._publish_health()
+        unjudged = self._judging.finish()
+        self._publish_health(unjudged)
+        self._publish_report(unjudged)
         self._journal.close()
         return self._deliver_rest()
+
+    def _publish_report(self, unjudged: dict[str, str]) -> None:
+        """Publish the run's report, unless the run goes on without this helper."""
+        if self._finish is None and self._follower.end is None and not self._trainer_is_dead():
+            return
+        faults = self._diagnostics.faults.total()
+        self._report.publish()
+        if self._diagnostics.faults.total() != faults:
+            self._publish_health(unjudged)
 
     def _explain_a_bad_end(self) -> None:
         """Write a report if the trainer died without an end event, or memory ran out."""
@@ -263,9 +277,9 @@ class Helper:
                 if name in self._uploaders:
                     self._uploaders[name].uploader.may_open_own = True
 
-    def _publish_health(self) -> None:
+    def _publish_health(self, unjudged: dict[str, str]) -> None:
         """Write the helper's drops, faults and rules never judged, and the missing part of the trainer's."""
-        unjudged, unwritten_ms = self._judging.finish(), self._unwritten_ms
+        unwritten_ms = self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
                 HealthEvent(

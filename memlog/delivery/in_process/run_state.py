@@ -90,6 +90,8 @@ class RunState:
         """
         if not received and self._is_wanted(event):
             self.rows.add(event)
+        if isinstance(event, Artifact) and event.is_report and not self.user_run.is_open:
+            return  # a run that the user has ended got a report of its own
         if isinstance(event, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
             self._others.append(event)
 
@@ -128,6 +130,10 @@ class RunState:
         """Write the CSV file of the series, which has every event so far."""
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.folded
+
+    def log_report(self, artifact: Artifact, run: RunDirectory) -> None:
+        """Write the run's report as it is now."""
+        self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
 
     def _write(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
         if isinstance(event, Parameters):

@@ -56,7 +56,10 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
         _figures(runs),
         _categories(runs),
         _layers(runs),
-        *(sections.provenance(summary) for summary in runs.summaries),
+        *(
+            sections.provenance(summary, f"origin-{summary.run.id}", f"Where {name} came from")
+            for name, summary in zip(runs.names, runs.summaries, strict=True)
+        ),
     ]
 
 

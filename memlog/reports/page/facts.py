@@ -183,6 +183,11 @@ class SeriesFold:
         if self._counts[kind] <= _MOST_MARKS:
             self._marks.append((axis, Mark(kind, at, text)))
 
+    @property
+    def has_readings(self) -> bool:
+        """True if memory was read at least once."""
+        return any(not fold.is_empty for folds in self._axes.values() for fold in folds.values())
+
     def series(self) -> RunSeries:
         """Return the series on the first axis that has readings."""
         axis: Axis = next((axis for axis, folds in self._axes.items() if folds), "step")

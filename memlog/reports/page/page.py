@@ -20,8 +20,8 @@ from memlog.reports.page.layers import event_tree, layer_rows, layer_tree
 from memlog.reports.page.library import Library, load_library
 from memlog.reports.page.markup import Child, el, write
 from memlog.reports.page.ranks import find_ranks, rank_chart
+from memlog.reports.page.run_reader import RunReader
 from memlog.reports.page.series import Chart
-from memlog.reports.run_reader import RunReader
 from memlog.reports.schema import Summary
 from memlog.reports.step_ranking import advise_with, not_the_largest
 from memlog.reports.traced_steps import TraceFold
@@ -66,7 +66,7 @@ def comparison_html(
     compared = comparison.compared(first, second)
     return _document(
         f"{compared.names[1]} compared with {compared.names[0]}",
-        [el("p", "memlog compares two runs", class_="about")],
+        [el("strong", "Two runs compared")],
         comparison.parts(compared, library.missing),
         _data(compared.charts, compared.axis, []),
         library,

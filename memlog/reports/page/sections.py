@@ -356,7 +356,9 @@ def _place(step: int | None, evaluation: int | None, epoch: int | None) -> str:
     return "before the first step"
 
 
-def provenance(summary: Summary) -> Element:
+def provenance(
+    summary: Summary, name: str = "origin", title: str = "Where the run came from"
+) -> Element:
     """Return the section with the run's origin."""
     run = summary.run
     facts = {
@@ -375,7 +377,7 @@ def provenance(summary: Summary) -> Element:
         "folder": run.directory,
         **{_parameter(name): value for name, value in run.parameters.items() if name != "devices"},
     }
-    return section("origin", "Where the run came from", _facts(facts))
+    return section(name, title, _facts(facts))
 
 
 def _parameter(name: str) -> str:

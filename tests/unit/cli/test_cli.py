@@ -86,6 +86,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "force": ["--force"],
             "directory": ["--dir"],
         },
+        "report": {"runs": ["runs"], "output": ["-o", "--output"], "directory": ["--dir"]},
         "run": {
             "backends": ["--backend"],
             "alerts": ["--alert"],

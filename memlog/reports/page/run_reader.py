@@ -53,6 +53,11 @@ class RunReader:
             if left is not None and left <= 0:
                 return
 
+    @property
+    def has_readings(self) -> bool:
+        """True if memory was read at least once."""
+        return self.series.has_readings
+
     def summary(self) -> Summary:
         """Read the rest of the journal, and return the run's summary."""
         # Before reading: the journal of a run that ends meanwhile then has its end event.
