@@ -42,6 +42,7 @@ LONGEST = (
     "integration/delivery/test_outage_wandb.py",
     "integration/journal/test_crash.py",
     "integration/_internal/test_secrets.py",
+    "integration/reports/test_report_in_browser.py",
     "integration/autolog/test_runs_of_the_users.py",
     "slow/test_limits.py",
     "integration/wandb/test_wandb_in_process.py",

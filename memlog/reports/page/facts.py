@@ -110,8 +110,9 @@ class SeriesFold:
         self._read("step", event.step, event.devices)
 
     def _take_sample(self, event: Sample) -> None:
-        if event.host_limit is not None:
-            self._limit = event.host_limit
+        # An older memlog recorded the container's limit only.
+        limit = event.cgroup_limit if event.host_limit is None else event.host_limit
+        self._limit = self._limit if limit is None else limit
         if event.step is not None and (event.tree_processes or 1) > 1:
             fold = self._fold("step", _HOST)
             fold.add("with child processes", "tree", event.step, event.tree_pss)

@@ -13,7 +13,7 @@ memlog.icicle = (place, packed) => {
   /** Makes objects of the nested arrays, with each node's offset among the root's bytes. */
   function unpack([name, size, colour, kind, children], above, level, begin) {
     const node = { name, size, colour, kind, above, level, begin, below: [], group: null };
-    node.path = above && above.above ? `${above.path} › ${name}` : name;
+    node.path = above && above.above ? `${above.path} / ${name}` : name;
     nodes.push(node);
     depth = Math.max(depth, level);
     let at = begin;
