@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +16,8 @@ from memlog.journal.artifacts import keep
 
 if TYPE_CHECKING:
     from memlog.reports.page.run_reader import RunReader
+
+logger = logging.getLogger("memlog.delivery")
 
 _LONG = 5_000
 """Steps from which on the journal is read during the run, so that its end need not wait for that."""
@@ -79,7 +83,9 @@ class HelpersReport:
 
     def publish(self) -> None:
         """Make the report and publish it."""
+        begun = time.monotonic()
         with self._diagnostics.contained("making the report"):
             artifact = keep_report(self._run, REPORT_FILE, self._reader)
             if artifact is not None:
                 self._publish(artifact)
+                logger.info("made the run's report in %.2f s", time.monotonic() - begun)

@@ -212,8 +212,8 @@ def _scale(low: float, high: float) -> tuple[float, float, list[float]]:
 
     The scale begins at 0 unless all values lie far above it.
     """
-    if low < 0.5 * high or high <= 0:
-        low = 0.0
+    high = max(high, 0.0)  # a damaged journal may have negative sizes
+    low = max(low, 0.0) if low >= 0.5 * high else 0.0
     span = max(high - low, 4096.0)
     apart = 2.0 ** math.ceil(math.log2(span / 5))
     bottom, top = math.floor(low / apart) * apart, math.ceil((high + span * 0.02) / apart) * apart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -29,9 +29,11 @@ from memlog.reports.verdict import failure_title
 from memlog.sink import Axis
 
 MarkKind: TypeAlias = Literal[
-    "growth", "alert", "failure", "trace", "epoch", "evaluation", "checkpoint", "file", "block"
+    "failure", "growth", "alert", "trace", "epoch", "evaluation", "checkpoint", "file", "block"
 ]
 
+_KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
+"""Of several marks at one index, the first kind is the most important."""
 _MOST_MARKS = 400
 """Most marks of one kind; further ones are counted."""
 _MOST_TRACES = 1_000
@@ -198,7 +200,8 @@ class SeriesFold:
             axis=axis,
             charts=[self._chart(name, folds[name]) for name in names if not folds[name].is_empty],
             marks=sorted(
-                {mark for on, mark in self._marks if on == axis}, key=lambda m: (m.at, m.kind)
+                {mark for on, mark in self._marks if on == axis},
+                key=lambda m: (m.at, _KINDS.index(m.kind)),
             ),
             omitted={
                 kind: count - _MOST_MARKS

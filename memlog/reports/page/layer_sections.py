@@ -64,13 +64,18 @@ def largest(step: TracedStep) -> Element | None:
     helps = _what_helps(step)
     if not step.rows and not helps:
         return None
-    return section("help", "The largest layers, and what would help", *_table(step.rows), *helps)
+    return section(
+        "largest",
+        "The largest layers, and what would make them smaller",
+        *_table(step.rows),
+        *helps,
+    )
 
 
 def _table(rows: Sequence[LayerRow]) -> list[Child]:
     if not rows:
         return []
-    most = max(row.at_peak for row in rows)
+    most = max(1, *(row.at_peak for row in rows))
     cells: list[list[Child | list[Child]]] = [
         [
             el("code", row.path),

@@ -13,6 +13,8 @@ from memlog.trace.result import with_parents
 
 _MOST_NODES = 4_000
 """Most nodes of a tree; the smallest are joined."""
+_DEEPEST = 64
+"""Most layers inside each other: a trace's file may come from elsewhere."""
 _ROWS = 15
 
 
@@ -56,7 +58,7 @@ def layer_tree(trace: RecordedTrace) -> Node:
     root = Node("all", children=[])
     model = trace.paths[1] if len(trace.paths) > 1 else ""
     for share in trace.result.shares:
-        stack = with_parents(share.path, model)
+        stack = with_parents(share.path, model)[:_DEEPEST]
         at = root
         at.size += share.size
         for level, path in enumerate(stack):

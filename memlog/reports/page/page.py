@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 import msgspec
+from msgspec.structs import replace
 
 from memlog._internal.units import format_bytes
 from memlog._version import __version__
@@ -21,7 +22,7 @@ from memlog.reports.page.library import Library, load_library
 from memlog.reports.page.markup import Child, el, write
 from memlog.reports.page.ranks import find_ranks, rank_chart
 from memlog.reports.page.run_reader import RunReader
-from memlog.reports.page.series import Chart
+from memlog.reports.page.series import Chart, peak_name
 from memlog.reports.schema import Summary
 from memlog.reports.step_ranking import advise_with, not_the_largest
 from memlog.reports.traced_steps import TraceFold
@@ -77,12 +78,14 @@ def _run_page(reader: RunReader, library: Library) -> str:
     summary = reader.summary()
     series = reader.series.series()
     step = _traced_step(reader, series)
+    series = replace(series, charts=[_with_peak(chart, summary) for chart in series.charts])
     ranks = find_ranks(reader.run, summary)
     if ranks and (chart := rank_chart(ranks)) is not None:
-        series = msgspec.structs.replace(series, charts=[*series.charts, chart])
+        series = replace(series, charts=[*series.charts, chart])
     parts = [
         el("div", sections.verdict(summary), class_="headline"),
         sections.tiles(sections.key_figures(summary, series)),
+        sections.bad_end(reader.run),
         sections.memory(series, library.missing),
         sections.traced(series.traces),
         None if step is None else layer_sections.icicle(step),
@@ -100,6 +103,13 @@ def _run_page(reader: RunReader, library: Library) -> str:
     ]
     data = _data(series.charts, series.axis, series.marks, step)
     return _document(summary.run.name or summary.run.id, about, parts, data, library)
+
+
+def _with_peak(chart: Chart, summary: Summary) -> Chart:
+    peak = summary.peaks.get(peak_name(chart))
+    if peak is None or peak.bytes is None or peak.step is None or not summary.steps:
+        return chart
+    return replace(chart, peak=(peak.step, peak.bytes))
 
 
 def _trace_page(trace: RecordedTrace, library: Library) -> str:

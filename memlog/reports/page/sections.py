@@ -6,16 +6,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
+from memlog._internal.safe_files import read_plain
 from memlog._internal.units import format_bytes
 from memlog.events import Trace
+from memlog.journal import RunDirectory
 from memlog.reports.page import drawings
 from memlog.reports.page.facts import Mark, RunSeries
+from memlog.reports.page.markdown import rendered
 from memlog.reports.page.markup import Child, el, prose, table
 from memlog.reports.page.ranks import Rank
-from memlog.reports.page.series import Chart
+from memlog.reports.page.series import Chart, peak_name
 from memlog.reports.schema import Delivery, FindingFacts, HealthFacts, Peak, Summary
 
 _TABLE_ROWS = 20
+_POSTMORTEM = "postmortem.md"
+_HELPS = "\n## What would help\n"
+_MOST_TEXT = 256 * 1024
 _LISTED = 100
 """Most alerts, and most marks, in a list."""
 _TRACED_ROWS = 60
@@ -39,15 +45,6 @@ def verdict(summary: Summary) -> list[Child]:
         parts.append(el("p", *prose(rest), class_="lead"))
     if finding is not None and finding.remedy:
         parts.append(el("p", el("strong", "What to do: "), *prose(finding.remedy), class_="remedy"))
-    if any(artifact.name == "postmortem.md" for artifact in summary.artifacts):
-        parts.append(
-            el(
-                "p",
-                "How the run ended is explained in the run's file ",
-                el("code", "postmortem.md"),
-                ".",
-            )
-        )
     if finding is not None:
         parts.append(_evidence(finding))
     parts += [_further(other) for other in summary.findings[1:]]
@@ -97,8 +94,7 @@ def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str
     """Return a run's key figures, as far as they are known."""
     shown: list[tuple[str, str, str]] = []
     for chart in series.charts[:2]:
-        kind = "host.rss" if chart.id == "host" else f"{chart.id}.allocated"
-        peak = summary.peaks.get(kind)
+        peak = summary.peaks.get(peak_name(chart))
         if peak is not None and peak.bytes is not None:
             name = "Peak, process" if chart.id == "host" else f"Peak, {chart.id}"
             shown.append((name, format_bytes(peak.bytes), _of_limit(peak, chart.limit)))
@@ -158,6 +154,20 @@ def _count(summary: Summary, series: RunSeries) -> int:
     return max(chart.x[-1] + chart.width for chart in series.charts)
 
 
+def bad_end(run: RunDirectory) -> Element | None:
+    """Return memlog's explanation of a bad end; ``None`` if there is none."""
+    try:
+        text = read_plain(run.path, f"{run.artifacts.name}/{_POSTMORTEM}", _MOST_TEXT)
+    except OSError:
+        return None
+    _, _, body = text.decode("utf-8", "replace").partition("\n")  # the first line is the verdict
+    before, heading, helps = body.partition(_HELPS)
+    if not heading:
+        return section("end", "How the run ended", rendered(body))
+    whole = el("details", el("summary", "How the run ended, in full"), rendered(before))
+    return section("end", "What would help", rendered(helps), whole)
+
+
 def memory(series: RunSeries, missing: str | None) -> Element | None:
     """Return the section with memory over steps; ``None`` without a reading."""
     if not series.charts:
@@ -166,19 +176,10 @@ def memory(series: RunSeries, missing: str | None) -> Element | None:
     note = None
     if missing is not None:
         note = el("p", "These charts can't be zoomed: ", *prose(missing), ".", class_="note")
-    width = max(chart.width for chart in series.charts)
-    grouped = None
-    if width > 1:
-        grouped = el(
-            "p",
-            f"The run is long: each point shows the lowest and the highest of {width:,} {series.axis}s.",
-            class_="note",
-        )
     return section(
         "memory",
         f"Memory over {series.axis}s",
         el("div", figures_, id="charts"),
-        grouped,
         note,
         _marks(series),
     )
@@ -201,10 +202,20 @@ def _chart(chart: Chart, axis: str) -> Element:
             ),
             class_="legend",
         ),
+        _grouped(chart, axis),
         as_table(_values(chart, axis)),
         id=f"figure-{chart.id}",
         class_="memory",
     )
+
+
+def _grouped(chart: Chart, axis: str) -> Element | None:
+    if chart.width == 1:
+        return None
+    text = (
+        f"The run is long: each point shows the lowest and the highest of {chart.width:,} {axis}s."
+    )
+    return el("p", text, class_="note")
 
 
 def _limit_text(chart: Chart) -> Element | None:
@@ -325,8 +336,7 @@ def ranks(found: Sequence[Rank]) -> Element | None:
 
 
 def _peak_of(rank: Rank) -> int | None:
-    kind = "host.rss" if rank.chart.id == "host" else f"{rank.chart.id}.allocated"
-    peak = rank.summary.peaks.get(kind)
+    peak = rank.summary.peaks.get(peak_name(rank.chart))
     return None if peak is None else peak.bytes
 
 

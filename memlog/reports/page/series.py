@@ -37,6 +37,8 @@ class Chart(msgspec.Struct, frozen=True):
     curves: list[Curve]
     limit: int | None
     """Bytes available; ``None``: unknown."""
+    peak: tuple[int, int] | None = None
+    """Index and bytes of the run's peak; ``None``: unknown, or not at an index of this axis."""
 
     @property
     def main(self) -> Curve:
@@ -112,3 +114,8 @@ def _side(
     values: dict[int, tuple[int, int]], intervals: Iterable[int], side: int
 ) -> list[int | None]:
     return [values[at][side] if at in values else None for at in intervals]
+
+
+def peak_name(chart: Chart) -> str:
+    """Return the name of a chart's peak in a run's summary."""
+    return "host.rss" if chart.id == "host" else f"{chart.id}.allocated"

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fuzz import fuzzed_run
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda, finished_run
 
 from memlog._internal.npm_package import UPLOT
@@ -165,6 +166,7 @@ def test_a_long_run_is_drawn_with_its_extremes_in_little_data(tmp_path: Path) ->
     assert "each point shows the lowest and the highest of 8 steps" in page.text
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=200), st.integers(1, 16))
 def test_intervals_keep_the_lowest_and_the_highest(values: list[int], most: int) -> None:
     fold = CurveFold(most)
@@ -233,6 +235,12 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert [curve["label"] for curve in chart["curves"]] == ["run aaaaaaaa", "run bbbbbbbb"]
     assert page.text.count("+256.0 MiB") == 1  # of the layer
     assert page.text.count("+512.0 MiB") == 2  # of the peak, and of the category
+
+
+def test_damaged_runs_have_a_page(tmp_path: Path) -> None:
+    for seed in range(25):
+        page = Page(html(fuzzed_run(tmp_path / str(seed), seed)))
+        assert page.headline()
 
 
 def test_the_command_writes_the_page_and_says_where(

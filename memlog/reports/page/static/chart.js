@@ -38,19 +38,12 @@
     return { values, series, bands };
   }
 
-  function peakOf(chart) {
-    const curve = chart.curves.find((one) => one.kind === "peak") || chart.curves[0];
-    let best = -1;
-    curve.high.forEach((value, at) => { if (value !== null && (best < 0 || value > curve.high[best])) best = at; });
-    return best < 0 || isNumbered(chart.curves[0]) ? null : { at: chart.x[best], value: curve.high[best] };
-  }
-
   class Live {
     constructor(figure, chart) {
       this.chart = chart;
       this.plot = figure.querySelector(".plot");
       this.marks = memlog.marks(chart.id === "ranks" ? [] : data.marks, data.axis);
-      this.peak = peakOf(chart);
+      this.peak = chart.peak;
       this.mode = "fit";
       this.tip = make("div", { class: "tip", hidden: true });
       const words = this.plot.querySelector("title").textContent;
@@ -85,6 +78,7 @@
     draw() {
       const width = this.plot.clientWidth, kept = this.shown;
       if (this.u) this.u.destroy();
+      this.u = null;
       const { values, series, bands } = columns(this.chart), soft = color("soft"), line = color("line");
       const font = `12px ${getComputedStyle(document.body).fontFamily}`;
       this.u = new uPlot({
@@ -92,7 +86,7 @@
         padding: [this.marks.height, 12, 0, 0],
         cursor: { drag: { x: true, y: false }, points: { size: 7 }, y: false },
         scales: {
-          x: { time: false, range: (u, low, high) => (low === null ? this.whole : [low, high]) },
+          x: { time: false, range: (u, low, high) => (this.u ? [low, high] : this.whole) },
           y: { range: (u, low, high) => (low === null ? [0, 1] : range(this.chart, this.mode, low, high)) },
         },
         axes: [
@@ -107,13 +101,13 @@
             this.marks.drawLanes(u);
             this.marks.drawLimit(u, this.chart.limit);
             this.marks.drawLines(u);
-            if (this.peak) this.marks.drawPeak(u, this.peak.at, this.peak.value);
+            if (this.peak) this.marks.drawPeak(u, ...this.peak);
           }],
           setCursor: [(u) => this.point(u)],
           setScale: [(u, key) => { if (key === "x") this.zoomed(u); }],
         },
       }, values, this.box);
-      if (kept) this.zoom(kept);
+      this.zoom(kept);
     }
 
     zoomed(u) {

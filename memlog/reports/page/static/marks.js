@@ -80,8 +80,8 @@ memlog.marks = (marks, axis) => {
     ctx.fillStyle = color("peak");
     ctx.fill();
     const right = x < left + width / 2, words = `peak ${memlog.bytes(value)}, ${axis} ${whole(at)}`;
-    const below = y - top < 26 * ratio;
-    text(u, words, x + (right ? 9 : -9) * ratio, y + (below ? 15 : -10) * ratio, right ? "left" : "right", color("ink"));
+    const below = y - top < 42 * ratio;
+    text(u, words, x + (right ? 9 : -9) * ratio, y + (below ? 17 : -10) * ratio, right ? "left" : "right", color("ink"));
   }
 
   /** Marks within some pixels of a place on the chart. */
