@@ -18,11 +18,22 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda, finished_run
 
 from memlog._internal.npm_package import UPLOT
 from memlog.cli.main import cli
-from memlog.events import Alert, Device, End, Finding, Parameters, Run, Trace, TracedLayer
+from memlog.events import (
+    Alert,
+    Device,
+    End,
+    Finding,
+    Parameters,
+    Run,
+    Sample,
+    Trace,
+    TracedLayer,
+)
 from memlog.journal import RunDirectory
 from memlog.reports import summarize
 from memlog.reports.page import comparison_html, html
 from memlog.reports.page.facts import run_series
+from memlog.reports.page.run_reader import RunReader
 from memlog.reports.page.series import CurveFold
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -98,6 +109,20 @@ def test_the_verdict_is_the_headline_and_the_remedy_follows(tmp_path: Path) -> N
 def test_a_summary_gives_the_same_page_as_its_run(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     assert html(summarize(run)) == html(run)
+
+
+def test_a_journal_that_is_read_as_it_grows_gives_the_same_page(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path, segment_bytes=20_000)
+    run = made.directory
+    reader = RunReader(run)
+    for step in range(400):
+        made.write(batch(step, GIB + step * MIB))
+        made.sampled(Sample(at(step), step, 2 * GIB, 3, GIB, None, None, host_limit=8 * GIB))
+        if step % 3 == 0:
+            reader.read(5)
+    made.write(End(at(401), "finished"))
+    made.closed()
+    assert html(reader) == html(run)
 
 
 def test_only_its_own_script_runs_and_nothing_is_loaded(tmp_path: Path) -> None:
