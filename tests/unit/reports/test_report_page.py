@@ -112,7 +112,7 @@ def test_a_summary_gives_the_same_page_as_its_run(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_is_read_as_it_grows_gives_the_same_page(tmp_path: Path) -> None:
-    made = MadeRun(tmp_path, segment_bytes=20_000)
+    made = MadeRun(tmp_path, alive=True, segment_bytes=20_000)
     run = made.directory
     reader = RunReader(run)
     for step in range(400):
