@@ -67,7 +67,7 @@ def _find(what: str, directory: Path | None) -> Path:
 
 def _newest(run: RunDirectory) -> Path:
     """Return the run's newest flame graph; if there is none, the newest file that can be shown."""
-    events = kept(run)[::-1]
+    events = [event for event in kept(run)[::-1] if not event.is_report]
     events.sort(key=lambda event: event.kind != _FLAMEGRAPH)
     for event in events:
         path = artifact_path(run, event)
@@ -75,7 +75,8 @@ def _newest(run: RunDirectory) -> Path:
             return path
     if not events:
         raise UnopenableFileError(
-            f"run {run.id} has no files: session.save_artifact(path, kind='flamegraph') adds one"
+            f"run {run.id} has no files: session.save_artifact(path, kind='flamegraph') adds one; "
+            f"`{run.command('report')}` writes its report"
         )
     raise UnopenableFileError(
         f"none of the {len(events):,} files of run {run.id} is still here and can be shown: "

@@ -106,7 +106,8 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self._names = {name: (name, kind) for name, kind in _OWN}
+        # No name of the user's is empty, so even a file of the same name and kind gets another name.
+        self._names = {name: ("", kind) for name, kind in _OWN}
 
     def give(self, name: str, kind: str) -> tuple[str, str]:
         """Return the name and the kind to save a file under: the same result for the same arguments.

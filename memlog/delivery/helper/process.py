@@ -156,7 +156,8 @@ class Helper:
 
     def _publish_report(self, unjudged: dict[str, str]) -> None:
         """Publish the run's report, unless the run goes on without this helper."""
-        if self._finish is None and self._follower.end is None and not self._trainer_is_dead():
+        goes_on = os.getppid() == self._begin.trainer_pid
+        if goes_on and self._finish is None and self._follower.end is None:
             return
         faults = self._diagnostics.faults.total()
         self._report.publish()

@@ -181,4 +181,5 @@ def test_what_is_kept_just_before_the_end_of_each_run_reaches_it(tmp_path: Path)
     assert "ended before memlog had written everything" not in errors
     assert delivery_of(tmp_path).stage == "done"
     for run in held(tmp_path):
-        assert sum(artifact["type"] == "report" for artifact in run.artifacts) == 3
+        assert sum(artifact["type"] == "report" for artifact in run.artifacts) == 4
+        assert run.summary["memlog/report"]["_type"] == "html-file"  # the fourth is memlog's

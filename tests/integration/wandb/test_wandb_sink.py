@@ -104,9 +104,10 @@ def test_an_own_run_offline_has_every_step(tmp_path: Path) -> None:
     assert held.metrics["memory/epoch/host/rss_mib"]["step_metric"] == "memlog/epoch"
     assert held.config["memlog/python"]
     assert held.alerts == [{"title": "Host memory", "level": "ERROR"}]
-    (artifact,) = held.artifacts
-    assert artifact["type"] == "flamegraph"
+    artifact, report = held.artifacts
+    assert (artifact["type"], report["type"]) == ("flamegraph", "report")
     assert artifact["files"] == {"graph.json": str(run.artifacts / "graph.json")}
+    assert held.summary["memlog/report"]["_type"] == "html-file"
     assert UploadState.load(run, "wandb").stage == "done"
 
 

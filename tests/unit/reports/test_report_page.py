@@ -5,18 +5,23 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fuzz import fuzzed_run
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda, finished_run
+from support.models import mlp
+from support.training import Case, squares, traced
 
 from memlog._internal.npm_package import UPLOT
+from memlog._internal.units import format_bytes
 from memlog.cli.main import cli
 from memlog.events import (
     Alert,
@@ -282,3 +287,25 @@ def test_the_command_writes_the_page_and_says_where(
     assert Page((tmp_path / "my report.html").read_text("utf-8")).headline().startswith("No ")
     wrong = CliRunner().invoke(cli, ["report", "a", "b", "c"])
     assert wrong.exit_code == 2
+
+
+def test_a_traced_step_has_a_page_of_its_own() -> None:
+    trace = traced(Case(lambda: mlp(16, 2), lambda batch: torch.randn(batch, 16), squares, 8))
+    page = Page(html(trace))
+    peak = format_bytes(trace.result.peak)
+    assert page.headline().startswith(f"Sequential needs {peak} at its peak on cpu: ")
+    tree = page.data["tree"]["root"]
+    assert tree[1] == trace.result.peak == sum(child[1] for child in tree[4])
+    assert leaves(tree) == trace.result.categories
+    assert "What would help" in page.text
+
+
+def leaves(node: list[Any]) -> dict[str, int]:
+    """Bytes of a packed tree by category."""
+    name, size, colour, _, children = node
+    if colour:
+        return {name: size}
+    found: Counter[str] = Counter()
+    for child in children:
+        found.update(leaves(child))
+    return dict(found)
