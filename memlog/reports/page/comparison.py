@@ -10,7 +10,7 @@ from memlog._internal.units import format_bytes
 from memlog.journal import RunDirectory
 from memlog.reports.compare import Compared, Comparison, compare
 from memlog.reports.figures import STEP_TIME, TRACE_PEAK, run_figures
-from memlog.reports.page import drawings, sections
+from memlog.reports.page import drawings, run_sections, sections
 from memlog.reports.page.facts import RunSeries, run_series
 from memlog.reports.page.markup import Child, el, prose, table
 from memlog.reports.page.series import Chart, Curve
@@ -57,7 +57,7 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
         _categories(runs),
         _layers(runs),
         *(
-            sections.provenance(summary, f"origin-{summary.run.id}", f"Where {name} came from")
+            run_sections.provenance(summary, f"origin-{summary.run.id}", f"Where {name} came from")
             for name, summary in zip(runs.names, runs.summaries, strict=True)
         ),
     ]

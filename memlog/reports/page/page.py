@@ -14,7 +14,7 @@ from memlog._internal.units import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
 from memlog.journal import RunDirectory
-from memlog.reports.page import comparison, layer_sections, sections
+from memlog.reports.page import comparison, layer_sections, run_sections, sections
 from memlog.reports.page.facts import RunSeries
 from memlog.reports.page.layer_sections import TracedStep, step_title
 from memlog.reports.page.layers import event_tree, layer_rows, layer_tree
@@ -90,10 +90,10 @@ def _run_page(reader: RunReader, library: Library) -> str:
         sections.traced(series.traces),
         None if step is None else layer_sections.icicle(step),
         None if step is None else layer_sections.largest(step),
-        sections.ranks(ranks),
-        sections.alerts(summary),
-        sections.provenance(summary),
-        sections.health(summary),
+        run_sections.ranks(ranks),
+        run_sections.alerts(summary),
+        run_sections.provenance(summary),
+        run_sections.health(summary),
     ]
     about: list[Child] = [
         el("strong", summary.run.name or f"run {summary.run.id}"),

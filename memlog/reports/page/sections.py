@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from memlog._internal.safe_files import read_plain
@@ -14,15 +14,14 @@ from memlog.reports.page import drawings
 from memlog.reports.page.facts import Mark, RunSeries
 from memlog.reports.page.markdown import rendered
 from memlog.reports.page.markup import Child, el, prose, table
-from memlog.reports.page.ranks import Rank
 from memlog.reports.page.series import Chart, peak_name
-from memlog.reports.schema import Delivery, FindingFacts, HealthFacts, Peak, Summary
+from memlog.reports.schema import FindingFacts, Peak, Summary
 
 _TABLE_ROWS = 20
 _POSTMORTEM = "postmortem.md"
 _HELPS = "\n## What would help\n"
 _MOST_TEXT = 256 * 1024
-_LISTED = 100
+LISTED = 100
 """Most alerts, and most marks, in a list."""
 _TRACED_ROWS = 60
 
@@ -109,7 +108,7 @@ def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str
         name = "Peak in tensors" if worst.worst_exact else "Peak in tensors, at least"
         shown.append((name, format_bytes(worst.worst_peak_bytes), remark))
     shown.append(
-        (_steps(summary, series), f"{_count(summary, series):,}", _duration(summary.run.duration_s))
+        (_steps(summary, series), f"{_count(summary, series):,}", duration(summary.run.duration_s))
     )
     if (cost := _cost(summary)) is not None:
         shown.append(("memlog's own cost", *cost))
@@ -248,8 +247,8 @@ def _marks(series: RunSeries) -> Element | None:
     listed = [mark for mark in series.marks if mark.kind not in ("trace", "epoch", "evaluation")]
     if not listed:
         return None
-    items = [el("li", _mark(mark, series.axis)) for mark in listed[:_LISTED]]
-    more = len(listed) - _LISTED + sum(series.omitted.values())
+    items = [el("li", _mark(mark, series.axis)) for mark in listed[:LISTED]]
+    more = len(listed) - LISTED + sum(series.omitted.values())
     if more > 0:
         items.append(el("li", f"and {more:,} more"))
     return el(
@@ -304,153 +303,13 @@ def _step_label(trace: Trace) -> str:
     return "unfinished" if trace.step is None else f"step {trace.step:,}"
 
 
-def ranks(found: Sequence[Rank]) -> Element | None:
-    """Return the section with the ranks side by side; ``None`` for a process that trained alone."""
-    if not found:
-        return None
-    peaks = [_peak_of(rank) for rank in found]
-    most = max((peak for peak in peaks if peak is not None), default=0)
-    rows: list[list[Child | list[Child]]] = []
-    for rank, peak in zip(found, peaks, strict=True):
-        bar: list[Child] = [drawings.share_bar((peak or 0) / most, "level") if most else None]
-        rows.append(
-            [
-                f"{rank.rank}",
-                [format_bytes(peak), *bar],
-                "unknown" if rank.chart.limit is None else format_bytes(rank.chart.limit),
-                f"{rank.summary.steps:,}",
-                rank.summary.status,
-                rank.summary.run.host or "unknown",
-                prose(rank.summary.verdict),
-                el("code", rank.summary.run.id),
-            ]
-        )
-    known = [peak for peak in peaks if peak is not None]
-    apart = max(known) - min(known) if known else 0
-    headings = ["rank", "peak", "limit", "steps", "status", "host", "verdict", "run"]
-    return section(
-        "ranks", f"{len(found)} ranks side by side",
-        el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart."),
-        table("Ranks", headings, rows, numbers=(2, 3)),
-    )  # fmt: skip
-
-
-def _peak_of(rank: Rank) -> int | None:
-    peak = rank.summary.peaks.get(peak_name(rank.chart))
-    return None if peak is None else peak.bytes
-
-
-def alerts(summary: Summary) -> Element | None:
-    """Return the section with the alerts; ``None`` if there was none."""
-    if not summary.alerts:
-        return None
-    rows: list[list[Child | list[Child]]] = [
-        [
-            _place(alert.step, alert.evaluation, alert.epoch),
-            el("span", alert.level, class_=f"pill {alert.level}"),
-            prose(alert.title),
-            prose(alert.text),
-            el("code", alert.rule),
-        ]
-        for alert in summary.alerts[:_LISTED]
-    ]
-    return section(
-        "alerts", "Alerts", table("Alerts", ["at", "level", "what", "details", "rule"], rows)
-    )
-
-
-def _place(step: int | None, evaluation: int | None, epoch: int | None) -> str:
-    for axis, index in (("step", step), ("evaluation", evaluation), ("epoch", epoch)):
-        if index is not None:
-            return f"{axis} {index:,}"
-    return "before the first step"
-
-
-def provenance(
-    summary: Summary, name: str = "origin", title: str = "Where the run came from"
-) -> Element:
-    """Return the section with the run's origin."""
-    run = summary.run
-    facts = {
-        "run": f"{run.name} ({run.id})" if run.name else run.id,
-        "project": run.project,
-        "status": summary.status,
-        "begun": moment(run.begun),
-        "ended": moment(run.ended),
-        "duration": _duration(run.duration_s) if run.duration_s is not None else None,
-        "host": run.host,
-        "process": None if run.pid is None else str(run.pid),
-        "devices": ", ".join(
-            f"{name} ({device.product or 'unknown'}, {format_bytes(device.capacity_bytes)})"
-            for name, device in run.devices.items()
-        ),
-        "folder": run.directory,
-        **{_parameter(name): value for name, value in run.parameters.items() if name != "devices"},
-    }
-    return section(name, title, _facts(facts))
-
-
-def _parameter(name: str) -> str:
-    """Return a parameter's name in words."""
-    return (
-        f"{name.removesuffix('_mib').replace('_', ' ')}{' (MiB)' if name.endswith('_mib') else ''}"
-    )
-
-
 def moment(iso: str | None) -> str | None:
     """Return a document's time for people, in UTC."""
     return None if iso is None else f"{iso[:19].replace('T', ' ')} UTC"
 
 
-def _facts(facts: Mapping[str, str | None]) -> Element:
-    return el(
-        "dl",
-        [el("div", el("dt", name), el("dd", value)) for name, value in facts.items() if value],
-        class_="facts",
-    )
-
-
-def health(summary: Summary) -> Element:
-    """Return the section about memlog itself."""
-    known = summary.health
-    facts = {
-        "events recorded": f"{known.published:,}",
-        "lost": _counted(known.dropped),
-        "errors in memlog": _counted(known.faults),
-        "time taken from training": _overhead(known),
-        "time for traced steps": _tracing(summary),
-        **{f"sent to {name}": _delivered(one) for name, one in known.delivered.items()},
-        **{f"rule {rule}": f"never judged: {why}" for rule, why in known.unjudged.items()},
-    }
-    return section("health", "memlog's own health", _facts(facts))
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
-
-
-def _overhead(known: HealthFacts) -> str:
-    if known.overhead_ms_total is None:
-        return "unknown"
-    a_step = known.overhead_ms_per_step
-    per_step = "" if a_step is None else f"{a_step:.3f} ms a step, "
-    return f"{per_step}{known.overhead_ms_total:,.1f} ms in all"
-
-
-def _tracing(summary: Summary) -> str | None:
-    if summary.traced.cost_ms is None:
-        return None
-    if not summary.traced.steps:
-        return None
-    return f"{summary.traced.cost_ms:,.0f} ms more than other steps, {summary.traced.steps:,} traced steps"
-
-
-def _delivered(one: Delivery) -> str:
-    problem = f": {one.problem}" if one.problem else ""
-    return f"{one.points:,} points when this report was made ({one.stage}){problem}"
-
-
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """Return a duration as text; empty if unknown."""
     if seconds is None:
         return ""
     if seconds < 60:  # noqa: PLR2004
