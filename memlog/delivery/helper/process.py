@@ -142,7 +142,8 @@ class Helper:
                 self.handle(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
-            self._report.look(self._follower.step)
+            if self._has_trackers:
+                self._report.look(self._follower.step)
             with self._diagnostics.contained("keeping the journal's size limit"):
                 self._retention.enforce_if_due()
             self._allow_own_runs()
@@ -154,10 +155,19 @@ class Helper:
         self._journal.close()
         return self._deliver_rest()
 
+    @property
+    def _has_trackers(self) -> bool:
+        return bool(self._uploaders or self._journal.bindings)
+
     def _publish_report(self, unjudged: dict[str, str]) -> None:
-        """Publish the run's report, unless the run goes on without this helper."""
+        """Publish the run's report for the trackers, unless the run goes on without this helper.
+
+        A run without a tracker has none: its end need not wait, and `memlog report` makes one.
+        """
         goes_on = os.getppid() == self._begin.trainer_pid
         if goes_on and self._finish is None and self._follower.end is None:
+            return
+        if not self._has_trackers:
             return
         faults = self._diagnostics.faults.total()
         self._report.publish()

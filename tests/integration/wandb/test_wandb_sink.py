@@ -44,7 +44,9 @@ FETCH = """
 
     backend = load_backend("wandb")
     store = backend.open_store(backend.connection())
-    (stored,) = store.list_artifacts(sys.argv[1])
+    listed = store.list_artifacts(sys.argv[1])
+    assert [(stored.name, stored.kind) for stored in listed[1:]] == [("report.html", "report")]
+    stored = listed[0]
     arrived = []
     Path("pulled").mkdir()
     path = store.fetch(sys.argv[1], stored, Path("pulled"), arrived.append)
