@@ -6,13 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, Event
 from memlog.journal import RunDirectory
-from memlog.journal.artifacts import keep
 
 if TYPE_CHECKING:
     from memlog.reports.page.run_reader import RunReader
@@ -39,7 +37,10 @@ def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -
     Raises:
         OSError: The journal can't be read, or the file can't be written.
     """
-    # Imported here: only the end of a run needs it, and it would delay the helper's first sample.
+    # Imported here: only the end of a run needs them, and they would delay the helper's first sample.
+    from tempfile import TemporaryDirectory  # noqa: PLC0415
+
+    from memlog.journal.artifacts import keep  # noqa: PLC0415
     from memlog.reports.page import html  # noqa: PLC0415
     from memlog.reports.page.run_reader import RunReader  # noqa: PLC0415
 
