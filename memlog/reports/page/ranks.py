@@ -56,7 +56,7 @@ def rank_chart(ranks: list[Rank]) -> Chart | None:
     x = sorted({at for line in lines.values() for at in line})
     return Chart(
         id="ranks",
-        title="All ranks",
+        title=f"All ranks, {ranks[0].chart.main.label}",
         x=x,
         width=widest,
         curves=[

@@ -220,12 +220,10 @@ def _grouped(chart: Chart, axis: str) -> Element | None:
 def _limit_text(chart: Chart) -> Element | None:
     if chart.limit is None:
         return None
-    most = max(value for curve in chart.curves for value in curve.high if value is not None)
-    return el(
-        "span",
-        f" limit {format_bytes(chart.limit)}, {most / chart.limit:.0%} reached",
-        class_="remark",
-    )
+    peaks = [value for curve in chart.curves if curve.kind == "peak" for value in curve.high]
+    most = max((value for value in peaks if value is not None), default=None)
+    reached = "" if most is None or chart.limit <= 0 else f", {most / chart.limit:.0%} reached"
+    return el("span", f" limit {format_bytes(chart.limit)}{reached}", class_="remark")
 
 
 def as_table(made: Element) -> Element:
