@@ -65,6 +65,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
     may contain a password, so it is never stored unchanged."""
     name: str | None = None
     """Display name of the run."""
+    link: str | None = None
+    """Address of the run's page in the browser, or else the command that shows the run; without passwords."""
 
 
 class Connection(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from memlog_mlflow.errors import translated
 from memlog_mlflow.keys import ARTIFACTS, safe_key
 from memlog_mlflow.probe import probe
 from memlog_mlflow.replays import StoredRows
-from memlog_mlflow.uris import is_folder
+from memlog_mlflow.uris import is_folder, link_to
 
 MAX_VALUE = 6000
 """Characters of a parameter's value."""
@@ -73,7 +73,9 @@ class MlflowSink:
 
     def open(self) -> TrackerRun:
         """Join the user's run, or find or create memlog's own."""
-        return TrackerRun(self._opened().run_id, uri=self._uri)
+        info = self._opened().info
+        link = link_to(self._uri, info.experiment_id, info.run_id)
+        return TrackerRun(info.run_id, self._uri, info.run_name, link)
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Store at most `max_points` points, with their events' times. A repeated point adds nothing."""
@@ -159,9 +161,10 @@ class _OpenRun:
             make_if_missing(uri)
             self._client = MlflowClient(tracking_uri=uri)
         if target.joined is None:
-            self.run_id = runs.find_or_create(self._client, target)
+            self.info = runs.find_or_create(self._client, target).info
         else:
-            self.run_id = runs.join(self._client, target.joined.run_id, target.memlog_run)
+            self.info = runs.join(self._client, target.joined.run_id, target.memlog_run).info
+        self.run_id: str = self.info.run_id
         self._doubles = is_folder(uri)
         self._stored = StoredRows(self._client, self.run_id)
 

@@ -8,8 +8,11 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import SCHEMA_VERSION, Event, Int, field_names
 from memlog.journal.process_identity import own_birth
+from memlog.settings import LONGEST_NAME
+from memlog.sink import TrackerRun
 
 MAX_LINE_BYTES = 1024**2
 """Maximum bytes of a line. memlog writes shorter ones."""
@@ -71,6 +74,15 @@ class Binding(msgspec.Struct, frozen=True):
     """The tracker's address, without user and password."""
     name: str | None = None
     """The run's name in the tracker when memlog found it."""
+    link: str | None = None
+    """Address of the run's page in the browser, or else the command that shows the run."""
+
+
+def binding_of(run: TrackerRun) -> Binding:
+    """Return a tracker's run as the journal and the saved states store it: without credentials."""
+    uri = None if run.uri is None else bare_address(run.uri)
+    name = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
+    return Binding(run.run_id, uri, name, run.link)
 
 
 class Compaction(msgspec.Struct, frozen=True):

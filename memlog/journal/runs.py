@@ -6,11 +6,17 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
-from memlog.errors import ConfigurationError, RunNotFoundError, UnwritableDirectoryError
+from memlog.errors import (
+    AmbiguousRunError,
+    ConfigurationError,
+    RunNotFoundError,
+    UnwritableDirectoryError,
+)
 from memlog.events import End
 from memlog.journal.format import Header, Position, ProcessIdentity, parse_segment_name
 from memlog.journal.process_identity import Birth, birth_of
@@ -22,6 +28,8 @@ logger = logging.getLogger("memlog")
 LATEST = "latest"
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32; without l, o, 0, 1, for people who type an id
 _ID_LENGTH = 8
+_CANDIDATES = 5
+"""Most runs that a message lists if a name means several."""
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
@@ -206,10 +214,13 @@ def list_runs(root: Path) -> list[RunDirectory]:
 
 
 def find_run(root: Path, name: str) -> RunDirectory:
-    """Return a run by its id, the unique beginning of its id, or ``latest``.
+    """Return a run by its id, its name or id in a tracker, the beginning of its id, or ``latest``.
+
+    An exact name comes before the beginning of another run's id.
 
     Raises:
-        RunNotFoundError: No run matches, or more than one.
+        RunNotFoundError: No run matches.
+        AmbiguousRunError: More than one matches.
     """
     runs = list_runs(root)
     if not runs:
@@ -219,16 +230,46 @@ def find_run(root: Path, name: str) -> RunDirectory:
         )
     if not name:
         raise RunNotFoundError(
-            f"no run is named: pass an id, the beginning of one, or {LATEST!r}; `memlog runs` lists them"
+            f"no run is named: pass an id, the beginning of one, a name, or {LATEST!r}; `memlog runs` lists "
+            "them"
         )
     if name == LATEST:
         return runs[-1]
-    found = [run for run in runs if run.id == name] or [r for r in runs if r.id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
+    found = [run for run in runs if run.id == name] or _called(runs, name)
+    if len(found) > 1:
+        raise AmbiguousRunError(_which(found, f"are called {name!r}", "pass one of these ids"))
+    found = found or [run for run in runs if run.id.startswith(name)]
+    if len(found) > 1:
+        raise AmbiguousRunError(_which(found, f"begin with {name!r}", "name more of the id"))
     if not found:
-        raise RunNotFoundError(f"no run in {root} begins with {name!r}: `memlog runs` lists them")
-    raise RunNotFoundError(
-        f"{len(found)} runs begin with {name!r} ({', '.join(run.id for run in found[:5])}): "
-        "name more of the id"
-    )
+        raise RunNotFoundError(
+            f"no run in {root} is called {name!r} or begins with it: `memlog runs` lists them"
+        )
+    return found[0]
+
+
+def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
+    """Return the runs that have a name, passed to ``init`` or in a tracker."""
+    # Imported here, because it needs the state of the uploaders, which imports this package.
+    from memlog.journal.run_names import names_of  # noqa: PLC0415
+
+    found = []
+    for run in runs:
+        with suppress(Exception):  # one bad folder must not hide the other runs
+            if name in names_of(run):
+                found.append(run)
+    return found
+
+
+def _which(found: Sequence[RunDirectory], what: str, remedy: str) -> str:
+    """Return a message about several runs, the newest first."""
+    newest = found[: -_CANDIDATES - 1 : -1]
+    shown = ", ".join(f"{run.id} of {_local(run.begun())}" for run in newest)
+    more = f" and {len(found) - len(newest):,} older" if len(found) > len(newest) else ""
+    return f"{len(found):,} runs {what} ({shown}{more}): {remedy}"
+
+
+def _local(seconds: float) -> str:
+    with suppress(ValueError, OverflowError, OSError):  # a damaged journal may have any number
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+    return "an unknown time"

@@ -31,7 +31,7 @@ from memlog.delivery.helper.worst_step import WorstStep
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import ChildReading, End, now_us
 from memlog.events import Health as HealthEvent
-from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
+from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
 from memlog.sink import LOCAL, Backend, find_backends, load_backend, writes_in_process
@@ -220,8 +220,7 @@ class Helper:
                 uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
             self._uploader(message.backend).note_run(message.run)
-            uri = None if message.run.uri is None else bare_address(message.run.uri)
-            self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
+            self._journal.bind(message.backend, binding_of(message.run))
         elif isinstance(message, protocol.WrittenInProcess):
             self._journal.bind(message.backend, Binding(message.run_id, message.uri, message.name))
         elif isinstance(message, protocol.Finish):

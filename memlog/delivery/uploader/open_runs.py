@@ -7,11 +7,10 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from memlog._internal.redact import bare_address
 from memlog.delivery.uploader.refused_runs import Refusals
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import End
-from memlog.journal import Binding
+from memlog.journal import Binding, binding_of
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import Claim, ClaimOf
 from memlog.sink import Connection, Sink, Target, TrackerRun
@@ -173,8 +172,7 @@ class Targets:
         if target is not None and opened.run_id not in state.joined:
             state.joined = [*state.joined, opened.run_id]
         if target is None:
-            uri = None if opened.uri is None else bare_address(opened.uri)
-            state.own_run = Binding(opened.run_id, uri)
+            state.own_run = binding_of(opened)
         elif target in self._replaced and target not in state.beside:
             state.beside = [*state.beside, target]
         state.stage, state.problem = "delivering", self.refusals.problem
