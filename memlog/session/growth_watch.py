@@ -97,30 +97,31 @@ class GrowthWatch:
                 self._inquiry.ends()
         return self._inquiry
 
-    def print_verdict(self, run: RunDirectory) -> None:
-        """Print the most important finding and its remedy; nothing if there is none.
+    def verdict(self, run: RunDirectory) -> str | None:
+        """Return the most important finding and its remedy; ``None`` if nothing was found.
 
         Args:
             run: The run, whose helper process may have found something, too.
         """
-        with self._diagnostics.contained("printing what was found"):
+        with self._diagnostics.contained("reading what was found"):
             findings = [*self._alerts.findings, *_helpers_findings(run)]
             if findings:
                 from memlog.reports.verdict import ranked  # noqa: PLC0415 - needed only if something was found
 
-                _print(ranked(findings)[0])
+                return _line(ranked(findings)[0])
+        return None
 
     def _print_unless_ending(self, finding: Finding) -> None:
         """Print a finding at once, except at the end, where the most important one is printed."""
         if not self._is_ending:
-            _print(finding)
+            say(_line(finding))
 
 
-def _print(finding: Finding) -> None:
+def _line(finding: Finding) -> str:
     from memlog.reports.verdict import sentence  # noqa: PLC0415 - needed only if something was found
 
     remedy = f" {finding.remedy}" if finding.remedy else ""
-    say(f"{sentence(finding)}{remedy}")
+    return f"{sentence(finding)}{remedy}"
 
 
 def _helpers_findings(run: RunDirectory) -> list[Finding]:

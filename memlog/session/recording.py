@@ -26,7 +26,9 @@ from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
 from memlog.session.growth_watch import GrowthWatch
+from memlog.session.peak_watch import PeakWatch
 from memlog.session.run_delivery import RunDelivery
+from memlog.session.run_lines import RunLines
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
@@ -88,6 +90,7 @@ class Recording:
         with ExitStack() as undo:
             self._begin(backends, sinks, model, on_in_process, undo)
             self._undo = undo.pop_all()
+        self._lines.begun()
 
     def _begin(
         self,
@@ -143,6 +146,9 @@ class Recording:
         self._delivery.start_helper(begun_us, listener)
         for writer in self._delivery.writers.values():
             self._bus.subscribe(writer.receive)
+        self._lines = RunLines(self.run, settings, diagnostics)
+        self._peaks = PeakWatch()
+        self._bus.subscribe(self._peaks)
         self._run_detector = RunDetector(
             backends,
             self._journal,
@@ -150,6 +156,7 @@ class Recording:
             diagnostics,
             self._delivery.writers,
             on_in_process,
+            self._lines.joined,
         )
         self._bus.publish(run_event(settings, begun_us))
         self.batches = BatchRecorder(
@@ -212,6 +219,7 @@ class Recording:
                 ended = process is not None and not helper.is_away and process.poll() is not None
                 if (ended or helper.changed) and helper.look():
                     self.batches.health.publish(self.batches.last_step)
+                self._lines.look()
 
     def _with_step(self, event: Scope | Recorded) -> Scope | Recorded:
         """Add the step to events of the first labels. Events without a step get no metrics of their own."""
@@ -296,7 +304,8 @@ class Recording:
         end, health = self._close(status, error)
         self._closed = True
         self._delivery.finish(end, health, timeout)
-        self._growth.print_verdict(self.run)
+        verdict = self._growth.verdict(self.run)
+        self._lines.print_end(verdict, self._peaks, failed=status != "finished")
 
     def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
         """Stop every part, and return the run's last events."""

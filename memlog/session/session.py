@@ -26,6 +26,7 @@ from memlog.session.arguments import (
     require_wait,
     split_backends,
 )
+from memlog.session.display import SessionDisplay
 from memlog.session.exit_status import error_at_exit, finish_with_the_child, status_of
 from memlog.settings import Settings, resolve
 from memlog.sink import Sink
@@ -43,7 +44,7 @@ _FORK_WAITS = 5.0
 """Most seconds that a fork waits for another thread's ``init`` to end."""
 
 
-class Session:
+class Session(SessionDisplay):
     """One run, returned by `init`.
 
     A session is a context manager. Leaving the block ends the run, with the status ``failed`` if an exception

@@ -52,7 +52,7 @@ def test_a_program_that_becomes_a_daemon_says_that_it_records_nothing(tmp_path: 
     script = """
     import torch
 
-    session = begin()
+    session = begin(config={"quiet": True})
     session.step()
     if os.fork():
         os._exit(0)
