@@ -34,6 +34,7 @@ class RunLines:
         self._diagnostics = diagnostics
         self._quiet = settings.quiet
         self._awaited = set(settings.backends) - {LOCAL}
+        self._joined: set[tuple[str, str]] = set()
         self._is_local = settings.backends == (LOCAL,)
 
     def begun(self) -> None:
@@ -45,7 +46,10 @@ class RunLines:
     def joined(self, backend: str, binding: Binding) -> None:
         """Print a run of the user's that the session has joined."""
         self._awaited.discard(backend)
-        self._say(f"run {self._run.id} joined {described(backend, binding)}")
+        # A loop may return to a run again and again, as to the parent of nested runs.
+        if (backend, binding.run_id) not in self._joined:
+            self._joined.add((backend, binding.run_id))
+            self._say(f"run {self._run.id} joined {described(backend, binding)}")
 
     def look(self) -> None:
         """Print a run that memlog has opened, once the helper process has saved it."""

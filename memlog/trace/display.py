@@ -11,15 +11,17 @@ from memlog.trace.records import LayerFigures, TraceResult
 
 _TOP = 12
 _COLOURS = {
-    "parameters": "#0072b2",
-    "buffers": "#56b4e9",
-    "gradients": "#d55e00",
-    "optimizer state": "#e69f00",
-    "activations": "#009e73",
-    "recompute": "#cc79a7",
+    "parameters": "#4269d0",
+    "gradients": "#e5a50a",
+    "optimizer state": "#8e5bd0",
+    "activations": "#f0684c",
+    "recompute": "#9c6b4e",
+    "temporaries": "#8a94a0",
+    "inputs": "#2f9e5f",
+    "buffers": "#33b0ad",
 }
-"""Okabe and Ito's palette, whose colours can be told apart without full colour vision."""
-_OTHER = "#888888"
+"""Colours of the categories, as in a run's report."""
+_OTHER = "#a9b4c2"
 _STYLE = (
     ".memlog td,.memlog th{text-align:left;padding:2px 12px 2px 0}"
     ".memlog td+td,.memlog th+th{text-align:right;font-variant-numeric:tabular-nums}"

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -178,9 +179,14 @@ def test_a_page_fits_its_terminal_and_cuts_no_id(tmp_path: Path, columns: int) -
     run = finished_run(root_of(tmp_path))
     problem = "the tracker is down, " * 12
     UploadState(backend="mlflow", stage="unreachable", problem=problem).save(run)
-    for arguments in (("runs",), ("show", "latest")):
-        shown = in_terminal(tmp_path, columns, *arguments).replace("\x1b[1m", "")
-        lines = [line.replace("\x1b[0m", "").replace("\x1b[2m", "") for line in shown.splitlines()]
+    for arguments in (
+        ("runs",),
+        ("show", "latest"),
+        ("watch", "latest"),
+        ("watch", "k7m", "--once"),
+    ):
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", in_terminal(tmp_path, columns, *arguments))
+        lines = shown.splitlines()
         assert max(map(len, lines)) <= columns
         assert "k7m2xq9a" in shown
 

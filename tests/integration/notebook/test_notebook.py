@@ -68,7 +68,6 @@ def test_a_session_shows_its_report_and_its_state(
         page.set_content(f"<!doctype html><body>{ended['text/html']}</body>")
         frame = page.frame_locator("iframe")
         frame.get_by_text("No growth: peak").first.wait_for()
-        frame.get_by_text("host.rss").first.wait_for()
 
 
 def test_a_tracer_shows_what_the_step_was_made_of(shown: list[dict[str, str]]) -> None:
