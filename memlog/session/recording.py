@@ -89,8 +89,8 @@ class Recording:
         backends = backends_to_look_in(settings.backends)
         with ExitStack() as undo:
             self._begin(backends, sinks, model, on_in_process, undo)
+            self._lines.begun()
             self._undo = undo.pop_all()
-        self._lines.begun()
 
     def _begin(
         self,
