@@ -54,6 +54,7 @@ LONGEST = (
     "unit/trace/test_predict.py",
     "integration/session/test_processes.py",
     "integration/session/test_ends.py",
+    "integration/session/test_run_lines.py",
     "integration/delivery/test_endless_answers.py",
     "integration/delivery/test_broken_streams.py",
     "slow/test_fuzz.py",

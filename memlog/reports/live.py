@@ -148,7 +148,8 @@ class LiveRun:
             self._recent.append((event.time_us, event.step))
         elif isinstance(event, Sample):
             self._current[TREE] = event.tree_pss
-            self._host_limit = event.host_limit or self._host_limit
+            # A journal of an older memlog has only the limit of the control group.
+            self._host_limit = event.host_limit or event.cgroup_limit or self._host_limit
         else:
             self._note(event)
 
