@@ -14,7 +14,7 @@ from memlog.cli.output import STATUS_STYLES, duration, plain, sign, table
 from memlog.journal import RunDirectory
 from memlog.reports.history import highest_of
 from memlog.reports.live import LiveMemory, LiveRank, LiveState
-from memlog.reports.schema import RunStatus
+from memlog.reports.schema import AlertFacts, RunStatus
 
 _LEVELS = {"info": "cyan", "warning": "yellow", "error": "red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -44,8 +44,10 @@ def page_of(console: Console, state: LiveState) -> RenderableType:
     parts.append(plain(state.verdict, style))
     if state.findings and state.findings[0].remedy:
         parts.append(plain(f"what to do: {state.findings[0].remedy}"))
-    if state.alerts:
-        parts += [Text(), _alerts(console, state)]
+    # The alert of a finding repeats the verdict.
+    alerts = [alert for alert in state.alerts if alert.title != state.verdict]
+    if alerts:
+        parts += [Text(), _alerts(console, alerts, state.alerts_total - len(state.alerts))]
     if len(state.ranks) > 1:
         parts += [Text(), _ranks(state.ranks)]
     if state.dropped or state.faults:
@@ -152,14 +154,12 @@ def _sparkline(console: Console, values: Sequence[int], width: int) -> Text:
     return Text("".join(blocks[level] for level in levels), "cyan")
 
 
-def _alerts(console: Console, state: LiveState) -> Table:
+def _alerts(console: Console, alerts: Sequence[AlertFacts], earlier: int) -> Table:
     rows = table(console)
-    heading = "alert" if state.alerts_total == 1 else "alerts"
     rows.add_column("at", no_wrap=True)
     rows.add_column("level", no_wrap=True)
-    more = state.alerts_total - len(state.alerts)
-    rows.add_column(f"{heading} ({more:,} earlier)" if more else heading, overflow="fold")
-    for alert in state.alerts:
+    rows.add_column(f"alert ({earlier:,} earlier)" if earlier else "alert", overflow="fold")
+    for alert in alerts:
         at = next(
             (
                 f"{axis} {index:,}"
