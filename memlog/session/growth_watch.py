@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.bus import EventBus
-from memlog.events import Alert, Finding
+from memlog.events import Alert, Event, Finding, Sample
 from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import RunDirectory
 from memlog.leaks.detector import GrowthDetector
@@ -31,6 +31,10 @@ class GrowthWatch:
         on_alert: Called with each alert.
         memory: As for `GrowthDetector`.
         is_traced: Returns whether the current step is traced.
+
+    Attributes:
+        host_limit: Bytes that the process and its children may use, once `verdict` has read them; ``None``:
+            unknown.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class GrowthWatch:
         memory: Memory,
         is_traced: Callable[[], bool],
     ) -> None:
+        self.host_limit: int | None = None
         self._diagnostics = diagnostics
         self._is_ending = False
         self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert, self._print_unless_ending)
@@ -104,7 +109,12 @@ class GrowthWatch:
             run: The run, whose helper process may have found something, too.
         """
         with self._diagnostics.contained("reading what was found"):
-            findings = [*self._alerts.findings, *_helpers_findings(run)]
+            findings = [*self._alerts.findings]
+            for event in _helpers_events(run):
+                if isinstance(event, Finding):
+                    findings.append(event)
+                elif isinstance(event, Sample):
+                    self.host_limit = event.host_limit
             if findings:
                 from memlog.reports.verdict import ranked  # noqa: PLC0415 - needed only if something was found
 
@@ -124,9 +134,8 @@ def _line(finding: Finding) -> str:
     return f"{sentence(finding)}{remedy}"
 
 
-def _helpers_findings(run: RunDirectory) -> list[Finding]:
-    if not run.path.exists():  # the user deleted it
-        return []
-    files = [file for file in run.files() if file.process.startswith("helper")]
-    events = (entry.event for file in files for entry in file.read())
-    return [event for event in events if isinstance(event, Finding)]
+def _helpers_events(run: RunDirectory) -> Iterator[Event]:
+    if run.path.exists():  # the user did not delete it
+        for file in run.files():
+            if file.process.startswith("helper"):
+                yield from (entry.event for entry in file.read())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
@@ -89,17 +88,20 @@ class PeakWatch:
         if peak is not None and (known is None or peak > known.size):
             self._peaks[device.name] = _Peak(peak, source, event)
 
-    def sentence(self) -> str | None:
+    def sentence(self, host_limit: int | None) -> str | None:
         """Return the peak, its limit, its step and what a traced step was made of; ``None`` if unknown.
 
         It is about the accelerator with the highest peak, or about the process if there is none.
+
+        Args:
+            host_limit: Bytes that the process may use; ``None``: unknown.
         """
         if not self._peaks:
             return None
         devices = [name for name in self._peaks if name != _HOST]
         name = max(devices, key=lambda each: self._peaks[each].size, default=_HOST)
         peak = self._peaks[name]
-        limit = _host_limit() if name == _HOST else self._capacity.get(name)
+        limit = host_limit if name == _HOST else self._capacity.get(name)
         of = f" of {format_bytes(limit)} ({peak.size / limit:.0%})" if limit else ""
         where = "" if name == _HOST else f" on {name}"
         return f"peak {format_bytes(peak.size)}{of}{where} {_when(peak)}{self._composition()}"
@@ -113,7 +115,7 @@ class PeakWatch:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked)
         step = "a traced step" if trace.step is None else f"traced step {trace.step:,}"
         least = "" if trace.exact else "at least "
-        return f"; {step} peaked at {least}{format_bytes(trace.peak)} in tensors: {listed}"
+        return f"; {step} needed {least}{format_bytes(trace.peak)} in tensors: {listed}"
 
 
 def _when(peak: _Peak) -> str:
@@ -126,9 +128,3 @@ def _when(peak: _Peak) -> str:
         return "before the first step"
     # A watermark is an upper bound: it may have been reached at any time before.
     return f"{'by' if peak.source == 'watermark' else 'at'} step {event.step:,}"
-
-
-def _host_limit() -> int | None:
-    from memlog.alerts.limits import host_limit  # noqa: PLC0415 - at the end of a run alone
-
-    return host_limit(os.getpid())

@@ -305,7 +305,8 @@ class Recording:
         self._closed = True
         self._delivery.finish(end, health, timeout)
         verdict = self._growth.verdict(self.run)
-        self._lines.print_end(verdict, self._peaks, failed=status != "finished")
+        limit = self._growth.host_limit
+        self._lines.print_end(verdict, self._peaks, limit, failed=status != "finished")
 
     def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
         """Stop every part, and return the run's last events."""

@@ -59,12 +59,18 @@ class RunLines:
                 self._awaited.discard(backend)
                 self._say(f"run {self._run.id} opened {described(backend, own)}")
 
-    def print_end(self, verdict: str | None, peaks: PeakWatch, *, failed: bool) -> None:
+    def print_end(
+        self, verdict: str | None, peaks: PeakWatch, host_limit: int | None, *, failed: bool
+    ) -> None:
         """Print the last lines: the verdict or the peak, and where to look.
+
+        Called at the interpreter's end, too. It imports nothing: a module that evaluates text, as a named
+        tuple does, makes Python forget that Ctrl-C ended the program, and so changes the exit code.
 
         Args:
             verdict: The most important finding; ``None``: there is none. It is always printed.
             peaks: Highest memory of the session.
+            host_limit: Bytes that the process may use; ``None``: unknown.
             failed: Whether the run failed.
         """
         with self._diagnostics.contained("printing the last lines"):
@@ -72,7 +78,7 @@ class RunLines:
             if self._is_silent:
                 lines = [verdict]
             else:
-                first = verdict or peaks.sentence()
+                first = verdict or peaks.sentence(host_limit)
                 if failure is not None:
                     rest = f". {first[0].upper()}{first[1:]}" if first else "."
                     first = f"{_title(failure, peaks.last_step)}{rest}"

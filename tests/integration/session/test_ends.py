@@ -105,7 +105,7 @@ def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> Non
     known = psutil.Process.create_time
     psutil.Process.create_time = lambda self: known(self) - 60
     format.own_birth = lambda: ()
-    session = begin()
+    session = begin(config={"quiet": True})
     session.step()
     helper = session.directory / "helper.lock"
     while not helper.exists():
