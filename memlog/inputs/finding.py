@@ -21,7 +21,13 @@ def matters(found: Relation) -> bool:
 
 
 def larger_steps(
-    found: Relation, step: int, highest: int, device: str = "host", *, at_the_end: bool = True
+    found: Relation,
+    step: int,
+    highest: int,
+    device: str = "host",
+    *,
+    at_the_end: bool = True,
+    free: int | None = None,
 ) -> Finding:
     """Return the finding.
 
@@ -31,6 +37,7 @@ def larger_steps(
         highest: Highest peak of the run so far, in bytes.
         device: Whose peak it is: ``host``, or an accelerator's name.
         at_the_end: Whether no larger step will come.
+        free: Bytes left until the limit; ``None``: unknown.
     """
     of = "the process" if device == "host" else device
     return Finding(
@@ -39,10 +46,10 @@ def larger_steps(
         kind="larger_steps",
         title=title(found, highest, at_the_end=at_the_end),
         where=f"dimension {found.dimension} of `{found.name}`",
-        since_step=None,
-        rate=None,
-        forecast=None,
-        limit=None,
+        since_step=found.begin if found.rate else None,
+        rate=found.rate,
+        forecast=_forecast(found, free),
+        limit=None if free is None or not found.rate else found.peak + free,
         evidence=(
             f"in steps with {found.values} different values from {found.smallest:,} to {found.largest:,}, "
             f"the peak differs from this relation by at most {format_bytes(found.error)}",
@@ -52,6 +59,18 @@ def larger_steps(
         confidence="high" if found.is_linear else "medium",
         remedy=_remedy(found),
     )
+
+
+def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
+    """Return the steps between which a step's peak will reach the limit.
+
+    That is known only if the input becomes larger from step to step, and the peak in proportion to it.
+    """
+    if free is None or not found.rate or not found.is_linear:
+        return None
+    error = found.error / found.rate
+    middle = found.step + free / found.rate
+    return max(int(middle - error), found.step), ceil(middle + error)
 
 
 def title(found: Relation, highest: int, *, at_the_end: bool) -> str:

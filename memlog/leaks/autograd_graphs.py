@@ -68,6 +68,11 @@ class GraphWalk:
                     found.append(graph)
         return found
 
+    def kept_by(self, node: Any) -> dict[int, int]:
+        """Return the sizes of the storages that a graph keeps, by identity, from its last node on."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._walk(node)[0]
+
     def _walk(self, root: Any) -> tuple[dict[int, int], int]:
         waiting, storages, nodes = [root], dict[int, int](), 0
         while waiting:

@@ -10,7 +10,6 @@ Between the steps only weak references and numbers are kept.
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 from memlog._internal.diagnostics import Diagnostics
@@ -22,9 +21,7 @@ from memlog.leaks.holders import Holder
 from memlog.leaks.model_tensors import ModelTensors
 from memlog.leaks.python_memory import AllocationTrace
 from memlog.leaks.time_budget import TimeBudget
-from memlog.leaks.watched_storages import StorageWatch
-from memlog.tracer import torch_private
-from memlog.tracer.window import may_open
+from memlog.leaks.watched_storages import StorageWatch, may_watch
 
 WATCHED: Final = 4
 """Iterations whose storages are watched."""
@@ -139,7 +136,7 @@ class HolderSearch:
             self.stop()
             return
         self._watch = StorageWatch(self._diagnostics, self._normal.existing())
-        if _may_watch():
+        if may_watch():  # otherwise only containers are compared
             self._watch.begin()
 
     def _go_on_watching(self, step: int, watch: StorageWatch) -> None:
@@ -184,13 +181,3 @@ class HolderSearch:
             self._holders += tuple(one for one in found if one.bytes_per_step >= least)
             self._complete = not self._budget.spent
             self.stop()
-
-
-def _may_watch() -> bool:
-    """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
-
-    With the compiler in use, a mode changes what is compiled. torch's profiler counts each operation below a
-    mode twice. Then only containers are compared.
-    """
-    compiles = "torch._dynamo" in sys.modules and torch_private.compiler_in_use()
-    return may_open() and not compiles and not torch_private.profiling()

@@ -26,12 +26,22 @@ from memlog.tracer.engines.cpu.dispatch_mode import NEW, RESIZED, RESULT, Observ
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 from memlog.tracer.tensor_storages import is_wrapper
+from memlog.tracer.window import may_open
 
 MAX_STORAGES: Final = 100_000
 """Maximum number of storages that are watched at once."""
 _MAX_VALUES: Final = 100
 """Values that are looked at in the arguments of one call."""
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+
+
+def may_watch() -> bool:
+    """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
+
+    With the compiler in use, a mode changes what is compiled. torch's profiler counts each operation below a
+    mode twice.
+    """
+    return may_open() and not torch_private.compiler_in_use() and not torch_private.profiling()
 
 
 class Site(NamedTuple):
@@ -196,7 +206,7 @@ class StorageWatch:
         self.seconds += time.thread_time() - began
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
-        for tensor in (values,) if type(values) in _PLAIN else _plain_tensors(values):
+        for tensor in (values,) if type(values) in _PLAIN else plain_tensors(values):
             storage = _storage_of(tensor)
             if storage is None:
                 continue
@@ -241,9 +251,14 @@ class StorageWatch:
                 self._stack.module_ends(module)
 
 
-def _plain_tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors of torch's own classes in an operation's or a module's arguments."""
-    for value in values_in(values, _MAX_VALUES):
+def plain_tensors(values: Any, limit: int = _MAX_VALUES) -> Iterator[Tensor]:
+    """Yield the tensors of torch's own classes in an operation's or a module's arguments.
+
+    Args:
+        values: The arguments.
+        limit: Maximum number of values that are looked at.
+    """
+    for value in values_in(values, limit):
         if any(type(value) is kind for kind in _PLAIN):
             yield value  # type: ignore[misc] # it is a tensor
 

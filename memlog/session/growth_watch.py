@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,9 +16,11 @@ from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import RunDirectory
 from memlog.leaks.detector import GrowthDetector
 from memlog.leaks.finding_alerts import FindingAlerts
+from memlog.leaks.forecast import host_free
 
 if TYPE_CHECKING:
     from memlog.leaks.inquiry import GrowthInquiry
+    from memlog.leaks.wasted_gradients import WastedGradients
 
 Memory = Callable[[], tuple[int | None, int | None]]
 
@@ -31,6 +34,7 @@ class GrowthWatch:
         on_alert: Called with each alert.
         memory: As for `GrowthDetector`.
         is_traced: Returns whether the current step is traced.
+        layers: Whether to look into steps also while memory is steady: for gradients that nothing uses.
     """
 
     def __init__(
@@ -40,7 +44,11 @@ class GrowthWatch:
         on_alert: Callable[[Alert], object] | None,
         memory: Memory,
         is_traced: Callable[[], bool],
+        *,
+        layers: bool = False,
     ) -> None:
+        self._layers = layers
+        self._wasted: WastedGradients | None = None
         self._diagnostics = diagnostics
         self._is_ending = False
         self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert, self._print_unless_ending)
@@ -55,7 +63,7 @@ class GrowthWatch:
             lambda growth: self._begun_inquiry().withdrawn(growth),
             memory,
         )
-        self._inputs = StepInputsWatch(bus.publish, diagnostics)
+        self._inputs = StepInputsWatch(bus.publish, diagnostics, lambda: host_free(os.getpid()))
         bus.subscribe(self._alerts)
         bus.subscribe(self._detector)
         bus.subscribe(self._inputs)
@@ -63,12 +71,22 @@ class GrowthWatch:
     @property
     def searching(self) -> bool:
         """True while steps are watched for what holds memory."""
-        return self._inquiry is not None and self._inquiry.searching
+        searching = self._inquiry is not None and self._inquiry.searching
+        return searching or (self._wasted is not None and self._wasted.watching)
 
     def after_step(self, step: int) -> None:
-        """Go on with the search after an optimizer step, if there is one."""
-        if self._inquiry is not None:
+        """Go on with the searches after an optimizer step."""
+        watching = self._wasted is not None and self._wasted.watching
+        if self._inquiry is not None and not watching:
             self._inquiry.after_step(step)
+        if self._wasted is not None:
+            searching = self._inquiry is not None and self._inquiry.searching
+            self._wasted.after_step(step, busy=searching or self._is_traced())
+        elif self._layers and "torch" in sys.modules:
+            # Imported here: it loads parts of torch.
+            from memlog.leaks.wasted_gradients import WastedGradients  # noqa: PLC0415
+
+            self._wasted = WastedGradients(self._publish, self._diagnostics)
 
     def finish(self, last_step: int | None) -> None:
         """Judge growth a last time, and publish what is confirmed.
@@ -77,6 +95,8 @@ class GrowthWatch:
             last_step: Last complete step; ``None``: there was none.
         """
         self._is_ending = True
+        if self._wasted is not None:
+            self._wasted.finish(last_step)
         with self._diagnostics.contained("judging growth a last time"):
             if self._inquiry is not None:
                 self._inquiry.ends()

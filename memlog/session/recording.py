@@ -164,6 +164,7 @@ class Recording:
             self._on_alert,
             lambda: self.batches.anon_and_shared,
             lambda: self._tracer is not None and self._tracer.busy,
+            layers=settings.layers,
         )
         self.batches.after_step = self._after_step
         self._allocator = AllocatorWatch(
