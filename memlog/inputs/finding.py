@@ -12,6 +12,8 @@ MUCH_LARGER = 1.5
 """Factor of what a usual step needs beyond the memory that stays, from which a step is much larger …"""
 LEAST_EXCESS = 64 * 1024**2
 """… if it is also larger by these bytes."""
+_FAR = 10
+"""Factor of the rise so far; if more is left until the limit, the relation may no longer hold there."""
 
 
 def matters(found: Relation) -> bool:
@@ -66,11 +68,14 @@ def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
 
     That is known only if the input becomes larger from step to step, and the peak in proportion to it.
     """
-    if free is None or not found.rate or not found.is_linear:
+    rise = found.peak - found.usual_peak
+    if free is None or not found.rate or not found.is_linear or free > _FAR * rise:
         return None
-    error = found.error / found.rate
-    middle = found.step + free / found.rate
-    return max(int(middle - error), found.step), ceil(middle + error)
+    uncertain = found.per_step * found.error / max(found.largest - found.smallest, 1)
+    if uncertain >= found.rate / 3:
+        return None
+    soonest, latest = free / (found.rate + uncertain), free / (found.rate - uncertain)
+    return found.step + int(soonest), found.step + ceil(latest)
 
 
 def title(found: Relation, highest: int, *, at_the_end: bool) -> str:

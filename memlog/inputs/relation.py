@@ -6,8 +6,9 @@ step. The peak of every other step is at most the mark.
 A dimension of an input explains the peaks if all of these hold:
 
 - It has at least six different values in steps whose peaks are known.
-- A line or a parabola that rises is within a tenth (of many values: 15 %) of the peaks' range of every known peak, and not above the
-  bound of any other step. So a larger input whose peak was not higher refutes the relation.
+- A line or a parabola that rises is within a tenth of the peaks' range (a parabola of many values: 15 %) of
+  every known peak, and not above the bound of any other step. So a larger input whose peak was not higher
+  refutes the relation.
 - A fit without the largest input predicts that input's peak.
 - The memory in use after the steps did not rise as the peaks did: that would be growth.
 
@@ -27,7 +28,7 @@ FEWEST = 6
 _TOLERANCE = 0.1
 """Share of the peaks' range by which a peak may differ from the fit …"""
 _MANY = 12, 0.15
-"""… and from so many values on: an allocator's noise in a few of them says less."""
+"""… and from so many values on from a parabola, which a few values do not determine well."""
 _FALLS = 0.05
 """Share of the peaks' range by which a fit may fall: a parabola does where small inputs need all the same."""
 _PREDICTED = 0.2
@@ -236,7 +237,7 @@ def _holds(
     if falls > _FALLS * wide or fitted[-1] < max(fitted):
         return False
     many, of_many = _MANY
-    error = wide * (of_many if len(sizes) >= many else _TOLERANCE)
+    error = wide * (of_many if make is _parabola and len(sizes) >= many else _TOLERANCE)
     if any(abs(fit(size) - peak) > error for size, peak in points):
         return False
     if any(fit(size) - bound > error for size, bound in bounds):

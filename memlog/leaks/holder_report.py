@@ -43,14 +43,16 @@ class _Target(NamedTuple):
         storages: Watched storages by identity.
         sizes: Sizes of all storages by identity.
         nodes: Nodes of the graphs.
+        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         is_gradient: True if it is a parameter's gradient.
     """
 
     holders: list[Any]
     storages: dict[int, WatchedStorage]
     sizes: dict[int, int]
-    nodes: int
-    is_gradient: bool
+    nodes: int = 0
+    traceback_bytes: int = 0
+    is_gradient: bool = False
 
 
 class _Measured(NamedTuple):
@@ -146,7 +148,8 @@ class HolderReport:
             holder = graphs[len(graphs) // 2].holder
             watched = {key: self._alive[key] for key in sizes if key in self._alive}
             nodes = sum(graph.nodes for graph in graphs)
-            found.append(_Target([holder], watched, sizes, nodes, id(holder) in ours))
+            traces = sum(graph.traceback_bytes for graph in graphs)
+            found.append(_Target([holder], watched, sizes, nodes, traces, id(holder) in ours))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
@@ -162,7 +165,7 @@ class HolderReport:
             # The last one made: in a linked list it is nearest to the name.
             holders = self._tensors.by_storage[known[-1]][:_MAX_VIEWS] if known else []
             sizes = {key: one.size for key, one in left.items()}
-            found.append(_Target(holders, left, sizes, 0, is_gradient=False))
+            found.append(_Target(holders, left, sizes))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
@@ -238,6 +241,7 @@ class HolderReport:
             storages={**before.storages, **target.storages},
             sizes={**before.sizes, **new},
             nodes=before.nodes + target.nodes,
+            traceback_bytes=before.traceback_bytes + target.traceback_bytes,
             has_graph=before.has_graph or bool(target.nodes),
             is_gradient=before.is_gradient or target.is_gradient,
             scalar=before.scalar or any(map(_is_scalar, target.holders)),
@@ -282,7 +286,7 @@ class HolderReport:
 
 
 def _weight(target: _Target) -> int:
-    return sum(target.sizes.values()) + target.nodes
+    return sum(target.sizes.values()) + target.nodes + target.traceback_bytes
 
 
 def _is_scalar(tensor: Any) -> bool:

@@ -82,10 +82,11 @@ class _Mark:
 class _Pass:
     """Running outermost call of a module in evaluation mode."""
 
-    __slots__ = ("depth", "first_node", "mark", "marks", "module")
+    __slots__ = ("depth", "first_node", "inputs", "mark", "marks", "module")
 
-    def __init__(self, module: Any, mark: _Mark, first_node: int) -> None:
+    def __init__(self, module: Any, inputs: set[int], mark: _Mark, first_node: int) -> None:
         self.module = weakref.ref(module)
+        self.inputs = inputs
         self.mark = mark
         self.first_node = first_node
         self.depth = 1
@@ -160,7 +161,7 @@ class UnusedGraphs:
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
 
-    def _module_begins(self, module: Any, _args: Any) -> None:
+    def _module_begins(self, module: Any, args: Any) -> None:
         self._calls += 1
         running = self._pass
         if running is not None:
@@ -170,9 +171,9 @@ class UnusedGraphs:
         if vars(module).get("training") is not False or not torch.is_grad_enabled():
             return
         with self._diagnostics.contained("noticing an evaluation"):
-            self._pass_begins(module)
+            self._pass_begins(module, args)
 
-    def _pass_begins(self, module: Any) -> None:
+    def _pass_begins(self, module: Any, args: Any) -> None:
         if threading.get_ident() != self._thread or not _is_plain():
             return
         number = torch_private.next_sequence_number()
@@ -185,7 +186,8 @@ class UnusedGraphs:
             return
         line = self._lines.setdefault(key, _Line(*key))
         if not line.used:
-            self._pass = _Pass(module, _Mark(line), number)
+            inputs = {storage_of(tensor) for tensor in plain_tensors(args)}
+            self._pass = _Pass(module, inputs, _Mark(line), number)
 
     def _module_ends(self, module: Any, _args: Any, output: Any) -> None:
         running = self._pass
@@ -208,7 +210,7 @@ class UnusedGraphs:
         self._pending.append((weakref.ref(running.mark), line))
         if len(line.sizes) < _MEASURED:
             began = time.perf_counter()
-            line.sizes.append(_size_of(nodes, running.first_node, module))
+            line.sizes.append(_size_of(nodes, running, module))
             self._spent += time.perf_counter() - began
 
 
@@ -238,16 +240,16 @@ def _mark(output: Any, running: _Pass) -> list[Any]:
     return nodes
 
 
-def _size_of(nodes: list[Any], first_node: int, module: Any) -> int:
-    """Return the bytes that graphs keep, without the module's parameters."""
+def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
+    """Return the bytes that graphs keep, without the module's parameters and inputs."""
     end = torch_private.next_sequence_number()
     if end is None:
         return 0
     budget = TimeBudget(_SECONDS)
     with budget.running():
-        walk = GraphWalk(first_node, end, budget)
+        walk = GraphWalk(running.first_node, end, budget)
         kept = {key: size for node in nodes for key, size in walk.kept_by(node).items()}
-        for key in _own_storages(module):
+        for key in running.inputs | _own_storages(module):
             kept.pop(key, None)
     return sum(kept.values())
 
