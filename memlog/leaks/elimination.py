@@ -18,6 +18,7 @@ def by_elimination(
     explained: float = 0.0,
     malloc_used: float | None = None,
     malloc_free: float | None = None,
+    profiling: bool = False,
 ) -> Holder | None:
     """Return the cause that the operating system's and the allocator's numbers leave; ``None``: none.
 
@@ -26,6 +27,7 @@ def by_elimination(
         explained: Bytes per step that Python objects explain.
         malloc_used: Growth of the bytes that the C library's allocator has given out, per step.
         malloc_free: Growth of the free bytes that it keeps.
+        profiling: Whether torch's profiler records, whose events stay in C++ until it is stopped.
     """
     least = _MOST * rate
     if rate <= 0 or explained >= least:
@@ -33,7 +35,7 @@ def by_elimination(
     if malloc_free is not None and malloc_free >= least:
         return _free_lists(malloc_free)
     if malloc_used is not None and malloc_used - explained >= least:
-        return _native(malloc_used - explained, explained)
+        return _native(malloc_used - explained, explained, profiling=profiling)
     return None
 
 
@@ -49,10 +51,15 @@ def _free_lists(rate: float) -> Holder:
     )
 
 
-def _native(rate: float, explained: float) -> Holder:
+def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
+    title = f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it."
+    remedy = "Run some steps with `heaptrack python …` or `memray run --native` to see the caller."
+    if profiling:
+        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step until it is stopped."
+        remedy = "Stop the profiler, or give it a `schedule` that ends (`torch.profiler.schedule`)."
     return Holder(
         "native_library",
-        f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it.",
+        title,
         None,
         rate,
         (
@@ -60,5 +67,5 @@ def _native(rate: float, explained: float) -> Holder:
             f"Python objects and tensors explain {format_bytes(explained)} of it",
         ),
         "medium",
-        "Run some steps with `heaptrack python …` or `memray run --native` to see the caller.",
+        remedy,
     )

@@ -210,7 +210,17 @@ def _by_elimination(
         explained=explained,
         malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
         malloc_free=None if is_ending else (now.heap.idle - before.heap.idle) / steps,
+        profiling=_profiling(),
     )
+
+
+def _profiling() -> bool:
+    """Return whether torch's profiler records."""
+    if "torch" not in sys.modules:
+        return False
+    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
+
+    return profiling()
 
 
 def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:

@@ -27,3 +27,10 @@ def test_nothing_is_named_where_python_objects_explain_the_growth():
 
 def test_nothing_is_named_without_a_cause_that_explains_half():
     assert by_elimination(1000.0, malloc_used=100.0, malloc_free=200.0) is None
+
+
+def test_events_of_torchs_profiler_are_named_as_such():
+    found = by_elimination(1000.0, malloc_used=1000.0, profiling=True)
+    assert found is not None
+    assert found.kind == "native_library"
+    assert "profiler" in found.title
