@@ -55,7 +55,7 @@ def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
     title = f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it."
     remedy = "Run some steps with `heaptrack python …` or `memray run --native` to see the caller."
     if profiling:
-        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step until it is stopped."
+        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step."
         remedy = "Stop the profiler, or give it a `schedule` that ends (`torch.profiler.schedule`)."
     return Holder(
         "native_library",
