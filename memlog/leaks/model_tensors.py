@@ -76,15 +76,19 @@ class ModelTensors:
                     yield gradient, node
 
     def _tensors(self) -> Iterator[Any]:
+        known = set()
         for parameter in _alive(self._parameters):
+            known.add(id(parameter))
             yield parameter
             gradient = _base.grad.__get__(parameter)
             if gradient is not None:
                 yield gradient
         for optimizer in _alive(self._optimizers):
             state = (instance_dict(optimizer) or {}).get("state")
-            if isinstance(state, dict):
-                found = values_in(state, _MAX_STATE)
+            for owner, values in list(dict.items(state)) if isinstance(state, dict) else ():
+                if type(owner) is torch.nn.Parameter and id(owner) not in known:
+                    continue  # a parameter that was made later
+                found = values_in(values, _MAX_STATE)
                 yield from (one for one in found if any(type(one) is kind for kind in _PLAIN))
 
 

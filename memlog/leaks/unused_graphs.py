@@ -163,6 +163,9 @@ class UnusedGraphs:
 
     def _module_begins(self, module: Any, args: Any) -> None:
         self._calls += 1
+        if torch_private.compiler_in_use():
+            self.stop()  # before this module is compiled: it would be compiled again without the hooks
+            return
         running = self._pass
         if running is not None:
             if running.module() is module and threading.get_ident() == self._thread:
