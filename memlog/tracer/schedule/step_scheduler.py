@@ -218,8 +218,8 @@ class PeriodicTracer:
             if not may_open():
                 self._retry.postpone()
                 self._skip(
-                    "another torch dispatch mode, a transformation of torch.func, a compiled or recorded graph "
-                    "or a backward pass was active"
+                    "another torch dispatch mode, a transformation of torch.func, a graph that is compiled "
+                    "or recorded, or a backward pass was active"
                 )
                 return
             if self._subscription is None:
