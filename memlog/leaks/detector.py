@@ -7,7 +7,7 @@ none of them. Before memory of the trainer's process is suspected, Python's youn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from memlog._internal.units import MIB
@@ -58,6 +58,25 @@ class _Collected(NamedTuple):
 
     step: int
     left: int
+
+
+class _DeviceSeries(NamedTuple):
+    """Level of one series of a device in bytes, the least growth that counts, and the bytes in use."""
+
+    ending: str
+    level: int
+    floor: float
+    held: int
+
+
+def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
+    if device.allocated is None:
+        return
+    yield _DeviceSeries(ALLOCATED, device.allocated, _DEVICE_FLOOR, device.allocated)
+    if device.reserved is not None and device.inactive_split is not None:
+        # Free blocks that are whole, or that were split within what is reserved already, are no growth.
+        level = min(device.reserved - device.allocated, device.inactive_split)
+        yield _DeviceSeries(FRAGMENTED, level, _FRAGMENTED_FLOOR, device.reserved)
 
 
 class GrowthDetector:
@@ -155,20 +174,11 @@ class GrowthDetector:
         if shared:
             self._take(SHARED, event.step, shared, _HOST_FLOOR, _STEPS)
         for device in event.devices:
-            self._take_device(event.step, device)
-
-    def _take_device(self, step: int, device: DeviceReading) -> None:
-        if device.allocated is None:
-            return
-        watch = self._take(device.name + ALLOCATED, step, device.allocated, _DEVICE_FLOOR, _STEPS)
-        capacity = self._capacities.get(device.name)
-        watch.free = None if capacity is None else capacity - device.allocated
-        if device.reserved is None or device.inactive_split is None:
-            return
-        # Free blocks that are whole, or that were split within what is reserved already, are no growth.
-        level = min(device.reserved - device.allocated, device.inactive_split)
-        watch = self._take(device.name + FRAGMENTED, step, level, _FRAGMENTED_FLOOR, _STEPS)
-        watch.free = None if capacity is None else capacity - device.reserved
+            capacity = self._capacities.get(device.name)
+            for series in _device_series(device):
+                name = device.name + series.ending
+                watch = self._take(name, event.step, series.level, series.floor, _STEPS)
+                watch.free = None if capacity is None else capacity - series.held
 
     def _take_sample(self, event: Sample) -> None:
         if event.step is None:
