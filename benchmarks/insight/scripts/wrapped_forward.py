@@ -13,7 +13,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 def inject_noise(module, scale=1e-4):
     inner = module.forward
-    noise = torch.randn(2600, 100) * scale  # leak
+    noise = torch.randn(2600, 100).mul_(scale)  # leak
 
     def forward(x):
         return inner(x + noise[: len(x)])
