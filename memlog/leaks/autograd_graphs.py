@@ -61,7 +61,7 @@ class GraphWalk:
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
         """Return what the graph of each live tensor keeps, for those that keep anything."""
         found = []
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             for _, holder, node in tensors.roots:
                 graph = KeptGraph(holder, str(own_method(node, "name")()), *self._walk(node))
                 if graph.nodes:

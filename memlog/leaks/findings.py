@@ -80,8 +80,6 @@ class GrowthFindings:
     def __call__(self, growth: Suspicion) -> None:
         """Publish growth.
 
-        That of the process, whose cause is unknown, is published only if it is certain.
-
         That of the process, without a known cause, is published only if it is certain.
 
         That of the allocator's unused memory is published once, and only if it has lasted: in healthy

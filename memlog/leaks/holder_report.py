@@ -15,7 +15,7 @@ from memlog.leaks.holder_text import Held, holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.inert_access import is_kind
 from memlog.leaks.live_tensors import LiveTensors
-from memlog.leaks.model_tensors import ModelTensors
+from memlog.leaks.model_tensors import ModelTensors, gradients_with_graph
 from memlog.leaks.numpy_views import views_of
 from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe
@@ -81,7 +81,6 @@ class HolderReport:
         budget: TimeBudget,
     ) -> None:
         self._watch = watch
-        self._normal = normal
         self._steps = max(1, steps)
         self._iterations = max(1, watch.iteration)
         self._budget = budget
@@ -91,7 +90,9 @@ class HolderReport:
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)
         self._known = frozenset(censuses[-1].lengths)
-        usual = normal.storages()
+        self._huge = censuses[-1].huge
+        self._parameters = normal.parameters(self._objects, budget)
+        usual = normal.storages(self._parameters)
         alive = watch.alive()
         self._alive = {key: one for key, one in alive.items() if key not in usual}
         self._usual = usual
@@ -110,6 +111,7 @@ class HolderReport:
         containers = self._measured_containers()
         own = [
             self._objects,
+            self._parameters,
             *self._tensors.own,
             self._grown,
             *self._grown,
@@ -120,16 +122,15 @@ class HolderReport:
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
         held = self._with_containers(search, containers, held)
-        found = [holder_of(one, self._steps) for one in held]
-        found = [one for one in found if one.bytes_per_step >= _LEAST]
-        return tuple(sorted(found, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS])
+        largest = sorted(held, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS]
+        return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
 
     def _graph_targets(self) -> list[_Target]:
         """Return one tensor of each sort of those that keep graphs of the watched iterations."""
         first, end = self._watch.first_node, self._watch.end_node
         if first is None or end is None:
             return []
-        gradients = list(self._normal.gradients_with_graph())
+        gradients = gradients_with_graph(self._parameters)
         self._tensors.add_roots(gradients, first)
         ours = {id(gradient) for gradient, _ in gradients}
         sorts: defaultdict[tuple[str, int], list[KeptGraph]] = defaultdict(list)
@@ -183,7 +184,7 @@ class HolderReport:
             left = {key: one for key, one in target.storages.items() if key not in taken}
             if self._recurs(left.values()):
                 self._join(groups, None, target._replace(storages=left, sizes={}, nodes=0), taken)
-        return list(groups.values())
+        return [one._replace(cut_short=search.cut_short) for one in groups.values()]
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return the owners of targets, also through numpy arrays that share their memory."""
@@ -202,7 +203,7 @@ class HolderReport:
             for one in target.holders
         ]
         if left:
-            arrays = views_of(self._objects, left, self._budget)
+            arrays = views_of(self._objects, left, self._huge, self._budget)
             samples = [views[0] for views in arrays.values()]
             found |= dict(zip(arrays, search.chains(samples), strict=True))
         return [
@@ -289,5 +290,5 @@ def _is_scalar(tensor: Any) -> bool:
     """Return whether a holder, which may be a node, is a tensor of one number without dimensions."""
     if not is_kind(tensor, torch.Tensor):
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return bool(torch._C.TensorBase.ndim.__get__(tensor) == 0)  # type: ignore[attr-defined] # no stub has it

@@ -11,6 +11,7 @@ Between the steps only weak references and numbers are kept.
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Final
 
 from memlog._internal.diagnostics import Diagnostics
@@ -77,6 +78,7 @@ class HolderSearch:
         self._trace: AllocationTrace | None = None
         self._holders: tuple[Holder, ...] = ()
         self._finished = self._complete = False
+        self._lock = threading.Lock()
 
     def step_ended(self, step: int) -> bool:
         """Go on with the search after an optimizer step; return True once it is finished.
@@ -84,13 +86,19 @@ class HolderSearch:
         Args:
             step: Number of the step.
         """
-        if not self._finished:
-            try:
-                with self._budget.running(self._step_seconds):
-                    self._go_on(step)
-            except Exception as error:  # noqa: BLE001 - training goes on
-                self._diagnostics.fault("looking for what holds memory", error)
-                self.stop()
+        # Several threads may train. The lock is never waited for.
+        if self._finished or not self._lock.acquire(blocking=False):
+            return self._finished
+        try:
+            with self._budget.running(self._step_seconds):
+                self._go_on(step)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._finished = True
+            self._diagnostics.fault("looking for what holds memory", error)
+        finally:
+            self._lock.release()
+            if self._finished:
+                self.stop()  # again, if another thread called it meanwhile
         return self._finished
 
     @property
@@ -138,7 +146,7 @@ class HolderSearch:
         if self._budget.spent:
             self.stop()
             return
-        self._watch = StorageWatch(self._diagnostics, self._normal.existing())
+        self._watch = StorageWatch(self._diagnostics, self._normal.existing, self._budget.left / 2)
         if _may_watch():
             self._watch.begin()
 

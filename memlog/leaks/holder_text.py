@@ -38,6 +38,7 @@ class Held(NamedTuple):
         is_gradient: True if parameters' gradients keep them.
         scalar: True if the kept tensor is a scalar.
         element_rate: Bytes per step of objects that are not watched tensors.
+        cut_short: True if not all owners were looked for.
     """
 
     owner: Owner | None
@@ -50,6 +51,7 @@ class Held(NamedTuple):
     is_gradient: bool = False
     scalar: bool = False
     element_rate: float = 0.0
+    cut_short: bool = False
 
     @property
     def bytes_per_step(self) -> float:
@@ -113,7 +115,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     if kind == "gradients_not_cleared":
         return f"Parameters' gradients keep the graphs of earlier steps{at}."
     if owner is None:
-        return f"{made} stay alive; no Python object is known that holds them."
+        unknown = "" if held.cut_short else "; no Python object is known that holds them"
+        return f"{made} stay alive{unknown}."
     if kind == "reference_cycles":
         idle = "" if gc.isenabled() else ", which is switched off"
         return f"{made} wait in reference cycles for Python's garbage collector{idle}."

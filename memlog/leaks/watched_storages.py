@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch.nn.modules.module import (
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog.leaks.inert_access import values_in
+from memlog.leaks.inert_access import instance_dict, values_in
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -112,6 +113,7 @@ class StorageWatch:
     Args:
         diagnostics: Counter of memlog's own errors.
         existing: Storages that exist already, by identity.
+        most_seconds: Time after which the watch ends, also within an iteration.
 
     Attributes:
         iteration: Number of the current iteration, from 0.
@@ -121,9 +123,13 @@ class StorageWatch:
     """
 
     def __init__(
-        self, diagnostics: Diagnostics, existing: dict[int, weakref.ref[Any]] | None = None
+        self,
+        diagnostics: Diagnostics,
+        existing: dict[int, weakref.ref[Any]] | None = None,
+        most_seconds: float = math.inf,
     ) -> None:
         self._existing = existing or {}
+        self._most_seconds = most_seconds
         self.iteration = 0
         self.first_node: int | None = None
         self.end_node: int | None = None
@@ -161,14 +167,14 @@ class StorageWatch:
 
     def end(self) -> None:
         """End the watch. A second call is harmless."""
+        self._existing = {}
+        self._mode.stop_observing()
         if self._handles:
             self.end_node = torch_private.next_sequence_number()
             while self._handles:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
-            self._existing = {}
             self._stack.close()
-            self._mode.stop_observing()
             remove_when_possible(self)
 
     def leave(self) -> bool:
@@ -193,29 +199,38 @@ class StorageWatch:
             self._watch(args, "", state)
             if kind & (NEW | RESIZED):
                 self._watch(out, torch_private.operation_name(func), state)
-        self.seconds += time.thread_time() - began
+        self._count(time.thread_time() - began)
+
+    def _count(self, seconds: float) -> None:
+        """Add time that the watch has taken, and end it if that is too much."""
+        self.seconds += seconds
+        if self.seconds >= self._most_seconds:
+            self._mode.stop_observing()  # the mode itself can't be removed within an operation
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
-        for tensor in (values,) if type(values) in _PLAIN else _plain_tensors(values):
-            storage = _storage_of(tensor)
-            if storage is None:
-                continue
-            known = self._storages.get(storage._cdata)
-            if known is not None and known.reference() is storage:
-                continue
-            if not operation:
-                existing = self._existing.get(storage._cdata)
-                if existing is not None and existing() is storage:
-                    continue
-            if len(self._storages) < MAX_STORAGES:
-                self._storages[storage._cdata] = WatchedStorage(
-                    weakref.ref(storage),
-                    storage.nbytes(),
-                    self.iteration,
-                    self._site(operation, state),
-                    () if tensor.is_nested else tuple(tensor.shape),
-                    str(tensor.dtype).removeprefix("torch."),
-                )
+        with torch._C.DisableTorchFunction():  # modes that override it are the program's code
+            for tensor in (values,) if type(values) in _PLAIN else _plain_tensors(values):
+                storage = _storage_of(tensor)
+                if storage is not None and not self._knows(storage, as_argument=not operation):
+                    self._storages[storage._cdata] = WatchedStorage(
+                        weakref.ref(storage),
+                        storage.nbytes(),
+                        self.iteration,
+                        self._site(operation, state),
+                        () if tensor.is_nested else tuple(tensor.shape),
+                        str(tensor.dtype).removeprefix("torch."),
+                    )
+
+    def _knows(self, storage: Any, *, as_argument: bool) -> bool:
+        """Return whether a storage is watched, or needs not be."""
+        known = self._storages.get(storage._cdata)
+        if known is not None and known.reference() is storage:
+            return True
+        if as_argument:
+            existing = self._existing.get(storage._cdata)
+            if existing is not None and existing() is storage:
+                return True
+        return len(self._storages) >= MAX_STORAGES
 
     def _site(self, operation: str, state: ThreadState) -> Site:
         layer, phase = self._stack.owner(state)
@@ -226,14 +241,16 @@ class StorageWatch:
     def _module_begins(self, module: Any, args: Any) -> None:
         if torch.compiler.is_compiling() or torch_private.tracing_graph():
             return
-        if torch_private.profiling():
+        if torch_private.profiling() or not self._mode.measures:
             self.end()  # the profiler would count each operation below the mode twice
             return
+        began = time.thread_time()
         with self._diagnostics.contained("noticing that a module begins"):
             state = self._stack.module_begins(module)
             if state is not None:
-                self._evaluating = vars(module).get("training") is False
+                self._evaluating = (instance_dict(module) or {}).get("training") is False
                 self._watch(args, "", state)
+        self._count(time.thread_time() - began)
 
     def _module_ends(self, module: Any, _args: Any, _output: Any) -> None:
         if not torch.compiler.is_compiling():
