@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
+from memlog.leaks.backward_passes import BACKWARD_PASSES
 from memlog.leaks.inert_access import instance_dict, values_in
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
@@ -106,7 +107,9 @@ def _result_kind(func: Any) -> int:
 
 
 class StorageWatch:
-    """Watch over the storages that the program makes on this thread and in its backward passes.
+    """Watch over the storages that the program makes on this thread, outside of backward passes.
+
+    What a backward pass made is noticed when a later operation uses it.
 
     Only weak references are kept. The watch begins and ends between two optimizer steps.
 
@@ -153,6 +156,7 @@ class StorageWatch:
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
         self._stack.begin()
+        BACKWARD_PASSES.add(self._mode)
         self._mode.begin()
 
     @property
@@ -174,6 +178,7 @@ class StorageWatch:
             while self._handles:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
+            BACKWARD_PASSES.remove(self._mode)
             self._stack.close()
             remove_when_possible(self)
 
