@@ -29,8 +29,12 @@ from memlog.tracer.window import may_open
 
 WATCHED: Final = 4
 """Iterations whose storages are watched."""
-LATER: Final = 8
-"""Steps between the watched iterations and the look at what is left."""
+LATER: Final = 9
+"""Steps between the watched iterations and the look at what is left.
+
+The number is odd: a list that is replaced in each step alternates between two addresses. At the address of a
+list that a census knew, it would count as one that is full.
+"""
 _TRACED: Final = 5
 """Steps in each half of the run of ``tracemalloc``."""
 _MOST_AT_ONCE: Final = 0.7

@@ -33,7 +33,7 @@ _PART = 0.25
 """Least share of the growth that a holder has to explain to be reported."""
 _EXPLAINED = 0.5
 """Share of the growth above which holders explain it."""
-_WATCHED = _LATER = 12
+_WATCHED, _LATER = 12, 13
 """Iterations watched, and steps until the look, of a second search: for what is kept every few steps."""
 
 
