@@ -104,6 +104,13 @@ def _nothing_compiled() -> None:
         torch._dynamo.reset()
 
 
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """A search through all objects finds those alone that a test makes: others are frozen."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def without_mlflows_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process as before, and no files of MLflow's in the working directory."""

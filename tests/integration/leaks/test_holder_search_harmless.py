@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from memlog._internal.diagnostics import Diagnostics
 from memlog.leaks.holder_search import HolderSearch
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]
 
 
 def train(search, steps=20, *, compiled=False):

@@ -16,7 +16,7 @@ from memlog.leaks.holder_search import HolderSearch
 from memlog.leaks.python_memory import AllocationTrace
 from memlog.leaks.time_budget import TimeBudget
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]
 
 
 class Named(torch.autograd.Function):
