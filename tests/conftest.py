@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import settings
+from support.fork_server import end_servers, server_pids
 from support.seeds import SeedsPlugin
 
 # Two threads of torch's that wait for each other on two busy cores were eight times slower than one. Set
@@ -89,9 +90,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def _no_process_left() -> Iterator[None]:
     """Fail a file of tests whose processes have not ended a minute after it."""
     yield
-    children = psutil.Process().children(recursive=True)
+    own = server_pids()
+    children = [one for one in psutil.Process().children(recursive=True) if one.pid not in own]
     _, left = psutil.wait_procs(children, timeout=60)
     assert not left, f"these processes were left behind: {[child.cmdline() for child in left]}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_server_left() -> Iterator[None]:
+    yield
+    end_servers()
 
 
 @pytest.fixture(autouse=True)

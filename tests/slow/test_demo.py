@@ -4,10 +4,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import child
 from support.browser import SOFTWARE_GL, chromium, mlflow_ui, newest_run, show_memory
 from support.mlflow_server import free_port
 from support.opened_page import opened, shown_rows
@@ -34,17 +34,11 @@ GRAPH = "worst-step.speedscope.json.gz"
 def memlog(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     own = ("MLFLOW_", "MEMLOG_", "WANDB_")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(own)}
-    done = subprocess.run(
-        [sys.executable, "-m", "memlog", *arguments],
-        cwd=folder,
-        env={**inherited, "MLFLOW_DISABLE_TELEMETRY": "true", "MEMLOG_DIR": str(folder / "runs")},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    variables = {"MLFLOW_DISABLE_TELEMETRY": "true", "MEMLOG_DIR": str(folder / "runs")}
+    process = child.start_memlog(*arguments, directory=folder, inherited=inherited, **variables)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, output + errors
+    return subprocess.CompletedProcess(process.args, 0, output, errors)
 
 
 def alerts(folder: Path) -> list[Alert]:

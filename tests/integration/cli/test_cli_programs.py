@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import thirdparty
+from support import child, thirdparty
 from support.journals import GIB, MadeRun, at, batch, finished_run
 from support.mlflow_server import sqlite_store
 
@@ -43,15 +43,11 @@ def environment(**values: str) -> dict[str, str]:
 def memlog(
     directory: Path, *arguments: str, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=directory,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    process = child.start_memlog(
+        *arguments, directory=directory, inherited=environment(), **variables
     )
+    output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def complaint(directory: Path, *arguments: str, code: int, **variables: str) -> str:
