@@ -39,7 +39,7 @@ TRAINER = """
 
     mlflow.set_tracking_uri(os.environ["WHERE"])
     session = memlog.init(
-        "mlflow", dir="runs", alerts=["host.rss > 1 KiB"], finish_timeout=5, name="mine",
+        "mlflow", dir="runs", alerts=["host.rss > 1 KiB"], finish_timeout=2, name="mine",
         config={"memlog": {"linger": 1}},
     )
     Path("graph.svg").write_text("<svg/>")
@@ -79,6 +79,9 @@ WITH_WANDB = """
 
 COMMANDS = """
     import sys
+
+    import mlflow
+    import wandb
 
     from memlog.cli.main import main
 

@@ -134,13 +134,12 @@ def test_the_users_rows_are_those_without_memlog(trained: Path, how: str) -> Non
 
 
 JUMP = """
-    import torch
     run = start()
     memory, held = [], []
     for s in range(30):
         time.sleep(PAUSE)
         if s == 15:
-            held.append(torch.ones(50 * 2**18))
+            held.append(b"x" * (50 * 2**20))
         EARLY
         step()
         LATE
