@@ -151,14 +151,14 @@ def whole_session(
     assert [path for path in files if b"sekret" in path.read_bytes()] == []
 
 
-def test_where_all_goes_well(tmp_path: Path) -> None:
+def test_no_secret_appears_when_all_goes_well(tmp_path: Path) -> None:
     with running_mlflow_server(tmp_path) as server:
         whole_session(tmp_path, server.url.replace("//", "//me:a b\tsekret uri@"))
         wait_until_delivered(tmp_path / "runs")
 
 
 @pytest.mark.parametrize(("how", "status"), [("own", None), ("ride", None), ("own", 401)])
-def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
+def test_no_secret_appears_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
     """The server works, or refuses every request but the one that opens a run."""
     with WandbServer() as server:
         if status is not None:
@@ -181,7 +181,7 @@ def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
     ("status", "user"),
     [(200, "me:sekret/u@ri"), (401, "me:a b\tsekret uri")],
 )
-def test_where_the_tracker_is_in_trouble(tmp_path: Path, status: int, user: str) -> None:
+def test_no_secret_appears_when_the_tracker_fails(tmp_path: Path, status: int, user: str) -> None:
     """Clients' errors often contain addresses."""
     with answering_server() as server:
         server.status = status
