@@ -23,7 +23,7 @@ TRACER_TESTS := tests/unit/tracer tests/unit/trace tests/integration/tracer
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve bench bench-layers insight gpu-checks limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers insight gpu-checks limits test-oldest-torch clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -60,11 +60,13 @@ unit: $(VENV)/dev.stamp ## the unit tests alone
 	$(PYTEST) $(PARALLEL) tests/unit -m "not integration and not slow and not gpu"
 
 docs: $(VENV)/dev.stamp ## build the documentation's site into site/; a broken link or a missing docstring fails
-	$(MKDOCS) build --strict --quiet
-	@echo "the site begins at site/index.html"
+	$(MKDOCS) build --strict
 
 docs-serve: $(VENV)/dev.stamp ## show the documentation's site, and build it again at each change
 	$(MKDOCS) serve
+
+gallery: $(VENV)/dev.stamp ## make the documentation's reports again, in some minutes (ARGS: their names)
+	$(BIN)/python -m docs_site.gallery $(ARGS)
 
 test-oldest-torch: $(OLDEST)/made.stamp ## the tracer's tests on the oldest torch supported, in its own environment
 	$(OLDEST)/bin/python -m pytest $(TRACER_TESTS)

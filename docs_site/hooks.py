@@ -27,6 +27,7 @@ _LOG = logging.getLogger("mkdocs.hooks.memlog")  # mkdocs counts warnings below 
 PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
     "project/changelog.md": "CHANGELOG.md",
+    "project/insight.md": "benchmarks/insight/README.md",
 }
 """Pages made of files outside docs/."""
 
@@ -40,9 +41,10 @@ _ALTERNATIVE = re.compile(r'alt="([^"]*)"')
 
 
 def on_startup(**_: Any) -> None:
-    """Make code blocks of the lines that click's help keeps apart."""
+    """Make code blocks of the lines that click's help keeps apart, and links of the pages that it names."""
     for command in cli.commands.values():
         help_text = inspect.cleandoc(command.help or "")
+        help_text = re.sub(r"\bdocs/\s*([\w-]+)\.md", r"[\1](../\1.md)", help_text)
         command.help = re.sub(r"^\x08\n((?:.+\n?)+)", _code_block, help_text, flags=re.MULTILINE)
 
 

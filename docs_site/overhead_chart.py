@@ -54,6 +54,7 @@ _LABELS = {
     "memlog, local": "memlog, its journal alone",
     "memlog, within its budget, 500 steps": "memlog, layers=True",
     "memlog, every step": "memlog, every step traced",
+    "torch.profiler(profile_memory=True)": "torch.profiler, with memory",
     "mlflow.log_metrics, async": "mlflow.log_metrics, asynchronous",
 }
 _LEFT_OUT = {"bare", "memlog, MLflow and W&B", "wandb.log, memlog in process"}

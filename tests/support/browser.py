@@ -1,4 +1,4 @@
-"""Pages in a real browser: for the tests that look at them, and for the README's picture.
+"""Pages in a real browser: for the tests that look at them, and for the picture of MLflow's.
 
 python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/mlflow-demo.png
 """
@@ -114,7 +114,7 @@ def newest_run(uri: str) -> tuple[str, str]:
 
 
 def main(uri: str, picture: Path) -> None:
-    """Takes the README's picture."""
+    """Takes the picture of MLflow's page in docs/get-started/mlflow.md."""
     from support.mlflow_server import free_port
 
     with mlflow_ui(uri, free_port()) as address, chromium() as page:

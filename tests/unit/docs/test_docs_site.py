@@ -33,6 +33,17 @@ def test_a_public_name_without_a_docstring_is_found(tmp_path: Path) -> None:
     assert found == ["bare.Known.told", "bare.unknown"]
 
 
+def test_a_missing_docstring_fails_a_strict_build(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """mkdocs counts the warnings of its own loggers."""
+    monkeypatch.setattr(hooks, "undocumented", lambda: iter(["memlog.init"]))
+    hooks.on_pre_build()
+    [record] = caplog.records
+    assert record.name.startswith("mkdocs.")
+    assert (record.levelname, record.getMessage()) == ("WARNING", "memlog.init has no docstring")
+
+
 @pytest.mark.parametrize(
     ("page", "link", "expected"),
     [
