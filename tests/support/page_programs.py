@@ -23,6 +23,7 @@ from typing import NamedTuple
 from click.testing import CliRunner
 
 from memlog.cli.main import cli
+from support import child, hyco
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -79,7 +80,7 @@ class Reader:
 
     Args:
         folder: Where the page's files and runs are; also the test's working directory.
-        environment: Of the programs that the page runs.
+        environment: Variables for the programs that the page runs.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
@@ -119,7 +120,7 @@ class Reader:
             self._shell = subprocess.Popen(
                 [sys.executable, "-c", _SHELL],
                 cwd=self.folder,
-                env=self.environment,
+                env={**hyco.environment(), **self.environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 encoding="utf-8",
@@ -153,19 +154,18 @@ class Reader:
 
     def _run_program(self, words: list[str]) -> str:
         if words[0] == "memlog":
-            words = [sys.executable, "-m", *words]
-        done = subprocess.run(
-            [sys.executable if word == "python" else word for word in words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        self.exit_code = done.returncode
-        return done.stdout
+            program = child.start_memlog(
+                *(sys.executable if word == "python" else word for word in words[1:]),
+                directory=self.folder,
+                **self.environment,
+            )
+        else:
+            assert words[:2] == ["python", "train.py"]
+            script = (self.folder / words[1]).read_text(encoding="utf-8")
+            program = child.start(script, self.folder, *words[2:], **self.environment)
+        printed, errors = program.communicate(timeout=_LIMIT_S)
+        self.exit_code = program.returncode
+        return printed + errors
 
     def _runs(self) -> list[str]:
         """The runs' ids, the oldest first."""

@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support import hyco, page_programs
+from support import page_programs
 from support.mlflow_server import sqlite_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -32,9 +32,12 @@ def test_code_runs_and_prints_what_the_page_shows(
     if "mlflow" in "".join(step.code for step in page_programs.steps(page)):
         store["MLFLOW_TRACKING_URI"] = sqlite_store(tmp_path)
     # The pages show what a machine without a GPU prints.
-    environment = hyco.environment(
-        **store, CUDA_VISIBLE_DEVICES="", MLFLOW_DISABLE_TELEMETRY="true", WANDB_MODE="offline"
-    )
+    environment = {
+        **store,
+        "CUDA_VISIBLE_DEVICES": "",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "WANDB_MODE": "offline",
+    }
     with closing(page_programs.Reader(tmp_path, environment)) as reader:
         for step in page_programs.steps(page):
             printed = reader.run(step)
