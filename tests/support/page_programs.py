@@ -31,7 +31,7 @@ _BLOCK = re.compile(
 )
 _ELSEWHERE = ("$ make ", "$ source ", "$ mlflow ui", "$ memlog open", "$ memlog watch", "$ pip ")
 """Commands of console blocks that a test can't run, or that another test does."""
-_LIMIT_S = 100
+_LIMIT_S = 240
 _ID = re.compile(r"\b(?=\w*\d)[a-z0-9]{8}\b")
 """The id of a run, as pages show it; it has a digit."""
 

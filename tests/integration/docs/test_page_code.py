@@ -7,7 +7,7 @@ import pytest
 from support import page_programs
 from support.mlflow_server import sqlite_store
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[3]
 PAGES = [
     ROOT / "README.md",

@@ -14,7 +14,7 @@ from playwright.sync_api import Page
 from support.browser import chromium
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: dependency group `docs`")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[3]
 
 
@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
