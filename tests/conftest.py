@@ -45,7 +45,6 @@ LONGEST = (
     "integration/autolog/test_runs_of_the_users.py",
     "slow/test_limits.py",
     "integration/wandb/test_wandb_in_process.py",
-    "integration/docs/test_page_code.py",
     "integration/delivery/test_outage.py",
     "integration/delivery/test_outage_postgres.py",
     "unit/trace/test_predict_schemes.py",
