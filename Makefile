@@ -14,6 +14,9 @@ PYTEST := $(BIN)/python -m pytest -p no:hydra_pytest -p no:anyio
 # come first (tests/conftest.py), not those of most tests. A worker that crashes ends the run: a single worker
 # that restarts would hang it.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# In `make test` one more than cores: many of its tests wait for a server, and leave a core idle.
+WORKERS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() + 1)')
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 SETTINGS := pyproject.toml constraints.txt
 OLDEST := .venv-oldest-torch
 # Of the line `torch = ["torch>=2.6"]`.
@@ -22,7 +25,7 @@ TRACER_TESTS := tests/unit/tracer tests/unit/trace tests/integration/tracer
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit bench bench-layers insight gpu-checks limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers insight gpu-checks limits test-oldest-torch clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -33,7 +36,7 @@ demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS
 
 test: $(VENV)/dev.stamp ## everything that must pass: the checks, the wheel, all tests
 	@$(MAKE) -j4 lint types contracts wheel
-	$(PYTEST) $(PARALLEL)
+	$(PYTEST) $(PARALLEL) -n $(WORKERS)
 
 check: $(VENV)/dev.stamp ## the quick part of `make test`, in about a minute
 	@$(MAKE) -j4 lint types contracts unit
@@ -58,14 +61,25 @@ wheel: $(VENV)/dev.stamp ## build the wheel into dist/
 unit: $(VENV)/dev.stamp ## the unit tests alone
 	$(PYTEST) $(PARALLEL) tests/unit -m "not integration and not slow and not gpu"
 
+docs: $(VENV)/dev.stamp ## build the documentation's site into site/; a broken link or a missing docstring fails
+	$(MKDOCS) build --strict
+
+docs-serve: $(VENV)/dev.stamp ## show the documentation's site, and build it again at each change
+	$(MKDOCS) serve
+
+gallery: $(VENV)/dev.stamp ## make the documentation's reports again, in some minutes (ARGS: their names)
+	$(BIN)/python -m docs_site.gallery $(ARGS)
+
 test-oldest-torch: $(OLDEST)/made.stamp ## the tracer's tests on the oldest torch supported, in its own environment
 	$(OLDEST)/bin/python -m pytest $(TRACER_TESTS)
 
 bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(ARGS)
+	$(BIN)/python -m docs_site.overhead_chart
 
 bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/benchmarks-layers.md
 	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
+	$(BIN)/python -m docs_site.overhead_chart
 
 insight: $(VENV)/dev.stamp ## how well memlog explains growth (an hour; ARGS="--help"): writes docs/insight.md
 	$(BIN)/python -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/insight.md $(ARGS)
@@ -78,7 +92,7 @@ limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)
 
 clean: ## remove the environments, builds and caches (recorded runs stay)
-	rm -rf $(VENV) $(OLDEST) dist build *.egg-info
+	rm -rf $(VENV) $(OLDEST) dist build site *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

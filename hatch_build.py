@@ -1,12 +1,13 @@
-"""Puts speedscope's static build, which `memlog open` shows flame graphs in, into the wheel.
+"""Puts the browser libraries that memlog's pages use into the wheel: speedscope and uPlot.
 
-It is fetched through npm's client and compared with a pinned hash. Without npm or a network the wheel is
-built all the same; `memlog open` then fetches it when it is first needed.
+They are fetched through npm's client and compared with pinned hashes. Without npm or a network the wheel is
+built all the same; memlog then fetches them when they are first needed.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -14,40 +15,53 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FETCHER = "memlog/artifacts/speedscope_package.py"
-VIEWER = "memlog/artifacts/_speedscope"
+FETCHER = "memlog/_internal/npm_package.py"
 
 
-class ViewerHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's configuration: not used
-    """Fetches the build into a folder of its own and has it packed from there."""
+class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's configuration: not used
+    """Fetches each library into a folder of its own and has it packed from there."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before a wheel is built; an editable install has the user's cache instead."""
-        if version == "editable":
-            return
+        """Called before a wheel is built."""
         fetcher = _load(Path(self.root) / FETCHER)
         self._scratch = tempfile.TemporaryDirectory()
-        folder = Path(self._scratch.name) / "speedscope"
-        try:
-            fetcher.fetch(folder)
-        except (fetcher.FetchError, OSError) as error:
-            self.app.display_warning(f"memlog: built without speedscope, its viewer: {error}")
+        if version == "editable":
+            self._cache(fetcher)
             return
-        build_data["force_include"][str(folder)] = VIEWER
+        for package in fetcher.PACKAGES:
+            folder = Path(self._scratch.name) / package.name
+            if self._fetched(
+                fetcher, package, lambda package=package, to=folder: package.fetch(to)
+            ):
+                to = package.installed.relative_to(Path(self.root).resolve())
+                build_data["force_include"][str(folder)] = str(to)
+
+    def _cache(self, fetcher: ModuleType) -> None:
+        """An editable install uses the user's cache. The report of every run needs uPlot, which is small."""
+        self._fetched(fetcher, fetcher.UPLOT, lambda: fetcher.UPLOT.find(self.app.display_info))
+
+    def _fetched(self, fetcher: ModuleType, package: Any, fetch: Any) -> bool:
+        try:
+            fetch()
+        except (fetcher.FetchError, OSError) as error:
+            self.app.display_warning(f"memlog: built without {package.name}: {error}")
+            return False
+        return True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - hatchling's
         """Called when the wheel is there."""
-        if version != "editable":
-            self._scratch.cleanup()
+        self._scratch.cleanup()
 
 
 def _load(path: Path) -> ModuleType:
     """The fetching module by its path: memlog itself can't be imported where a build is isolated."""
-    spec = importlib.util.spec_from_file_location("speedscope_package", path)
+    path = path.resolve()
+    spec = importlib.util.spec_from_file_location("npm_package", path)
     assert spec is not None  # noqa: S101 - a file that is named .py has one
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module

@@ -126,7 +126,7 @@ class Pause:
 
     def tracing_cost(self) -> float:
         """Return the seconds that tracing cost, as `memlog show` prints them."""
-        spent, _ = self._tracer.cost()
+        spent, _ = self._tracer.costs.seconds()
         return spent
 
     def begin(self) -> None:
@@ -145,7 +145,7 @@ class Pause:
         if self._waited:
             self._tracer._waiter.start()
         passed = time.perf_counter() - self._since
-        costs = self._tracer._costs
+        costs = self._tracer.costs
         if costs.budget._started is not None:
             costs._step_began += passed
             costs.budget._started += passed

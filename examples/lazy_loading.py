@@ -48,7 +48,8 @@ def train(files: list[Path], max_cached_sims: int | None) -> tuple[memlog.Sessio
     torch.set_num_threads(1)
     rollouts = Rollouts(files, STEPS, max_cached_sims)
     sampler = GroupedSampler(rollouts, max_cached_sims, torch.Generator().manual_seed(0))
-    with memlog.init("local", name=f"max_cached_sims={max_cached_sims}") as session:
+    name = f"max_cached_sims={max_cached_sims}"
+    with memlog.init("local", name=name, config={"quiet": True}) as session:
         for _ in DataLoader(rollouts, BATCH_SIZE, sampler=sampler):
             session.step()
     return session, rollouts

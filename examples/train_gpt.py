@@ -230,7 +230,7 @@ def main() -> None:
     print(f"\nIt writes like this now:\n\n{write(model, corpus)}")
 
     print_where_to_look(args.backend)
-    memlog.finish()  # its last line is the verdict
+    memlog.finish()  # its last lines are the verdict and where to look
 
 
 if __name__ == "__main__":

@@ -84,3 +84,8 @@ def __getattr__(name: str) -> Any:
     found = getattr(tracer, name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names only."""
+    return sorted(__all__)

@@ -8,7 +8,8 @@
     │   └── MissingExtraError               the backend's client package is not installed
     ├── JournalError                      the run's own files can't be read or written
     │   ├── UnwritableDirectoryError        the folder for runs can't be written
-    │   ├── RunNotFoundError                no run, or more than one, has that name
+    │   ├── RunNotFoundError                no run has that name
+    │   │   └── AmbiguousRunError             more than one has it
     │   └── TraceNotFoundError              no step of the run was traced, or its trace is damaged
     ├── ArtifactError                     a run's files can't be fetched or shown
     │   ├── UnknownRunError                 the tracker has no run of that name
@@ -57,7 +58,11 @@ class UnwritableDirectoryError(JournalError):
 
 
 class RunNotFoundError(JournalError):
-    """No run, or more than one, has that name."""
+    """No run has that name, or (`AmbiguousRunError`) more than one has it."""
+
+
+class AmbiguousRunError(RunNotFoundError):
+    """More than one run has that name, or an id that begins with it."""
 
 
 class TraceNotFoundError(JournalError):

@@ -219,6 +219,11 @@ class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
         return None
 
 
+REPORT_FILE = "report.html"
+REPORT_KIND = "report"
+"""Name and kind of the run's report, which memlog makes when the run ends. No file of the user's has both."""
+
+
 class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
     """File that was saved in the run's folder, to be uploaded to every backend."""
 
@@ -229,6 +234,11 @@ class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
     """Path relative to the run's folder."""
     size: Int
 
+    @property
+    def is_report(self) -> bool:
+        """True for memlog's report of the run: one HTML file, which loads nothing."""
+        return (self.name, self.kind) == (REPORT_FILE, REPORT_KIND)
+
 
 class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     """Memory of one layer in one traced step, in bytes; ``None`` if the engine does not know it."""
@@ -238,11 +248,18 @@ class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
     at_peak: Int | None
     """Bytes that the layer held at the step's peak."""
     peak: Int | None
-    """Most bytes in use while the layer ran."""
+    """Most bytes in use, by anything, while the layer ran."""
     allocated: Int | None
     """Bytes that the layer allocated itself, without its child layers."""
     kept: Int | None
     """Bytes still alive when the layer's forward returned, its child layers included: activations."""
+    added: Int | None = None
+    """Most bytes that one call of the layer's forward, or one uninterrupted part of its backward pass, added
+    to what was in use when it began; its child layers included. ``None`` also for work outside all modules,
+    and in a journal of an older memlog."""
+    in_series: bool = True
+    """True if trackers get this layer's figures. A run has series of a few layers only, the same in all of
+    its traces."""
 
 
 class TracedLine(msgspec.Struct, frozen=True, array_like=True):
@@ -268,7 +285,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     at_peak: dict[str, Int]
     """Bytes in use at the peak, by category (parameters, gradients, activations, …)."""
     layers: tuple[TracedLayer, ...]
-    """Layers that held most at the peak, the largest first."""
+    """Layers that held most at the peak, and those whose figures form series, the largest first."""
     unattributed: Int | None
     """Bytes at the peak that belong to no layer."""
     truncated: bool = False
@@ -445,6 +462,14 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     """Extra time that traced steps have taken compared with other steps, in total."""
     tracing_set_up_ms: float = 0.0
     """Extra time of the first traced steps, which set up tracing."""
+    steps: Int | None = None
+    """In the trainer's last health event: number of steps that ``overhead_total_ms`` covers. ``None`` in all
+    others."""
+
+    @property
+    def is_closing(self) -> bool:
+        """True if it is the trainer's last, about the whole run."""
+        return self.steps is not None
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):

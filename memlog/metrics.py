@@ -1,5 +1,9 @@
 """Conversion of events to a tracker's points. All metric names are defined here.
 
+Trackers show metrics by the part of their names before the last ``/``, in alphabetical order. So memory comes
+first, and all layers are in one group. A journal of an older memlog keeps the names that it had then, so
+that delivering the rest of it adds to the same series.
+
 A tracker's points are a pure function of the journal. Steps are grouped into buckets whose width depends
 only on the step's number, never on a clock or a backlog. Every point carries its event's own time. So a
 replay of the journal yields the same points.
@@ -22,6 +26,7 @@ from memlog.events import (
     Event,
     Health,
     Loss,
+    Parameters,
     Recorded,
     Sample,
     Scope,
@@ -30,11 +35,14 @@ from memlog.events import (
 from memlog.sink import Axis, Fold, Point, Resolution
 
 _ALERTS: dict[str, str] = {
-    "step": "memlog/alert",
+    "step": "memory/step/alert",
     "evaluation": "memory/eval/alert",
     "epoch": "memory/epoch/alert",
 }
 """Metric names of alerts by axis, because a metric lies on one axis only."""
+_OLDER = {"memory/step/alert": "memlog/alert", "memory/step/loss": "memlog/loss"}
+"""Names in journals of an older memlog."""
+_OUTSIDE = "(outside modules)"
 _MAX_LABEL = 80
 """Most characters of a label in a metric's name."""
 _UNSAFE_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
@@ -69,8 +77,46 @@ def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
     return None if event.epoch is None else ("epoch", event.epoch)
 
 
-def values(event: Event) -> Iterator[Value]:
-    """Yield the metrics of one event. A value is ``None`` if it is unknown."""
+def values(event: Event, *, older: bool = False) -> Iterator[Value]:
+    """Yield the metrics of one event. A value is ``None`` if it is unknown.
+
+    Args:
+        event: The event.
+        older: Whether to name them as an older memlog did (`memlog.journal.Header.has_older_names`).
+    """
+    if not older:
+        yield from _values(event)
+    elif isinstance(event, Trace):
+        yield from _trace(event)
+        yield from _older_layers(event)
+    else:
+        for value in _values(event):
+            yield value._replace(name=_OLDER.get(value.name, value.name))
+
+
+def sent_values(event: Event, *, older: bool = False) -> Iterator[Value]:
+    """Yield the metrics of one event that trackers get, as `values` does.
+
+    memlog's own figures are among them only if something was lost or failed. All are in the journal, and at
+    the end of the run they are parameters (`closing_parameters`).
+    """
+    if older or not isinstance(event, Health):
+        yield from values(event, older=older)
+    else:
+        yield from (value for value in _counts(event) if value.value)
+
+
+def closing_parameters(event: Event) -> Parameters | None:
+    """Return memlog's own cost and errors over the whole run as parameters; ``None`` before its end."""
+    if not isinstance(event, Health) or event.steps is None:
+        return None
+    figures = {value.name.removeprefix("memlog/"): f"{value.value:g}" for value in _counts(event)}
+    if event.steps > 0:
+        figures["overhead_ms"] = f"{event.overhead_total_ms / event.steps:.3g}"
+    return Parameters(event.time_us, figures)
+
+
+def _values(event: Event) -> Iterator[Value]:
     if isinstance(event, Batch):
         yield from _memory("memory", event)
     elif isinstance(event, Epoch):
@@ -81,7 +127,7 @@ def values(event: Event) -> Iterator[Value]:
         yield Value("memory/eval/iteration", event.iteration, "last")
         yield from _devices("memory/eval", event.devices)
     elif isinstance(event, Loss):
-        yield Value("memlog/loss", event.value, "last")
+        yield Value("memory/step/loss", event.value, "last")
     elif isinstance(event, Sample):
         yield Value("memory/host/tree_mib", mib(event.tree_pss), "max")
         yield Value("memory/host/available_mib", mib(event.available), "min")
@@ -101,10 +147,15 @@ def _others(event: Event) -> Iterator[Value]:
         yield from _point(event)
     elif isinstance(event, Trace):
         yield from _trace(event)
+        yield from _layers(event)
     elif isinstance(event, Health):
         yield Value("memlog/overhead_ms", event.overhead_ms, "max")
-        yield Value("memlog/dropped", sum(event.dropped.values()), "last")
-        yield Value("memlog/faults", sum(event.faults.values()), "last")
+        yield from _counts(event)
+
+
+def _counts(event: Health) -> Iterator[Value]:
+    yield Value("memlog/dropped", sum(event.dropped.values()), "last")
+    yield Value("memlog/faults", sum(event.faults.values()), "last")
 
 
 def _scope(event: Scope) -> Iterator[Value]:
@@ -142,10 +193,22 @@ def safe_label(label: str) -> str:
 
 
 def _trace(event: Trace) -> Iterator[Value]:
-    """Yield the traced step's peak, its parts by category, and the layers that hold most of it."""
+    """Yield the traced step's peak and its parts by category."""
     yield Value("memory/trace/peak_mib", mib(event.peak), "max")
     for category, size in event.at_peak.items():
         yield Value(f"memory/trace/{category.replace(' ', '_')}_mib", mib(size), "max")
+
+
+def _layers(event: Trace) -> Iterator[Value]:
+    """Yield two figures of each layer. A dot joins path and figure: a ``/`` would make a group of it."""
+    for layer in event.layers:
+        if layer.in_series:
+            name = f"memory/layers/{_OUTSIDE.strip('()') if layer.path == _OUTSIDE else layer.path}"
+            yield Value(f"{name}.at_peak_mib", mib(layer.at_peak), "max")
+            yield Value(f"{name}.peak_mib", mib(layer.added), "max")
+
+
+def _older_layers(event: Trace) -> Iterator[Value]:
     for layer in event.layers:
         yield Value(f"memory/layers/{layer.path}/at_peak_mib", mib(layer.at_peak), "max")
         yield Value(f"memory/layers/{layer.path}/peak_mib", mib(layer.peak), "max")
@@ -195,14 +258,18 @@ class Plan(Generic[PositionT]):
     Args:
         resolution: ``"bucketed"`` groups steps, ``"full"`` gives every index its own points.
         initial_step: First step of this run.
+        older: As in `values`.
 
     Attributes:
         open_since: By axis, the position of the first event whose points are not final yet. A new plan that
             is fed each axis's events from there on yields the remaining points.
     """
 
-    def __init__(self, resolution: Resolution, initial_step: int = 0) -> None:
+    def __init__(
+        self, resolution: Resolution, initial_step: int = 0, *, older: bool = False
+    ) -> None:
         self._bucketed = resolution == "bucketed"
+        self._older = older
         self._origins: dict[Axis, int] = {"step": initial_step, "evaluation": 0, "epoch": 0}
         self._buckets: dict[Axis, _Bucket[PositionT]] = {}
 
@@ -215,11 +282,11 @@ class Plan(Generic[PositionT]):
         start = self._start(axis, index)
         bucket = self._buckets.get(axis)
         if bucket is not None and start < bucket.start:
-            return _Bucket(axis, start, position).add(event, index).points()
+            return _Bucket(axis, start, position, self._older).add(event, index).points()
         done: list[Point] = []
         if bucket is None or start > bucket.start:
             done = bucket.points() if bucket else []
-            bucket = self._buckets[axis] = _Bucket(axis, start, position)
+            bucket = self._buckets[axis] = _Bucket(axis, start, position, self._older)
         bucket.add(event, index)
         return done
 
@@ -244,14 +311,15 @@ class Plan(Generic[PositionT]):
 class _Bucket(Generic[PositionT]):
     """Values of one range of an axis, combined by metric."""
 
-    def __init__(self, axis: Axis, start: int, position: PositionT) -> None:
+    def __init__(self, axis: Axis, start: int, position: PositionT, older: bool) -> None:
+        self._older = older
         self.axis = axis
         self.start = start
         self.position = position
         self._points: dict[str, Point] = {}
 
     def add(self, event: Event, index: int) -> _Bucket[PositionT]:
-        for name, value, fold in values(event):
+        for name, value, fold in sent_values(event, older=self._older):
             if value is None:
                 continue
             held = self._points.get(name)

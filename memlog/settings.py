@@ -36,8 +36,8 @@ _OWN_SECTION = "memlog"
 _SECTIONS = (_OWN_SECTION, "trainer_params")
 """Sections of a larger configuration that may contain memlog's keys."""
 
-_STORED_ELSEWHERE = {"directory", "backends", "project", "name"}
-"""Settings that a run's record stores in fields of their own."""
+_NOT_DESCRIBED = {"directory", "backends", "project", "name", "quiet"}
+"""Settings that a run's record stores in fields of their own, or that do not change what is recorded."""
 _SHORTEST_INTERVAL = 0.05
 _SMALLEST_SEGMENT = 4096
 _SMALLEST_LIMIT = 1024**2
@@ -67,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         layers: Trace a step from time to time, layer by layer.
         budget: Share of training time that tracing may cost, 0 to 1.
         verbose_batches: Number of batches per epoch for which a line is printed.
+        quiet: Print no line about the run itself; alerts, findings and problems are printed nevertheless.
         bind_grace: Seconds after the first step that a named backend waits for a run of the user
             before it opens one of its own.
         finish_timeout: Most seconds that ``finish`` waits for delivery.
@@ -89,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layers: bool = False
     budget: float = 0.01
     verbose_batches: int = 0
+    quiet: bool = False
     bind_grace: float = 5.0
     finish_timeout: float = 10.0
     linger: float = 120.0
@@ -143,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {
             name: ", ".join(value) if isinstance(value, tuple) else str(value)
             for name, value in msgspec.structs.asdict(self).items()
-            if name == "every" or (value != defaults[name] and name not in _STORED_ELSEWHERE)
+            if name == "every" or (value != defaults[name] and name not in _NOT_DESCRIBED)
         }
 
 

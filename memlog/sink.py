@@ -33,6 +33,9 @@ LOCAL = "local"
 OFFLINE = "offline:"
 """Prefix of the address of a run that the tracker's client has written to a folder for a later upload. The
 folder follows: ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
+CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
+"""Parameters that each session sends at its end. If several sessions write to one run of a tracker that never
+changes a parameter, that of the first stays, without a warning."""
 DISABLED = "disabled:"
 """Address of a run that the user has disabled: the tracker stores nothing of it."""
 
@@ -65,6 +68,8 @@ class TrackerRun(msgspec.Struct, frozen=True):
     may contain a password, so it is never stored unchanged."""
     name: str | None = None
     """Display name of the run."""
+    link: str | None = None
+    """Address of the run's page in the browser, or else the command that shows the run; without passwords."""
 
 
 class Connection(msgspec.Struct, frozen=True):
@@ -151,6 +156,21 @@ class Sink(Protocol):
         Args:
             status: How the run ended.
             ended_us: End of the run, Unix time in microseconds; ``None``: now.
+        """
+
+
+@runtime_checkable
+class DescribingSink(Protocol):
+    """Sink whose tracker shows a text about a run. Its methods raise what those of `Sink` raise."""
+
+    def wants_description(self) -> bool:
+        """Return True if this sink opened the run, not the user, and nobody has described it."""
+
+    def log_description(self, text: str) -> None:
+        """Show a text about the run.
+
+        Args:
+            text: Markdown, of a few thousand characters at most.
         """
 
 

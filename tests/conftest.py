@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import settings
+from support.fork_server import end_servers, server_pids
 from support.seeds import SeedsPlugin
 
 # Two threads of torch's that wait for each other on two busy cores were eight times slower than one. Set
@@ -35,28 +36,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "slow/test_hyco.py",
-    "integration/oom/test_out_of_memory.py",
-    "integration/wandb/test_wandb_conformance.py",
+    "integration/delivery/test_outage.py",
     "integration/launch/test_launcher.py",
     "integration/delivery/test_outage_wandb.py",
     "integration/journal/test_crash.py",
-    "integration/_internal/test_secrets.py",
-    "integration/autolog/test_runs_of_the_users.py",
-    "slow/test_limits.py",
-    "integration/wandb/test_wandb_in_process.py",
-    "integration/delivery/test_outage.py",
     "integration/delivery/test_outage_postgres.py",
-    "unit/trace/test_predict_schemes.py",
-    "slow/test_memory_exercise.py",
+    "slow/test_limits.py",
+    "integration/_internal/test_secrets.py",
     "slow/test_demo.py",
-    "integration/examples/test_example_gpt.py",
-    "unit/trace/test_predict.py",
-    "integration/session/test_processes.py",
-    "integration/session/test_ends.py",
-    "integration/delivery/test_endless_answers.py",
-    "integration/delivery/test_broken_streams.py",
-    "slow/test_fuzz.py",
+    "integration/wandb/test_wandb_in_process.py",
+    "integration/inputs/test_largest_step.py",
+    "integration/autolog/test_runs_of_the_users.py",
+    "slow/test_hyco.py",
+    "integration/docs/test_page_code.py",
+    "integration/reports/test_report_in_browser.py",
+    "integration/wandb/test_wandb_conformance.py",
+    "integration/leaks/test_growing_scripts.py",
+    "integration/leaks/test_holder_search.py",
+    "integration/wandb/test_wandb_ends.py",
+    "slow/test_lazy_loading.py",
+    "slow/test_memory_exercise.py",
+    "integration/cli/test_cli_programs.py",
+    "unit/trace/test_predict_schemes.py",
 )
 """The files that take longest, the longest first."""
 
@@ -89,9 +90,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def _no_process_left() -> Iterator[None]:
     """Fail a file of tests whose processes have not ended a minute after it."""
     yield
-    children = psutil.Process().children(recursive=True)
+    own = server_pids()
+    children = [one for one in psutil.Process().children(recursive=True) if one.pid not in own]
     _, left = psutil.wait_procs(children, timeout=60)
     assert not left, f"these processes were left behind: {[child.cmdline() for child in left]}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_server_left() -> Iterator[None]:
+    yield
+    end_servers()
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +110,13 @@ def _nothing_compiled() -> None:
         import torch._dynamo
 
         torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """A search through all objects finds those alone that a test makes: others are frozen."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from types import ModuleType
 from memlog._internal.credential_scope import Home
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_mlflow import environment
-from memlog_mlflow.uris import absolute_uri
+from memlog_mlflow.uris import absolute_uri, link_to
 
 
 class _Seen(threading.local):
@@ -44,7 +44,8 @@ class MlflowBackend:
         if seen is None or seen.run_id != run_id:
             # Resolving the URI may read the disk, so it is done once for each run.
             uri = absolute_uri(mlflow.get_tracking_uri())
-            seen = TrackerRun(run_id, uri=uri, name=run.info.run_name)
+            link = link_to(uri, run.info.experiment_id, run_id)
+            seen = TrackerRun(run_id, uri, run.info.run_name, link)
             self._seen.run = seen
         return seen
 

@@ -28,8 +28,8 @@ _NOT_FOUND = "RESOURCE_DOES_NOT_EXIST"
 _EXISTS = frozenset({"RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"})
 
 
-def join(client: MlflowClient, run_id: str, memlog_run: str) -> str:
-    """Tag the user's run with memlog's run id, and return the run's own id.
+def join(client: MlflowClient, run_id: str, memlog_run: str) -> Run:
+    """Tag the user's run with memlog's run id, and return the run.
 
     Raises:
         RunRefusedError: the run is deleted, or does not exist.
@@ -40,7 +40,7 @@ def join(client: MlflowClient, run_id: str, memlog_run: str) -> str:
     tag = safe_key(memlog_run)
     if run.data.tags.get(RUN_TAG) != tag:
         client.set_tag(run_id, RUN_TAG, tag, synchronous=True)
-    return run_id
+    return run
 
 
 def usable(client: MlflowClient, run_id: str) -> Run:
@@ -76,8 +76,8 @@ def _restoring(client: MlflowClient, run: Run) -> str:
     return f"`mlflow runs restore --run-id {run.info.run_id}`"
 
 
-def find_or_create(client: MlflowClient, target: Target) -> str:
-    """Return the id of memlog's own run for ``target``.
+def find_or_create(client: MlflowClient, target: Target) -> Run:
+    """Return memlog's own run for ``target``.
 
     If a helper died before it could save the id of the run that it had created, the run is found by its tags.
 
@@ -88,7 +88,7 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
         MlflowException: MLflow has a failure, or does not know the experiment.
     """
     if target.opened is not None:
-        return str(usable(client, target.opened.run_id).info.run_id)
+        return usable(client, target.opened.run_id)
     experiment_id = _experiment_id(client, target.project)
     tag = safe_key(target.memlog_run)
     whose = {OWN_TAG: "true"}
@@ -103,11 +103,10 @@ def find_or_create(client: MlflowClient, target: Target) -> str:
         max_results=1,
     )
     if runs:
-        return str(_real(runs[0]).info.run_id)
+        return _real(runs[0])
     tags = {**_usual_tags(), RUN_TAG: tag, **whose}
     begun_ms = None if target.begun_us is None else target.begun_us // 1000
-    created = _real(client.create_run(experiment_id, begun_ms, tags, run_name=target.name))
-    return str(created.info.run_id)
+    return _real(client.create_run(experiment_id, begun_ms, tags, run_name=target.name))
 
 
 def _real(run: Run) -> Run:

@@ -11,12 +11,13 @@ from pathlib import Path
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address
 from memlog.errors import RunRefusedError, TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
-from memlog.sink import Point, Resolution, Target, TrackerRun
+from memlog.sink import CLOSING_PARAMETERS, Point, Resolution, Target, TrackerRun
 from memlog_mlflow import runs
 from memlog_mlflow.alerts import ALERTS_FILE, alert_table, alert_tags
 from memlog_mlflow.databases import make_if_missing
@@ -24,7 +25,7 @@ from memlog_mlflow.errors import translated
 from memlog_mlflow.keys import ARTIFACTS, safe_key
 from memlog_mlflow.probe import probe
 from memlog_mlflow.replays import StoredRows
-from memlog_mlflow.uris import is_folder
+from memlog_mlflow.uris import is_folder, link_to
 
 MAX_VALUE = 6000
 """Characters of a parameter's value."""
@@ -73,7 +74,9 @@ class MlflowSink:
 
     def open(self) -> TrackerRun:
         """Join the user's run, or find or create memlog's own."""
-        return TrackerRun(self._opened().run_id, uri=self._uri)
+        info = self._opened().info
+        link = link_to(self._uri, info.experiment_id, info.run_id)
+        return TrackerRun(info.run_id, self._uri, info.run_name, link)
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Store at most `max_points` points, with their events' times. A repeated point adds nothing."""
@@ -91,7 +94,8 @@ class MlflowSink:
             safe_key(f"memlog/{name}"): str(value)[:MAX_VALUE] for name, value in parameters.items()
         }
         known = self._opened().parameters()
-        for key in wanted.keys() & known.keys():
+        closing = {safe_key(f"memlog/{name}") for name in CLOSING_PARAMETERS}
+        for key in (wanted.keys() & known.keys()) - closing:
             if wanted[key] != known[key]:
                 self.diagnostics.drop(
                     "parameter_conflict",
@@ -111,6 +115,14 @@ class MlflowSink:
     def log_artifact(self, artifact: Artifact, file: Path) -> None:
         """Store a file as ``memlog/artifacts/<kind>/<name>``, so that the run's page previews it."""
         self._opened().store(artifact, file)
+
+    def wants_description(self) -> bool:
+        """Return True if memlog opened the run, and it has no description."""
+        return self._target.joined is None and not self._opened().has_tag(MLFLOW_RUN_NOTE)
+
+    def log_description(self, text: str) -> None:
+        """Store the text that MLflow shows on the run's first page."""
+        self._opened().set_tag(MLFLOW_RUN_NOTE, text)
 
     def close(self, status: Status | None, ended_us: int | None = None) -> None:
         """End memlog's own run. A joined run is not ended."""
@@ -159,9 +171,10 @@ class _OpenRun:
             make_if_missing(uri)
             self._client = MlflowClient(tracking_uri=uri)
         if target.joined is None:
-            self.run_id = runs.find_or_create(self._client, target)
+            self.info = runs.find_or_create(self._client, target).info
         else:
-            self.run_id = runs.join(self._client, target.joined.run_id, target.memlog_run)
+            self.info = runs.join(self._client, target.joined.run_id, target.memlog_run).info
+        self.run_id: str = self.info.run_id
         self._doubles = is_folder(uri)
         self._stored = StoredRows(self._client, self.run_id)
 
@@ -190,6 +203,14 @@ class _OpenRun:
             self._client.log_dict(self.run_id, alert_table(alerts), ALERTS_FILE)
             for key, value in alert_tags(alerts).items():
                 self._client.set_tag(self.run_id, key, value, synchronous=True)
+
+    def has_tag(self, key: str) -> bool:
+        with self._asked():
+            return bool(self._client.get_run(self.run_id).data.tags.get(key))
+
+    def set_tag(self, key: str, value: str) -> None:
+        with self._asked():
+            self._client.set_tag(self.run_id, key, value, synchronous=True)
 
     def store(self, artifact: Artifact, file: Path) -> None:
         with self._asked():

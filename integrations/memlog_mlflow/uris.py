@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from memlog._internal.redact import bare_address
 
 _SQLITE = "sqlite:///"
 
@@ -34,7 +37,7 @@ def absolute_uri(uri: str) -> str:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """Return the SQLite file that ``uri`` names; ``None`` if it names none, or with ``%`` or a query.
+    """Return the SQLite file that ``uri`` names; ``None`` if it names none, or has a ``%`` or a query.
 
     Versions of the client's library disagree on whether ``%`` in a path is an escape.
     """
@@ -50,6 +53,19 @@ def _sqlite_path(uri: str) -> str | None:
     if not path or path == ":memory:" or path.startswith("file:"):
         return None
     return path
+
+
+def link_to(uri: str, experiment_id: str, run_id: str) -> str | None:
+    """Return the address of a run's page, or the command that serves it.
+
+    ``None`` if the page is elsewhere (Databricks), or if the server of the page needs a password for the
+    database.
+    """
+    if scheme_of(uri) in ("http", "https"):
+        return f"{bare_address(uri).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    if local_path(uri) is not None:
+        return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    return None
 
 
 def is_folder(uri: str) -> bool:

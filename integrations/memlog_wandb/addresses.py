@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any, NamedTuple
 
 from memlog.sink import DISABLED, OFFLINE
@@ -42,6 +43,18 @@ def address_of(settings: Any) -> str | None:
     if entity and project and run_id:
         return f"{server.rstrip('/')}/{entity}/{project}/runs/{run_id}"
     return str(server)
+
+
+def link_to(settings: Any) -> str | None:
+    """Return the address of the run's page, or the command that uploads an offline run.
+
+    ``None`` if the run is disabled, or its entity is unknown.
+    """
+    if getattr(settings, "_noop", False):
+        return None
+    if getattr(settings, "_offline", False):
+        return f"wandb sync {shlex.quote(str(settings.sync_dir))}"
+    return getattr(settings, "run_url", None) or None
 
 
 def server_of(address: str | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from memlog._internal.credential_scope import Home
 from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog_wandb import environment
-from memlog_wandb.addresses import address_of
+from memlog_wandb.addresses import address_of, link_to
 from memlog_wandb.in_process import WandbInProcessRun
 
 logger = logging.getLogger("memlog")
@@ -41,7 +41,7 @@ class WandbBackend:
         if run is not self._run:
             settings = _settings(run)
             name = getattr(settings, "run_name", None)
-            self._seen = TrackerRun(str(run.id), uri=address_of(settings), name=name)
+            self._seen = TrackerRun(str(run.id), address_of(settings), name, link_to(settings))
             self._run = run
         return self._seen
 

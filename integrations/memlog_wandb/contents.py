@@ -11,6 +11,8 @@ from memlog.events import Alert, Artifact
 from memlog.sink import Axis, Point
 from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
 
+REPORT_KEY = "memlog/report"
+"""Key of the run's report, a page that W&B shows."""
 METADATA = "memlog_name"
 """Key, in an artifact's metadata, of the name that memlog gave it."""
 
@@ -97,4 +99,7 @@ def log_artifact(run: Any, artifact: Artifact, file: Path, memlog_run: str) -> A
         metadata={"memlog_run": memlog_run, METADATA: artifact.name, "memlog_kind": artifact.kind},
     )
     made.add_file(str(file), name=artifact.name, policy="immutable")
+    if artifact.is_report:
+        # In the summary, because a row of its own would be among the user's.
+        run.summary[REPORT_KEY] = wandb.Html(str(file), inject=False)
     return run.log_artifact(made)

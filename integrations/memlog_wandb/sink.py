@@ -16,7 +16,7 @@ from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_wandb import contents
-from memlog_wandb.addresses import RunPath, address_of, run_path
+from memlog_wandb.addresses import RunPath, address_of, link_to, run_path
 from memlog_wandb.errors import translated, unavailable
 from memlog_wandb.probe import probe
 from memlog_wandb.upload_failures import rows_given_up
@@ -79,7 +79,9 @@ class WandbSink:
     def open(self) -> TrackerRun:
         """Open memlog's own run, or resume it."""
         run = self._opened().run
-        return TrackerRun(str(run.id), uri=address_of(run._settings))  # noqa: SLF001 - settings is a copy that takes a millisecond
+        settings = run._settings  # noqa: SLF001 - `settings` is a copy that takes a millisecond
+        name = getattr(settings, "run_name", None)
+        return TrackerRun(str(run.id), address_of(settings), name, link_to(settings))
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Store at most `max_points` points: a row for each index on an axis, with its own time."""

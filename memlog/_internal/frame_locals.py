@@ -3,7 +3,8 @@
 Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary that stays with the
 frame, and would keep the values alive. So the dictionary is emptied again. It is also the dictionary that
 ``locals()`` gives the program, so a function that may use it is left out. While a trace function is set, all
-are: Python may write the dictionary back into the variables.
+are: Python may write the dictionary back into the variables. Of other threads' functions that is not known,
+so theirs must not be read up to Python 3.12.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any, Final
 
-_LIVE_LOCALS: Final = sys.version_info >= (3, 13)
+LIVE_LOCALS: Final = sys.version_info >= (3, 13)
 _FRAMES: Final = ("_getframe", "currentframe")
 _USES_LOCALS: Final = ("locals", "exec", "eval")
 _USES_LOCALS_ALONE: Final = ("vars", "dir")
@@ -30,12 +31,12 @@ def local_variables(frame: FrameType) -> dict[str, Any]:
     """Return a function's local variables by name; empty if they can't be read without an effect.
 
     Args:
-        frame: A frame. Of a module or a class, whose namespace is no copy, nothing is returned.
+        frame: The function's frame. For the frame of a module or a class the result is empty.
     """
     code = frame.f_code
     if not code.co_flags & CO_OPTIMIZED:
         return {}
-    if _LIVE_LOCALS:
+    if LIVE_LOCALS:
         return dict(frame.f_locals)
     if sys.gettrace() is not None or _uses_locals(code):
         return {}

@@ -73,6 +73,7 @@ def defaults() -> dict[str, Any]:
     if given is None:
         return {}
     values = {field: getattr(given, field) for field in _DEFAULTS if getattr(given, field)}
+    values["quiet"] = True  # the command's output stays as it is
     if script := _script():
         values.setdefault("name", script)
     if not distributed.is_first():

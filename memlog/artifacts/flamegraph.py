@@ -1,14 +1,13 @@
 """Recognise and check speedscope files before its page loads them.
 
-The page checks nothing: on a fault that this module finds, it stops with "something went wrong" or shows
-wrong numbers without a warning. Speedscope's JSON schema finds few of these faults.
+The page checks nothing: on a fault that this module finds, it stops with "something went wrong". Speedscope's
+JSON schema finds few of these faults.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -16,9 +15,6 @@ import msgspec
 from memlog.errors import UnopenableFileError
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-
-_TOLERANCE = 1e-6
-"""Maximum relative error of a sum of floats."""
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -55,11 +51,6 @@ class _Sampled(msgspec.Struct, tag="sampled", rename="camel"):
         highest = max(itertools.chain.from_iterable(self.samples), default=-1)
         return _out_of_range(highest) if highest >= frames else None
 
-    def notes(self) -> Iterator[str]:
-        total, span = math.fsum(self.weights), self.end_value - self.start_value
-        if abs(total - span) > _TOLERANCE * max(total, abs(span)):
-            yield f"its weights add up to {total:g} and not to {span:g}: shares are wrong"
-
 
 class _Change(msgspec.Struct):
     type: Literal["O", "C"]
@@ -89,11 +80,6 @@ class _Evented(msgspec.Struct, tag="evented", rename="camel"):
                 return f"event {number:,} closes a frame that is not the innermost one"
         return f"{len(open_frames):,} frames are never closed" if open_frames else None
 
-    def notes(self) -> Iterator[str]:
-        times = [event.at for event in self.events]
-        if times and not self.start_value <= times[0] <= times[-1] <= self.end_value:
-            yield "it has events before its start or after its end"
-
 
 class _File(msgspec.Struct, rename="camel"):
     shared: _Shared
@@ -109,11 +95,8 @@ def is_flamegraph(content: bytes) -> bool:
         return content.lstrip()[:1] == b"{" and SCHEMA.encode() in content
 
 
-def check(content: bytes) -> list[str]:
+def check(content: bytes) -> None:
     """Check a file for everything that breaks the page.
-
-    Returns:
-        Notes on what the page may show wrongly.
 
     Raises:
         UnopenableFileError: The page would fail on the file, or show nothing.
@@ -127,28 +110,18 @@ def check(content: bytes) -> list[str]:
     active = file.active_profile_index
     if active is not None and not 0 <= active < len(file.profiles):
         raise UnopenableFileError(f"it selects profile {active}, which it lacks")
-    notes = list(_frame_notes(file.shared.frames))
     for number, profile in enumerate(file.profiles, 1):
         # A name from the file may be long, and may contain control characters of a terminal.
         label = f"profile {number} ({profile.name[:60]!r})"
         problem = _bounds_problem(profile) or profile.problem(len(file.shared.frames))
         if problem is not None:
             raise UnopenableFileError(f"{label}: {problem}")
-        notes += [f"{label}: {note}" for note in profile.notes()]
-    return notes
 
 
 def _bounds_problem(profile: _Sampled | _Evented) -> str | None:
     if not profile.start_value <= profile.end_value:
         return f"it ends ({profile.end_value:g}) before it begins ({profile.start_value:g})"
     return None
-
-
-def _frame_notes(frames: list[_Frame]) -> Iterator[str]:
-    different = {(frame.name, frame.file, frame.line, frame.col) for frame in frames}
-    if len(different) < len(frames):
-        twice = len(frames) - len(different)
-        yield f"it contains {twice:,} frames twice: each has two rows in the sandwich view"
 
 
 def _out_of_range(index: int) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote
 
 import msgspec
 
 from memlog.artifacts import flamegraph
+from memlog.artifacts.binary_units import in_binary_units
 from memlog.artifacts.contents import PICKLE, read_content
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.artifacts.viewer import find_viewer
@@ -37,7 +37,7 @@ class Page(msgspec.Struct, frozen=True):
     files: dict[str, tuple[str, bytes]]
     """Media type and content, by name."""
     notes: tuple[str, ...] = ()
-    """Remarks on faults of the file, for the user."""
+    """Remarks for the user on what the file lacks."""
 
 
 class Opener(Protocol):
@@ -71,16 +71,17 @@ class FlamegraphOpener:
 
     def page(self, content: bytes, title: str, announce: Callable[[str], object]) -> Page:
         """Return the viewer's files and this profile."""
-        notes = flamegraph.check(content)
+        flamegraph.check(content)
         folder = find_viewer(announce)
         files = {
             path.name: (_TYPES.get(path.suffix, "application/octet-stream"), path.read_bytes())
             for path in folder.iterdir()
             if path.is_file()
         }
-        files[self._profile] = (_TYPES[".json"], content)
-        entry = f"index.html#profileURL={self._profile}&title={quote(title, safe='')}"
-        return Page(entry, files, tuple(notes))
+        files[self._profile] = (_TYPES[".json"], in_binary_units(content, title))
+        # Without `title`, which would replace the name of every profile. Layers that hold most come first.
+        entry = f"index.html#profileURL={self._profile}&view=left-heavy"
+        return Page(entry, files)
 
 
 class SnapshotOpener:
@@ -99,7 +100,7 @@ class SnapshotOpener:
         graph = exporters.snapshot_graph(snapshot, title)
         encoded = msgspec.json.encode(graph.document)
         page = FlamegraphOpener().page(encoded, title, announce)
-        return msgspec.structs.replace(page, notes=(*graph.notes, *page.notes))
+        return msgspec.structs.replace(page, notes=graph.notes)
 
 
 OPENERS: tuple[Opener, ...] = (FlamegraphOpener(), SnapshotOpener())

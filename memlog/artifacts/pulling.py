@@ -81,7 +81,7 @@ class Puller:
         store: The store of the files.
         run_id: The store's own id of the run.
         directory: The folder; it is made if it does not exist.
-        force: Whether to replace existing files. If not, a file that differs gets a number in its name.
+        force: True to replace existing files. If not, a file that differs gets a number in its name.
     """
 
     def __init__(

@@ -81,18 +81,12 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "memlog"
     sys_version = ""
 
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
     def _refuse_method(self) -> None:
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED)
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse_method  # noqa: N815 - http.server's names
 
-    def _answer(self, *, with_body: bool) -> None:
+    def do_GET(self) -> None:
         if not self._names_this_machine():
             self._refuse(HTTPStatus.FORBIDDEN)
             return
@@ -102,8 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         media_type, content = found
         self._begin(HTTPStatus.OK, media_type, len(content))
-        if with_body:
-            self.wfile.write(content)
+        self.wfile.write(content)
 
     def _names_this_machine(self) -> bool:
         hosts = self.headers.get_all("Host", [])
@@ -121,8 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         body = f"{status.phrase}\n".encode()
         self._begin(status, "text/plain; charset=utf-8", len(body))
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def _begin(self, status: HTTPStatus, media_type: str, length: int) -> None:
         self.send_response(status)

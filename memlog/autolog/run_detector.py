@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.redact import bare_address, remember, without_credentials
-from memlog.delivery.helper.protocol import Bind, Connect, Message, WrittenInProcess
+from memlog._internal.redact import remember
+from memlog.delivery.helper.protocol import Bind, Connect, Message
 from memlog.delivery.in_process.writer import InProcessWriter
-from memlog.journal import Binding, JournalWriter
-from memlog.settings import LONGEST_NAME
+from memlog.journal import Binding, JournalWriter, binding_of
 from memlog.sink import DISABLED, Backend, Connection, InProcessBackend, TrackerRun
 
 
@@ -28,6 +27,8 @@ class RunDetector:
     _writers: Mapping[str, InProcessWriter] = field(default_factory=dict)
     _on_in_process: Callable[[], object] = int
     """Called on the publishing thread whenever a writer joins a run."""
+    _on_joined: Callable[[str, Binding], object] = lambda *_: None
+    """Called on the publishing thread with each run that was joined, and its backend's name."""
     _bound: dict[str, str] = field(default_factory=dict, init=False)
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
@@ -78,13 +79,14 @@ class RunDetector:
         self._bound[name] = run.run_id
         self.connect()
         remember(run.uri)
-        uri = None if run.uri is None else bare_address(run.uri)
-        run_name = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
+        binding = binding_of(run)
         writer, backend = self._writers.get(name), self._backends[name]
         if writer is not None and isinstance(backend, InProcessBackend):
-            writer.begin(backend.open_in_process(run), kept=uri != DISABLED)
+            writer.begin(backend.open_in_process(run), kept=binding.uri != DISABLED)
             self._on_in_process()
-            self._tell(WrittenInProcess(name, run.run_id, uri, run_name))
+            written = TrackerRun(run.run_id, binding.uri, binding.name)
+            self._tell(Bind(name, written, in_process=True))
         else:
-            self._tell(Bind(name, msgspec.structs.replace(run, name=run_name)))
-        self._journal.bind(name, Binding(run.run_id, uri, run_name))
+            self._tell(Bind(name, msgspec.structs.replace(run, name=binding.name)))
+        self._journal.bind(name, binding)
+        self._on_joined(name, binding)

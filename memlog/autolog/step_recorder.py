@@ -51,7 +51,6 @@ class BatchRecorder:
     ) -> None:
         self._settings = settings
         self._bus = bus
-        self._journal = journal
         self._run_detector = run_detector
         self._diagnostics = diagnostics
         self._generation = self._warned_in = fork.generation
@@ -156,24 +155,18 @@ class BatchRecorder:
             if isinstance(error, Exception) and not raised_by_handler(error):
                 self._diagnostics.fault("recording a step", error)
             else:
-                if due:
-                    self._count_if_lost(step)
+                if due and (self._last is None or self._last.step != step):
+                    self._diagnostics.drop(
+                        "interrupted",
+                        "a signal handler raised an exception while memory was being read: that step has no "
+                        "event",
+                    )
                 raise
         ended = time.perf_counter_ns()
         if self.health.add(ended - begun, ended):
             self.health.publish(self.last_step)
         if self.check_helper is not None:
             self.check_helper(ended)
-
-    def _count_if_lost(self, step: int) -> None:
-        """Count a lost event if a signal handler raised before the step's event was written."""
-        last = self._last
-        if last is None or last.step != step or self._journal.newest_step is not last:
-            self._diagnostics.drop(
-                "interrupted",
-                "a signal handler raised an exception while a step was being recorded: that step's event is "
-                "lost",
-            )
 
     def _publish(self, step: int) -> None:
         joined = self._run_detector.join_new_runs()
@@ -214,7 +207,7 @@ class HealthReport:
         self._diagnostics = diagnostics
         self.tracing_cost: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         """Returns the seconds that tracing and its set-up have cost. Must not raise."""
-        self._spent = self._steps = self._total = 0
+        self._spent = self._steps = self._total = self._all_steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
 
     def add(self, spent_ns: int, now_ns: int) -> bool:
@@ -226,9 +219,11 @@ class HealthReport:
     def publish(self, step: int | None, unjudged: Mapping[str, str] | None = None) -> HealthEvent:
         """Publish a health event after ``step``, and return it.
 
-        ``unjudged``: at the end of the run, the rules that were never judged, with the reason.
+        ``unjudged``: at the end of the run, the rules that were never judged, with the reason. ``None``: the
+        run has not ended.
         """
         self._total += self._spent
+        self._all_steps += self._steps
         mean = self._spent / self._steps / 1e6 if self._steps else None
         self._spent = self._steps = 0
         self._due = time.perf_counter_ns() + HEALTH_INTERVAL_NS
@@ -244,6 +239,7 @@ class HealthReport:
             unjudged=dict(unjudged or {}),
             tracing_ms=tracing * 1e3,
             tracing_set_up_ms=set_up * 1e3,
+            steps=None if unjudged is None else self._all_steps,
         )
         self._bus.publish(event)
         return event

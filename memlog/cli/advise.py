@@ -31,14 +31,18 @@ class RunAdvice(msgspec.Struct, frozen=True):
     standing: Standing
 
 
-@click.command("advise", context_settings=SETTINGS)
+@click.command(
+    "advise",
+    context_settings=SETTINGS,
+    short_help="Show what holds a run's memory, and what would reduce it.",
+)
 @run_argument
 @json_option
 @dir_option
 def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     """Show what holds a run's memory, and which changes would reduce it.
 
-    RUN is a run's id, the unique beginning of one, or "latest". The run needs a traced step:
+    RUN is a run's id or its beginning, its name in a tracker, or "latest". The run needs a traced step:
     memlog.init(model=model, layers=True). docs/advise.md explains how the peaks are predicted.
     """
     found = find_run(runs_directory(directory), run)

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from memlog._internal.units import format_bytes
+from memlog.cli.completing import complete_runs
 from memlog.cli.options import SETTINGS, dir_option, json_option
 from memlog.cli.output import number, page, plain, print_json, table
 from memlog.errors import ConfigurationError, GateFailedError
@@ -20,8 +21,12 @@ from memlog.reports.gates import Unit, parse_gate
 from memlog.settings import runs_directory
 
 
-@click.command("compare", context_settings=SETTINGS)
-@click.argument("runs", metavar="RUN_A RUN_B …", nargs=-1, required=True)
+@click.command(
+    "compare", context_settings=SETTINGS, short_help="Show runs side by side: peaks, time, layers."
+)
+@click.argument(
+    "runs", metavar="RUN_A RUN_B …", nargs=-1, required=True, shell_complete=complete_runs
+)
 @click.option(
     "--fail-if",
     "gates",
@@ -45,8 +50,8 @@ def compare_runs(
 ) -> None:
     """Show runs side by side: peaks, step time, categories and layers.
 
-    Changes are in per cent of the first run's values. A RUN is a run's id, the unique beginning of one, or
-    "latest". docs/compare.md explains gates and the JSON document.
+    Changes are in per cent of the first run's values. A RUN is a run's id or its beginning, its name in a
+    tracker, or "latest". docs/compare.md explains gates and the JSON document.
     """
     if len(runs) < 2:  # noqa: PLR2004 - one alone can't be compared
         raise ConfigurationError("name two runs or more: `memlog runs` lists them")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from memlog.cli.completing import complete_backends
 from memlog.cli.options import SETTINGS
 from memlog.errors import MissingExtraError
 from memlog.session.session import finish
@@ -24,6 +25,7 @@ from memlog.sink import LOCAL, is_installed, load_backend
     "--backend",
     default="mlflow",
     show_default=True,
+    shell_complete=complete_backends,
     help="Where the memory is recorded: mlflow, wandb (offline), local (memlog's own files only), …",
 )
 def demo(steps: int | None, backend: str) -> None:

@@ -12,15 +12,18 @@ from memlog._internal.redact import without_credentials
 from memlog._version import __version__
 from memlog.cli.advise import advise_run
 from memlog.cli.compare import compare_runs
+from memlog.cli.completion import completion
 from memlog.cli.demo import demo
 from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
 from memlog.cli.pull import pull
+from memlog.cli.report import report_run
 from memlog.cli.run import run
 from memlog.cli.runs import runs
 from memlog.cli.show import show
 from memlog.cli.sync import sync
+from memlog.cli.watch import watch
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
 
 INTERRUPTED = 130
@@ -92,7 +95,20 @@ def cli() -> None:
     """Record and show where the memory of your training goes, step by step."""
 
 
-for _command in (advise_run, compare_runs, demo, open_file, pull, run, runs, show, sync):
+for _command in (
+    advise_run,
+    compare_runs,
+    completion,
+    demo,
+    open_file,
+    pull,
+    report_run,
+    run,
+    runs,
+    show,
+    sync,
+    watch,
+):
     cli.add_command(_command)
 
 

@@ -14,6 +14,7 @@ import click
 from memlog.artifacts.journal_store import kept
 from memlog.artifacts.openers import Page, is_openable, page_of
 from memlog.artifacts.server import LOOPBACK, PageServer
+from memlog.cli.completing import complete_files_and_runs
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.cli.output import one_line
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
@@ -29,7 +30,7 @@ _FLAMEGRAPH = "flamegraph"
     context_settings=SETTINGS,
     short_help="Show a flame graph or a snapshot in the browser.",
 )
-@click.argument("what", metavar="FILE|RUN")
+@click.argument("what", metavar="FILE|RUN", shell_complete=complete_files_and_runs)
 @click.option(
     "--no-browser", "browser", flag_value=False, default=True, help="Only print the address."
 )
@@ -44,8 +45,8 @@ def open_file(what: str, browser: bool, port: int, directory: Path | None) -> No
     """Show a flame graph, or a snapshot of CUDA's allocator as one, in the browser, until Ctrl-C.
 
     The file is recognised by its content, not by its name. It is served on this machine for this machine
-    only: nothing leaves the machine. For a run (an id, the unique beginning of one, or "latest") the newest
-    flame graph is shown.
+    only: nothing leaves the machine. For a run (its id or the beginning of it, its name in a tracker, or
+    "latest") the newest flame graph is shown.
     """
     path = _find(what, directory)
     page = page_of(path, announce=lambda line: click.echo(f"memlog: {line}", err=True))
@@ -67,7 +68,7 @@ def _find(what: str, directory: Path | None) -> Path:
 
 def _newest(run: RunDirectory) -> Path:
     """Return the run's newest flame graph; if there is none, the newest file that can be shown."""
-    events = kept(run)[::-1]
+    events = [event for event in kept(run)[::-1] if not event.is_report]
     events.sort(key=lambda event: event.kind != _FLAMEGRAPH)
     for event in events:
         path = artifact_path(run, event)
@@ -75,7 +76,8 @@ def _newest(run: RunDirectory) -> Path:
             return path
     if not events:
         raise UnopenableFileError(
-            f"run {run.id} has no files: session.save_artifact(path, kind='flamegraph') adds one"
+            f"run {run.id} has no files: session.save_artifact(path, kind='flamegraph') adds one; "
+            f"`{run.command('report')}` writes its report"
         )
     raise UnopenableFileError(
         f"none of the {len(events):,} files of run {run.id} is still here and can be shown: "

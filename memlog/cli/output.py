@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memlog._internal.units import format_duration
 from memlog.reports.schema import RunStatus
 
+duration = format_duration
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",
     "finished": "green",
@@ -25,8 +27,6 @@ _PIPE_WIDTH = 100_000
 """Columns in a pipe, where lines must not be wrapped or cut because programs read them."""
 _SMALL = 100
 """Numbers below this are shown with four significant digits, larger ones with one decimal."""
-_MINUTE = 60
-_HOUR = 3600
 
 
 @contextmanager
@@ -98,15 +98,3 @@ def local_time(iso: str | None) -> str:
         return moment.astimezone().strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):
         return iso  # a damaged journal may have the year 9999
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration as text: ``"8.3 s"``, ``"12 min 5 s"``, ``"3 h 4 min"``, ``"unknown"``."""
-    if seconds is None:
-        return "unknown"
-    if seconds < _MINUTE:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
-    return f"{whole // _HOUR:,} h {whole % _HOUR // _MINUTE} min"

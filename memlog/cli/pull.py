@@ -14,10 +14,12 @@ from memlog.artifacts.journal_store import JournalStore
 from memlog.artifacts.openers import is_openable
 from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
 from memlog.cli.addresses import Guard, connection_of, known_address, trust_option
+from memlog.cli.completing import complete_backends
 from memlog.cli.meter import TransferMeter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line, page, plain, table
 from memlog.errors import (
+    AmbiguousRunError,
     ArtifactError,
     ConfigurationError,
     RunNotFoundError,
@@ -46,7 +48,9 @@ class Source(msgspec.Struct, frozen=True):
 @click.command(context_settings=SETTINGS)
 @run_argument
 @click.option(
-    "--backend", help="Fetch from this tracker (mlflow, wandb) rather than from the run's folder."
+    "--backend",
+    shell_complete=complete_backends,
+    help="Fetch from this tracker (mlflow, wandb) rather than from the run's folder.",
 )
 @click.option("--kind", help="Only files of this kind: flamegraph, snapshot, …")
 @click.option(
@@ -72,8 +76,8 @@ def pull(
 ) -> None:
     """Download a run's files.
 
-    RUN is a run's id, the unique beginning of one, or "latest". With --backend it may also be the
-    tracker's id of a run that this machine does not know. For MLflow, your environment names the
+    RUN is a run's id or its beginning, its name in a tracker, or "latest". With --backend it may also be
+    the tracker's id of a run that this machine does not know. For MLflow, your environment names the
     server (MLFLOW_TRACKING_URI).
 
     Without --force no existing file is replaced: a file that differs gets a number in its name.
@@ -119,11 +123,12 @@ def _sources(
         )
     try:
         found = find_run(root, name)
-    except RunNotFoundError:
-        if name == LATEST:
+    except RunNotFoundError as error:
+        if name == LATEST or isinstance(error, AmbiguousRunError):
             raise
         return [Source(backend_name, name, backend.open_store(connection_of(backend)))]
-    return _delivered(found, backend, backend_name, trusted)
+    sources = _delivered(found, backend, backend_name, trusted)
+    return [source for source in sources if source.run_id == name] or sources
 
 
 def _delivered(

@@ -11,6 +11,7 @@ import click
 
 from memlog._internal.launch_options import Launch
 from memlog.alerts import parse_rules
+from memlog.cli.completing import complete_backends, complete_files
 from memlog.cli.options import SETTINGS, dir_option
 from memlog.errors import ConfigurationError, UnwritableDirectoryError
 from memlog.launch.command import environment, execute
@@ -25,6 +26,7 @@ from memlog.sink import LOCAL, load_backend
     "backends",
     metavar="BACKEND",
     multiple=True,
+    shell_complete=complete_backends,
     help="Tracker for the memory: mlflow, wandb, local (memlog's own files only) or one that another "
     "package provides; may be repeated. "
     "Without it memlog joins the run that the script opens.",
@@ -55,7 +57,13 @@ from memlog.sink import LOCAL, load_backend
     help="Share of training time that --layers may cost, 0 to 1 (default 0.01).",
 )
 @dir_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "command",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    shell_complete=complete_files,
+)
 def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoReturn:
     """Run COMMAND and record the memory of its training.
 

@@ -13,6 +13,7 @@ import msgspec
 
 from memlog._internal.response_limits import waiting_at_most
 from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option
+from memlog.cli.completing import complete_backends
 from memlog.cli.meter import Meter
 from memlog.cli.options import SETTINGS, dir_option, run_argument
 from memlog.cli.output import one_line
@@ -47,7 +48,13 @@ _LEAST = 5.0
 
 @click.command(context_settings=SETTINGS)
 @run_argument
-@click.option("--to", "backend", metavar="BACKEND", help="Deliver to this tracker instead.")
+@click.option(
+    "--to",
+    "backend",
+    metavar="BACKEND",
+    shell_complete=complete_backends,
+    help="Deliver to this tracker instead.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
@@ -73,9 +80,10 @@ def sync(
 ) -> None:
     """Deliver the points that a run's trackers don't have yet.
 
-    RUN is a run's id, the unique beginning of one, or "latest". Its points go to the trackers for which it
-    was recorded. If that fails, nothing is lost; if it is repeated, nothing is doubled. If the run has
-    ended and its helper process still waits for a tracker, this command stops the helper process.
+    RUN is a run's id or its beginning, its name in a tracker, or "latest". Its points go to the trackers
+    for which it was recorded. If that fails, nothing is lost; if it is repeated, nothing is doubled. If
+    the run has ended and its helper process still waits for a tracker, this command stops the helper
+    process.
 
     The points go to the address to which the training script sent them, even if your environment names
     another one. A user and password for exactly that address are taken from the environment. If the

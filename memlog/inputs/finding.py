@@ -12,6 +12,8 @@ MUCH_LARGER = 1.5
 """Factor of what a usual step needs beyond the memory that stays, from which a step is much larger …"""
 LEAST_EXCESS = 64 * 1024**2
 """… if it is also larger by these bytes."""
+_FAR = 10
+"""Factor of the rise so far; if more is left until the limit, the relation may no longer hold there."""
 
 
 def matters(found: Relation) -> bool:
@@ -21,7 +23,13 @@ def matters(found: Relation) -> bool:
 
 
 def larger_steps(
-    found: Relation, step: int, highest: int, device: str = "host", *, at_the_end: bool = True
+    found: Relation,
+    step: int,
+    highest: int,
+    device: str = "host",
+    *,
+    at_the_end: bool = True,
+    free: int | None = None,
 ) -> Finding:
     """Return the finding.
 
@@ -31,6 +39,7 @@ def larger_steps(
         highest: Highest peak of the run so far, in bytes.
         device: Whose peak it is: ``host``, or an accelerator's name.
         at_the_end: Whether no larger step will come.
+        free: Bytes left until the limit; ``None``: unknown.
     """
     of = "the process" if device == "host" else device
     return Finding(
@@ -39,10 +48,10 @@ def larger_steps(
         kind="larger_steps",
         title=title(found, highest, at_the_end=at_the_end),
         where=f"dimension {found.dimension} of `{found.name}`",
-        since_step=None,
-        rate=None,
-        forecast=None,
-        limit=None,
+        since_step=found.begin if found.rate else None,
+        rate=found.rate,
+        forecast=_forecast(found, free),
+        limit=None if free is None or not found.rate else found.peak + free,
         evidence=(
             f"in steps with {found.values} different values from {found.smallest:,} to {found.largest:,}, "
             f"the peak differs from this relation by at most {format_bytes(found.error)}",
@@ -52,6 +61,21 @@ def larger_steps(
         confidence="high" if found.is_linear else "medium",
         remedy=_remedy(found),
     )
+
+
+def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
+    """Return the steps between which a step's peak will reach the limit.
+
+    That is known only if the input becomes larger from step to step, and the peak in proportion to it.
+    """
+    rise = found.peak - found.usual_peak
+    if free is None or not found.rate or not found.is_linear or free > _FAR * rise:
+        return None
+    uncertain = found.per_step * found.error / max(found.largest - found.smallest, 1)
+    if uncertain >= found.rate / 3:
+        return None
+    soonest, latest = free / (found.rate + uncertain), free / (found.rate - uncertain)
+    return found.step + int(soonest), found.step + ceil(latest)
 
 
 def title(found: Relation, highest: int, *, at_the_end: bool) -> str:

@@ -6,8 +6,9 @@ step. The peak of every other step is at most the mark.
 A dimension of an input explains the peaks if all of these hold:
 
 - It has at least six different values in steps whose peaks are known.
-- A line or a parabola that rises is within a tenth of the peaks' range of every known peak, and not above the
-  bound of any other step. So a larger input whose peak was not higher refutes the relation.
+- A line or a parabola that rises is within a tenth of the peaks' range (a parabola of many values: 15 %) of
+  every known peak, and not above the bound of any other step. So a larger input whose peak was not higher
+  refutes the relation.
 - A fit without the largest input predicts that input's peak.
 - The memory in use after the steps did not rise as the peaks did: that would be growth.
 
@@ -17,15 +18,17 @@ If several dimensions vary independently, only one of them may explain the peaks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple, TypeAlias
 
 from memlog.events import TensorInput
 
 FEWEST = 6
 """Minimum number of different values of a dimension."""
 _TOLERANCE = 0.1
-"""Share of the peaks' range by which a peak may differ from the fit."""
+"""Share of the peaks' range by which a peak may differ from the fit …"""
+_MANY = 12, 0.15
+"""… and from so many values on from a parabola, which a few values do not determine well."""
 _FALLS = 0.05
 """Share of the peaks' range by which a fit may fall: a parabola does where small inputs need all the same."""
 _PREDICTED = 0.2
@@ -34,6 +37,11 @@ _KEPT = 0.4
 """Share of the rise of the peaks; if memory after the steps rose by more, the memory was kept."""
 _LEAST_RISE = 16 * 1024**2
 """Minimum range of the peaks, in bytes. A smaller one may be noise of the allocator."""
+
+_FALLING: Final = 0.02
+"""Share of the steps in which a size that rises from step to step may be smaller than in the one before."""
+_STEADY: Final = 0.5
+"""Share of the first half's rise per step that the second half has to reach."""
 
 _Fit: TypeAlias = Callable[[float], float]
 
@@ -75,6 +83,15 @@ class Relation(NamedTuple):
     """Peak of the largest value, in bytes."""
     level: int
     """Lowest bytes in use after a step; 0: unknown."""
+    begin: int = 0
+    """First step of those that were compared."""
+    per_step: float = 0.0
+    """Mean by which it becomes larger from step to step; 0 if it does not do so in all of them."""
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per step by which the peaks rise now; ``None`` if the input's size only varies."""
+        return self.slope * self.per_step or None
 
 
 class _Dimension(NamedTuple):
@@ -187,7 +204,23 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         usual_peak=round(fit(firsts[len(firsts) // 2])),
         peak=at.peak,
         level=min((step.after for _, step in known if step.after is not None), default=0),
+        begin=pairs[0][1].step,
+        per_step=_per_step([(step.step, size) for size, step in pairs]),
     )
+
+
+def _per_step(sizes: Sequence[tuple[int, int]]) -> float:
+    """Return by how much sizes rise per step, if they hardly ever fall and rise as fast as before; 0: no."""
+    falls = sum(after < before for (_, before), (_, after) in pairwise(sizes))
+    if falls > _FALLING * len(sizes):
+        return 0.0
+    middle = sizes[len(sizes) // 2]
+    before, now = _slope(sizes[0], middle), _slope(middle, sizes[-1])
+    return now if now >= _STEADY * before else 0.0
+
+
+def _slope(begin: tuple[int, int], end: tuple[int, int]) -> float:
+    return (end[1] - begin[1]) / max(end[0] - begin[0], 1)
 
 
 def _holds(
@@ -203,9 +236,11 @@ def _holds(
     falls = max(high - now for high, now in zip(accumulate(fitted, max), fitted, strict=True))
     if falls > _FALLS * wide or fitted[-1] < max(fitted):
         return False
-    if any(abs(fit(size) - peak) > _TOLERANCE * wide for size, peak in points):
+    many, of_many = _MANY
+    error = wide * (of_many if make is _parabola and len(sizes) >= many else _TOLERANCE)
+    if any(abs(fit(size) - peak) > error for size, peak in points):
         return False
-    if any(fit(size) - bound > _TOLERANCE * wide for size, bound in bounds):
+    if any(fit(size) - bound > error for size, bound in bounds):
         return False
     others = make([point for point in points if point[0] < sizes[-1]])
     return others is not None and all(

@@ -66,8 +66,10 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
     held = local_variables(frames[0])
     positional, by_name = held.get("args"), held.get("kwargs")
     names: tuple[str, ...] = ()
-    if len(frames) > 1 and frames[1].f_code.co_name == "forward":
-        names = frames[1].f_code.co_varnames[1 : frames[1].f_code.co_argcount]
+    # While there are hooks for all modules, a function of torch's own stands between.
+    codes = [frame.f_code for frame in frames[1:3] if frame.f_code.co_name == "forward"]
+    if codes:
+        names = codes[0].co_varnames[1 : codes[0].co_argcount]
     found: list[tuple[str, object]] = []
     if type(positional) is tuple:
         named = (*names, *(f"args[{at}]" for at in range(len(names), len(positional))))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import log, sqrt
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, Event, StepInputs, TensorInput, now_us
+from memlog.events import Batch, Device, Event, StepInputs, TensorInput, now_us
 from memlog.inputs.relation import Relation, StepPeak, relation
 from memlog.inputs.step_inputs import inputs_at_step_end
 from memlog.probes.malloc import read_heap
@@ -38,12 +38,20 @@ class StepInputsWatch:
     Args:
         publish: Takes the events.
         diagnostics: Counts errors.
+        host_free: Returns the bytes that the process can still take; ``None``: unknown.
     """
 
-    def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
+    def __init__(
+        self,
+        publish: Callable[[Event], object],
+        diagnostics: Diagnostics,
+        host_free: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._host_free = host_free
         self._publish = publish
         self._diagnostics = diagnostics
         self._device: str | None = None
+        self._capacities: dict[str, int | None] = {}
         self._begun = time.perf_counter()
         self._spent = self._cost = 0.0
         self._published = 0
@@ -52,13 +60,15 @@ class StepInputsWatch:
         self._forget()
 
     def _forget(self) -> None:
-        self._count = self._rises = self._record = self._risen = self._highest = 0
+        self._count = self._rises = self._record = self._risen = self._highest = self._level = 0
         self._steps: list[StepPeak] = []
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
         if isinstance(event, Batch):
             self._step_ended(event)
+        elif isinstance(event, Device):
+            self._capacities[event.name] = event.capacity
 
     def finish(self, step: int | None) -> None:
         """Publish the finding at the end of the run, if there is one.
@@ -79,7 +89,7 @@ class StepInputsWatch:
         self._count += 1
         if peak is None or after is None:
             return
-        self._highest = peak
+        self._highest, self._level = peak, after
         if self._count <= _WARM_UP:
             self._record = self._risen = peak
             return
@@ -160,7 +170,25 @@ class StepInputsWatch:
         if matters(found):
             self._found = found
             device = self._device or "host"
-            self._publish(larger_steps(found, step, self._highest, device, at_the_end=at_the_end))
+            self._publish(
+                larger_steps(
+                    found,
+                    step,
+                    self._highest,
+                    device,
+                    at_the_end=at_the_end,
+                    free=self._free(found.peak),
+                )
+            )
+
+    def _free(self, peak: int) -> int | None:
+        """Return the bytes between a peak and the limit of the watched memory; ``None``: unknown."""
+        if self._device == "host":
+            free = self._host_free()
+            limit = None if free is None else free + self._level
+        else:
+            limit = self._capacities.get(self._device or "")
+        return None if limit is None else max(limit - peak, 0)
 
     def _steps_grow(self) -> bool:
         """Return True if the peak rose at far more steps than it would if steps came in random order.

@@ -7,7 +7,14 @@ record, ``[number, event]``. One ``write(2)`` writes a record, so the file has e
 the tracker's run that events belong to changes. The header names that run.
 """
 
-from memlog.journal.format import Binding, Header, Position, ProcessIdentity, Record
+from memlog.journal.format import (
+    Binding,
+    Header,
+    Position,
+    ProcessIdentity,
+    Record,
+    binding_of,
+)
 from memlog.journal.reader import Entry, JournalFile
 from memlog.journal.runs import RunDirectory, find_run, list_runs, new_run
 from memlog.journal.writer import JournalWriter
@@ -22,6 +29,7 @@ __all__ = [
     "ProcessIdentity",
     "Record",
     "RunDirectory",
+    "binding_of",
     "find_run",
     "list_runs",
     "new_run",

@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from memlog._internal.safe_files import open_plain, replacing
-from memlog.events import Artifact, now_us
+from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, now_us
 from memlog.journal.runs import RunDirectory
 
 MAX_NAME = 128
 """Maximum number of characters in a name or a kind. W&B accepts no more."""
 
-_OWN = (("postmortem.md", "postmortem"), ("worst-step.speedscope.json.gz", "flamegraph"))
+_OWN = (
+    ("postmortem.md", "postmortem"),
+    ("worst-step.speedscope.json.gz", "flamegraph"),
+    ("worst-step.html", "flamegraph"),
+    ("out-of-memory.html", "snapshot"),
+    (REPORT_FILE, REPORT_KIND),
+)
 """Name and kind of the files that memlog's helper process writes. A user's file must not replace them."""
-_MAX_REMEMBERED = 10_000
 _CHUNK = 1024**2
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -102,7 +107,8 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self._names = {name: (name, kind) for name, kind in _OWN}
+        # No name of the user's is empty, so even a file of the same name and kind gets another name.
+        self._names = {name: ("", kind) for name, kind in _OWN}
 
     def give(self, name: str, kind: str) -> tuple[str, str]:
         """Return the name and the kind to save a file under: the same result for the same arguments.
@@ -127,10 +133,7 @@ class Names:
 
     def _is_free(self, given: str, original: tuple[str, str]) -> bool:
         # Some file systems ignore the case of letters.
-        key = given.casefold()
-        if len(self._names) < _MAX_REMEMBERED:
-            return self._names.setdefault(key, original) == original
-        return self._names.get(key) == original
+        return self._names.setdefault(given.casefold(), original) == original
 
 
 def _digest(*texts: str) -> str:

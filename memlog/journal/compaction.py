@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -19,45 +20,35 @@ from memlog._internal.safe_files import open_plain, replacing
 from memlog.events import SCHEMA_VERSION, Event
 from memlog.journal.format import MAX_LINE_BYTES, UNDECODABLE, Compaction, Gap, Header, Record
 
-WHOLE_SEGMENT = 10**9
-"""Window, in events, that is longer than any segment."""
-
-Levels: TypeAlias = Callable[[Event], "dict[str, float] | None"]
+LevelsOf: TypeAlias = Callable[[Event], "dict[str, float] | None"]
 """Returns an event's values by name; `compact` keeps the event with the greatest value of each name in a
 window. ``None``: the event is always kept."""
 
 _HEADER = msgspec.json.Decoder(Header)
 _RECORD = msgspec.json.Decoder(Record)
-_GAP = msgspec.json.Decoder(Gap)
 
 
-def compacted_window(path: Path) -> int | None:
-    """Return the window, in events, that a segment was compacted with.
-
-    0: the segment was not compacted yet. ``None``: it can't be compacted, because its header can't be read
-    or is of a newer memlog.
-    """
+def is_compactable(path: Path) -> bool:
+    """Return True if a segment was not compacted yet, and its header is readable and of a known version."""
     try:
         with open_plain(path.parent, path.name) as file:
             header = _HEADER.decode(file.readline(MAX_LINE_BYTES))
     except (OSError, *UNDECODABLE):
-        return None
-    if header.schema > SCHEMA_VERSION:
-        return None
-    return 0 if header.compaction is None else header.compaction.window
+        return False
+    return header.schema <= SCHEMA_VERSION and header.compaction is None
 
 
-def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
+def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> int:
     """Make a segment that has a successor smaller, and return the number of removed events.
 
     Of each ``window`` consecutive events of one kind, keep the last one and, for each value, the first one
     that holds the greatest.
 
     Args:
-        path: The segment. Its header must be readable.
+        path: The segment, which `is_compactable`.
         window: Number of events.
         levels: Returns the values to compare, or ``None`` for events that must stay.
-        delivered: Whether every sink has received the events.
+        delivered: True if every sink has received the events.
 
     Raises:
         OSError: The segment can't be read or written. It is unchanged.
@@ -84,11 +75,11 @@ def compact(path: Path, window: int, levels: Levels, *, delivered: bool) -> int:
 class _Kept:
     """The lines to keep. Every line that is no record of a frequent kind is kept."""
 
-    def __init__(self, window: int, levels: Levels) -> None:
+    def __init__(self, window: int, levels: LevelsOf) -> None:
         self.indices: set[int] = set()
         self._window = window
         self._levels = levels
-        self._open: dict[type[Event], _Window] = {}
+        self._open: dict[type[Event], _EventWindow] = {}
 
     def take(self, index: int, line: bytes) -> None:
         event = _event(line)
@@ -96,7 +87,7 @@ class _Kept:
         if event is None or levels is None:
             self.indices.add(index)
             return
-        window = self._open.setdefault(type(event), _Window())
+        window = self._open.setdefault(type(event), _EventWindow())
         window.take(index, levels)
         if window.events >= self._window:
             self.indices |= self._open.pop(type(event)).kept()
@@ -106,7 +97,7 @@ class _Kept:
             self.indices |= window.kept()
 
 
-class _Window:
+class _EventWindow:
     """Consecutive events of one kind."""
 
     def __init__(self) -> None:
@@ -141,41 +132,21 @@ def _event(line: bytes) -> Event | None:
 
 
 def _header_line(first_line: bytes, window: int) -> bytes:
-    header = _HEADER.decode(first_line)
-    begins = len(first_line) if header.compaction is None else header.compaction.begins
-    header = msgspec.structs.replace(header, compaction=Compaction(window, begins))
+    compaction = Compaction(window, len(first_line))
+    header = msgspec.structs.replace(_HEADER.decode(first_line), compaction=compaction)
     return msgspec.json.encode(header) + b"\n"
 
 
 def _copy(source: BinaryIO, target: BinaryIO, kept: set[int], *, delivered: bool) -> int:
     """Copy the lines to keep, with gaps in place of the others; return the number of removed events."""
-    removed, gap = 0, Gap(0, 0, 0)
-    for index, line in enumerate(_lines(source)):
-        earlier = _earlier_gap(line)
-        if earlier is not None:
-            gap = _joined(gap, earlier)
-        elif index in kept:
-            _write_gap(target, gap)
-            gap = Gap(0, 0, 0)
-            target.write(line)
-        else:
-            removed += 1
-            gap = _joined(gap, Gap(1, int(delivered), len(line)))
-    _write_gap(target, gap)
+    removed = events = size = 0
+    for index, line in enumerate(chain(_lines(source), [b""])):
+        if line and index not in kept:
+            events, size = events + 1, size + len(line)
+            continue
+        if events:
+            gap = Gap(events, events if delivered else 0, size)
+            target.write(msgspec.json.encode(gap) + b"\n")
+            removed, events, size = removed + events, 0, 0
+        target.write(line)
     return removed
-
-
-def _earlier_gap(line: bytes) -> Gap | None:
-    try:
-        return _GAP.decode(line) if line.startswith(b"{") else None
-    except UNDECODABLE:
-        return None
-
-
-def _joined(one: Gap, other: Gap) -> Gap:
-    return Gap(one.events + other.events, one.delivered + other.delivered, one.bytes + other.bytes)
-
-
-def _write_gap(target: BinaryIO, gap: Gap) -> None:
-    if gap.bytes:
-        target.write(msgspec.json.encode(gap) + b"\n")

@@ -36,10 +36,10 @@ class Progress(msgspec.Struct, frozen=True):
     resume: Position = START
     """Position to read from, so that a new plan knows its open buckets; never after ``sent``."""
     open: dict[Axis, Position] | None = None
-    """Position at which each axis's open bucket begins; an axis that is missing has none.
+    """Position at which each axis's open bucket begins; an axis without one is missing.
 
-    The plan does not process earlier events again. The event that closed a bucket may have been thinned
-    since; without this position the bucket's points would be sent twice.
+    The plan does not process earlier events again. Otherwise it could open a bucket that was sent already,
+    because the event that closed it may have been thinned since.
     """
 
 
@@ -218,7 +218,7 @@ class TakenOver(UploadLock):
         run: The run.
         backend: The backend's name.
         timeout: Seconds to wait for the release.
-        is_over: Whether the run is over.
+        is_over: True if the run is over.
 
     Raises:
         DeliveryError: The run is not over, or the helper process did not release the lock in time.

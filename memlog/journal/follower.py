@@ -21,7 +21,7 @@ class Follower:
         self._run = run
         self._target = target
         self._files: list[JournalFile] = []
-        self._readings: dict[str, _Reading] = {}
+        self._positions: dict[str, _FilePosition] = {}
 
     def look_again(self) -> None:
         """Scan the folder again at the next call, because another process may have begun to write."""
@@ -32,21 +32,23 @@ class Follower:
         everything = not self._files
         self._files = self._files or self._run.files()
         for file in self._files:
-            reading = self._readings.setdefault(file.process, _Reading())
-            if everything or _has_grown(file, reading.at):
-                yield from self._read(file, reading)
+            position = self._positions.setdefault(file.process, _FilePosition())
+            if everything or _has_grown(file, position.at):
+                yield from self._read(file, position)
 
-    def _read(self, file: JournalFile, reading: _Reading) -> Iterator[tuple[str, Header, Event]]:
-        for entry in file.read(reading.at):
-            if entry.header is not reading.header:
-                reading.header = entry.header
-                reading.target = self._target(entry.header)
-            reading.at = entry.end
-            if reading.target is not None:
-                yield reading.target, entry.header, entry.event
+    def _read(
+        self, file: JournalFile, position: _FilePosition
+    ) -> Iterator[tuple[str, Header, Event]]:
+        for entry in file.read(position.at):
+            if entry.header is not position.header:
+                position.header = entry.header
+                position.target = self._target(entry.header)
+            position.at = entry.end
+            if position.target is not None:
+                yield position.target, entry.header, entry.event
 
 
-class _Reading:
+class _FilePosition:
     """Position of a reader in one process's segments."""
 
     def __init__(self) -> None:

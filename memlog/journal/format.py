@@ -8,8 +8,11 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import SCHEMA_VERSION, Event, Int, field_names
 from memlog.journal.process_identity import own_birth
+from memlog.settings import LONGEST_NAME
+from memlog.sink import TrackerRun
 
 MAX_LINE_BYTES = 1024**2
 """Maximum bytes of a line. memlog writes shorter ones."""
@@ -25,7 +28,7 @@ Role: TypeAlias = Literal["trainer", "helper"]
 _SEGMENT_NAME = re.compile(
     r"(?P<process>(?:trainer|helper)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
 )
-"""Exactly the names that `segment_name` makes, so that process and number identify one file."""
+"""Matches only names that `segment_name` makes, so that a process and a number identify one file."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -41,7 +44,10 @@ START = Position(1, 0)
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """Identity of the process that wrote a segment: the start time excludes a later one with the same pid."""
+    """Identity of the process that wrote a segment.
+
+    The start distinguishes it from a later process with the same pid.
+    """
 
     pid: Int
     started: float
@@ -51,7 +57,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Linux only: with ``ticks`` the start of the process, independent of the clock. See `Birth`."""
     ticks: Int | None = None
     program: str | None = None
-    """Linux only: digest that identifies the program; ``exec`` changes it."""
+    """Not written any more: a digest in journals of earlier versions."""
 
     @staticmethod
     def own() -> ProcessIdentity:
@@ -71,6 +77,15 @@ class Binding(msgspec.Struct, frozen=True):
     """The tracker's address, without user and password."""
     name: str | None = None
     """The run's name in the tracker when memlog found it."""
+    link: str | None = None
+    """Address of the run's page in the browser, or else the command that shows the run."""
+
+
+def binding_of(run: TrackerRun) -> Binding:
+    """Return a tracker's run as the journal and the saved states store it: without credentials."""
+    uri = None if run.uri is None else bare_address(run.uri)
+    name = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
+    return Binding(run.run_id, uri, name, run.link)
 
 
 class Compaction(msgspec.Struct, frozen=True):
@@ -111,6 +126,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, tuple[str, ...]] = msgspec.field(default_factory=field_names)
     """Names of the fields of each event, in order, so that other programs can read the journal."""
     compaction: Compaction | None = None
+
+    @property
+    def has_older_names(self) -> bool:
+        """True if a memlog wrote it whose metrics had other names (see `memlog.metrics.values`)."""
+        return "steps" not in self.fields.get("health", ())
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

@@ -94,7 +94,7 @@ def claims_of(run: RunDirectory, backend: str, *, complete: bool) -> ClaimOf:
     Args:
         run: memlog's run.
         backend: The backend that is written in process.
-        complete: Whether the trainer has ended.
+        complete: True if the trainer has ended.
     """
     state = InProcessState.load(run, backend)
     whole = frozenset(state.whole if state else ())

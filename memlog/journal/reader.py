@@ -115,7 +115,7 @@ class JournalFile:
 
         Args:
             start: Position to begin at.
-            complete: Whether the process has ended. If so, an incomplete last line counts as torn.
+            complete: True if the process has ended. If so, an incomplete last line counts as torn.
         """
         segments = [number for number in self.segments if number >= start.segment]
         for number in segments:

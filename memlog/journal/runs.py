@@ -6,14 +6,20 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
-from memlog.errors import ConfigurationError, RunNotFoundError, UnwritableDirectoryError
+from memlog.errors import (
+    AmbiguousRunError,
+    ConfigurationError,
+    RunNotFoundError,
+    UnwritableDirectoryError,
+)
 from memlog.events import End
 from memlog.journal.format import Header, Position, ProcessIdentity, parse_segment_name
-from memlog.journal.process_identity import Birth, birth_of
+from memlog.journal.process_identity import birth_of
 from memlog.journal.reader import JournalFile
 from memlog.settings import runs_directory
 
@@ -22,10 +28,12 @@ logger = logging.getLogger("memlog")
 LATEST = "latest"
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # 32; without l, o, 0, 1, for people who type an id
 _ID_LENGTH = 8
+_CANDIDATES = 5
+"""Most runs that a message lists if a name means several."""
 _MAX_IDLE_ON_ANOTHER_HOST = 120.0
 """Seconds without a write after which a run on another machine counts as ended."""
 _CLOCK_TOLERANCE = 2.0
-"""Tolerance, in seconds, of the system's value of a process's start."""
+"""Seconds by which two readings of one process's start may differ."""
 
 
 class RunDirectory:
@@ -94,7 +102,7 @@ class RunDirectory:
         return max(times, default=self.path.stat().st_mtime)
 
     def end(self) -> End | None:
-        """Return how the run ended; ``None`` if the journal's last segments do not say it."""
+        """Return how the run ended; ``None`` if the journal's last segments have no such event."""
         # The trainer's file first. The helper process writes the end if the trainer's journal had no room.
         for file in self.files():
             last = max(file.segments, default=1)
@@ -104,7 +112,7 @@ class RunDirectory:
         return None
 
     def is_alive(self) -> bool:
-        """Return True if the trainer's process lives and still runs the program that began the run.
+        """Return True if the trainer's process lives.
 
         If the process is on another machine, or the system hides it because it is another user's, the run
         counts as alive if it wrote within the last two minutes.
@@ -117,17 +125,6 @@ class RunDirectory:
                 return _lives(header.process)
         return time.time() - self.last_write() < _MAX_IDLE_ON_ANOTHER_HOST
 
-    def was_replaced(self) -> bool:
-        """Return True if the trainer's process lives but runs another program now (``exec``)."""
-        header = self.trainer()
-        if header is None or header.process.ticks is None:
-            return False
-        try:
-            found = birth_of(header.process.pid)
-        except OSError:
-            return False
-        return found.ticks == header.process.ticks and _runs_another(header.process, found)
-
 
 def _lives(process: ProcessIdentity) -> bool:
     if process.ticks is None or process.boot is None:
@@ -136,13 +133,7 @@ def _lives(process: ProcessIdentity) -> bool:
         found = birth_of(process.pid)
     except ProcessLookupError:
         return False
-    same = (found.boot, found.ticks) == (process.boot, process.ticks)
-    return same and not _runs_another(process, found)
-
-
-def _runs_another(process: ProcessIdentity, found: Birth) -> bool:
-    """Return True if both programs are known and differ."""
-    return None not in (process.program, found.program) and process.program != found.program
+    return (found.boot, found.ticks) == (process.boot, process.ticks)
 
 
 def _lives_by_the_clock(process: ProcessIdentity) -> bool:
@@ -206,10 +197,13 @@ def list_runs(root: Path) -> list[RunDirectory]:
 
 
 def find_run(root: Path, name: str) -> RunDirectory:
-    """Return a run by its id, the unique beginning of its id, or ``latest``.
+    """Return a run by its id, its name or id in a tracker, the beginning of its id, or ``latest``.
+
+    An exact name comes before the beginning of another run's id.
 
     Raises:
-        RunNotFoundError: No run matches, or more than one.
+        RunNotFoundError: No run matches.
+        AmbiguousRunError: More than one matches.
     """
     runs = list_runs(root)
     if not runs:
@@ -219,16 +213,46 @@ def find_run(root: Path, name: str) -> RunDirectory:
         )
     if not name:
         raise RunNotFoundError(
-            f"no run is named: pass an id, the beginning of one, or {LATEST!r}; `memlog runs` lists them"
+            f"no run is named: pass an id, the beginning of one, a name, or {LATEST!r}; `memlog runs` lists "
+            "them"
         )
     if name == LATEST:
         return runs[-1]
-    found = [run for run in runs if run.id == name] or [r for r in runs if r.id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
+    found = [run for run in runs if run.id == name] or _called(runs, name)
+    if len(found) > 1:
+        raise AmbiguousRunError(_which(found, f"are called {name!r}", "pass one of these ids"))
+    found = found or [run for run in runs if run.id.startswith(name)]
+    if len(found) > 1:
+        raise AmbiguousRunError(_which(found, f"begin with {name!r}", "name more of the id"))
     if not found:
-        raise RunNotFoundError(f"no run in {root} begins with {name!r}: `memlog runs` lists them")
-    raise RunNotFoundError(
-        f"{len(found)} runs begin with {name!r} ({', '.join(run.id for run in found[:5])}): "
-        "name more of the id"
-    )
+        raise RunNotFoundError(
+            f"no run in {root} is called {name!r} or begins with it: `memlog runs` lists them"
+        )
+    return found[0]
+
+
+def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
+    """Return the runs that have a name, passed to ``init`` or in a tracker."""
+    # Imported here, because it needs the state of the uploaders, which imports this package.
+    from memlog.journal.run_names import names_of  # noqa: PLC0415
+
+    found = []
+    for run in runs:
+        with suppress(Exception):  # one bad folder must not hide the other runs
+            if name in names_of(run):
+                found.append(run)
+    return found
+
+
+def _which(found: Sequence[RunDirectory], what: str, remedy: str) -> str:
+    """Return a message about several runs, the newest first."""
+    newest = found[: -_CANDIDATES - 1 : -1]
+    shown = ", ".join(f"{run.id} of {_local(run.begun())}" for run in newest)
+    more = f" and {len(found) - len(newest):,} older" if len(found) > len(newest) else ""
+    return f"{len(found):,} runs {what} ({shown}{more}): {remedy}"
+
+
+def _local(seconds: float) -> str:
+    with suppress(ValueError, OverflowError, OSError):  # a damaged journal may have any number
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+    return "an unknown time"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable
@@ -59,23 +58,12 @@ class SegmentOutput:
         self._try_at, self._try_after = 0.0, TRY_AGAIN_S
         self._unchecked = 0
         self._gone = False
-        self._file = SegmentFile()
-        self._file.begin(directory, first_line, header)
+        self._file = SegmentFile(directory, first_line, header)
 
     @property
     def queued(self) -> bool:
         """True while writes go through a queue, because the file system is slow."""
         return self._queue is not None
-
-    @property
-    def position(self) -> tuple[SegmentFile, int]:
-        """The current segment, and the bytes that were written to it."""
-        return self._file, self._file.size
-
-    def is_at(self, position: tuple[SegmentFile, int]) -> bool:
-        """Return True if nothing was written or queued since this was the `position`."""
-        file, size = position
-        return self._queue is None and self._file is file and file.ends_at(size)
 
     def write(self, line: bytes) -> None:
         """Write a line to the current segment, or queue it."""
@@ -97,8 +85,6 @@ class SegmentOutput:
     def close(self) -> None:
         """Close the segment after all queued lines, or after `memlog.journal.queue.CLOSE_TIMEOUT` seconds."""
         if self._queue is None or self._queue.close():
-            if self._file.is_there():
-                self._count_lost_to_another_file(self._unchecked)
             self._file.close()
         else:
             self._diagnostics.drop(
@@ -109,9 +95,8 @@ class SegmentOutput:
             )
 
     def _switch_file(self, first_line: bytes, header: Header) -> None:
-        file = SegmentFile()
         try:
-            file.begin(self._directory, first_line, header)
+            file = SegmentFile(self._directory, first_line, header)
         except OSError as error:
             if raised_by_handler(error):
                 raise
@@ -128,13 +113,9 @@ class SegmentOutput:
                     "lost, if any",
                 )
             return
-        finally:
-            # Also when a signal handler raised right after the file was begun: readers then take the old
-            # segment as complete.
-            if file.has_begun:
-                # In this order: after the close, the old file's number may belong to a file of the user's.
-                old, self._file = self._file, file
-                old.close()
+        # In this order: after the close, the old file's number may belong to a file of the user's.
+        old, self._file = self._file, file
+        old.close()
         self._on_switch()
 
     def _write(self, line: bytes, put: Put = os.write) -> None:
@@ -155,10 +136,9 @@ class SegmentOutput:
             )
 
     def _check_file(self) -> None:
-        """Count events that were written to a deleted file, or to another file with the same number."""
+        """Count events that were written to a deleted file."""
         unseen, self._unchecked = self._unchecked, 0
         if not self._gone and self._file.is_there():
-            self._count_lost_to_another_file(unseen - 1)  # one of them is still to be written
             return
         self._gone = True
         self._diagnostics.drop(
@@ -167,15 +147,6 @@ class SegmentOutput:
             "the end how many events are lost)",
             count=unseen,
         )
-
-    def _count_lost_to_another_file(self, unseen: int) -> None:
-        if not self._file.is_whole():
-            self._diagnostics.drop(
-                "journal_write",
-                f"this program closed the journal in {self._directory}, and memlog has opened it again "
-                "(memlog prints at the end how many events are lost at most)",
-                count=unseen,
-            )
 
     def _move_to_queue(self) -> None:
         self._queue = WriteQueue(self._diagnostics)
@@ -200,91 +171,43 @@ class SegmentOutput:
 
 
 class SegmentFile:
-    """One segment, open for appending."""
+    """One segment, open for appending.
 
-    def __init__(self) -> None:
-        self._path = Path()
-        self._descriptor: Descriptor | None = None
-        self._fd = -1
-        self._torn = False
-        self.size = 0
-        self.has_begun = False
+    Args:
+        directory: The run's folder.
+        first_line: The segment's header as a line.
+        header: The same header.
 
-    def begin(self, directory: Path, first_line: bytes, header: Header) -> None:
-        """Create the file; leave none if that fails, or if a signal handler raises meanwhile."""
-        self._path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
+    Raises:
+        OSError: The file can't be created, or the header can't be written; there is no file then.
+    """
+
+    def __init__(self, directory: Path, first_line: bytes, header: Header) -> None:
+        path = directory / segment_name(f"{header.role}-{header.process.pid}", header.segment)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._torn = False
+        self._descriptor = Descriptor(os.open(path, flags, 0o644))
         try:
-            self._descriptor = Descriptor(os.open(self._path, flags, 0o644))
-            self._fd = self._descriptor.number
             self.write(first_line)
-        except FileExistsError:
-            raise
         except BaseException:
             self.close()
             with suppress(OSError):
-                self._path.unlink()  # a segment without a header is invalid
+                path.unlink()  # a segment without a header is invalid
             raise
-        self.has_begun = True
 
     def write(self, line: bytes, put: Put = os.write) -> None:
         """Write a line by one call of ``put``; after a partial write the next line begins with a newline."""
         data = b"\n" + line if self._torn else line
-        try:
-            written = put(self._fd, data)
-        except OSError as error:
-            if error.errno != errno.EBADF or not self.is_there():
-                raise
-            written = put(self._fd, data)
-        self.size += written
+        written = put(self._descriptor.number, data)
         self._torn = written < len(data)
         if self._torn:
             raise OSError(None, "the disk is full")
 
-    def ends_at(self, size: int) -> bool:
-        """Return True if the file has this size on disk."""
-        status = self._status()
-        return status is not None and status.st_size == size
-
     def is_there(self) -> bool:
-        """Return True if the file can be read by others; open it again if the program has closed it."""
-        status = self._status() or self._open_again()
+        """Return True if the file is open, and was not deleted."""
+        status = self._descriptor.status()
         return status is not None and status.st_nlink > 0
-
-    def is_whole(self) -> bool:
-        """Return True if the file has all bytes that were written.
-
-        Bytes are missing if they went to another file with the same number. Each loss is reported once.
-        """
-        status = self._status()
-        if status is None or status.st_size >= self.size:
-            return True
-        self.size = status.st_size
-        return False
 
     def close(self) -> None:
         """Close the file. Calling it again is harmless."""
-        descriptor, self._descriptor, self._fd = self._descriptor, None, -1
-        if descriptor is not None:
-            descriptor.close()
-
-    def _status(self) -> os.stat_result | None:
-        return None if self._descriptor is None else self._descriptor.status()
-
-    def _open_again(self) -> os.stat_result | None:
-        before = self._descriptor
-        if before is None:
-            return None
-        try:
-            again = Descriptor(
-                os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            )
-        except OSError:  # it was deleted
-            return None
-        status = again.status()
-        if status is None or not before.stands_for(status):  # another file has its name now
-            again.close()
-            return None
-        before.number = -1  # it is closed, and the new one may have its number
-        self._descriptor, self._fd = again, again.number
-        return status
+        self._descriptor.close()

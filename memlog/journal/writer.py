@@ -9,9 +9,8 @@ import msgspec
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.signals import raised_by_handler
 from memlog.errors import UnwritableDirectoryError
-from memlog.events import Batch, Event
+from memlog.events import Event
 from memlog.journal.backpressure import Backpressure
 from memlog.journal.format import Binding, Header, ProcessIdentity, Record, Role
 from memlog.journal.segment_output import SegmentOutput
@@ -58,8 +57,6 @@ class JournalWriter:
         self._generation = fork.generation
         self._seq = self._size = 0
         self._closed = False
-        self.newest_step: Batch | None = None
-        """Event of the last step that was written, or counted as lost."""
         self._header = Header(
             run=run,
             begun_us=begun_us,
@@ -101,36 +98,15 @@ class JournalWriter:
             if self._closed:
                 return -1
             if self._backpressure.active and not self._backpressure.admits(event):
-                self._note_step(event)
                 return -1
-            return self._append(event)
-
-    def _append(self, event: Event) -> int:
-        seq, before = self._seq, self._output.position
-        try:
-            self._write_record(seq, event)
-        except BaseException as error:
-            if isinstance(error, Exception) and not raised_by_handler(error):
-                raise
-            # A signal handler raised, perhaps before the line was written.
-            if self._output.is_at(before):
-                self._write_record(seq, event)
-            raise
-        finally:
-            self._note_step(event)
-        return seq
-
-    def _note_step(self, event: Event) -> None:
-        if isinstance(event, Batch):
-            self.newest_step = event
-
-    def _write_record(self, seq: int, event: Event) -> None:
-        self._seq = seq + 1
-        line = self._encoder.encode(Record(seq, event)) + b"\n"
-        self._size += len(line)
-        self._output.write(line)
-        if self._size >= self._segment_bytes:
-            self._begin_segment(self._header)
+            # Counted before it is written: readers count the number of an event that is missing as a loss.
+            seq, self._seq = self._seq, self._seq + 1
+            line = self._encoder.encode(Record(seq, event)) + b"\n"
+            self._size += len(line)
+            self._output.write(line)
+            if self._size >= self._segment_bytes:
+                self._begin_segment(self._header)
+            return seq
 
     def bind(self, backend: str, binding: Binding) -> None:
         """Begin a new segment, whose events belong to the run ``binding`` in ``backend``."""

@@ -8,7 +8,8 @@ code.
 from __future__ import annotations
 
 import gc
-from types import CodeType, FrameType, ModuleType
+import sys
+from types import CodeType, FrameType, GetSetDescriptorType, ModuleType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ _MAX_PACKED: Final = 200
 _STOPS: Final = (type, ModuleType, FrameType, CodeType)
 NODE_BYTES: Final = 450
 """Bytes that a node of the graph takes without its saved tensors, about."""
+_BLOCK: Final = 16
+"""Bytes that an allocator adds to each object, about."""
 _base: Any = torch._C.TensorBase
 
 
@@ -34,12 +37,14 @@ class KeptGraph(NamedTuple):
         operation: Name of the graph's last node.
         storages: Sizes in bytes of the storages that nodes of the watched iterations have saved, by identity.
         nodes: Nodes of the watched iterations.
+        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
     """
 
     holder: Any
     operation: str
     storages: dict[int, int]
     nodes: int
+    traceback_bytes: int
 
 
 class GraphWalk:
@@ -56,20 +61,26 @@ class GraphWalk:
         self._budget = budget
         self._visited: dict[int, Any] = {}
         self._saved_names: dict[int, tuple[str, ...]] = {}
+        self._has_tracebacks = torch.is_anomaly_enabled()
         self.complete = True
 
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
         """Return what the graph of each live tensor keeps, for those that keep anything."""
         found = []
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             for _, holder, node in tensors.roots:
                 graph = KeptGraph(holder, str(own_method(node, "name")()), *self._walk(node))
                 if graph.nodes:
                     found.append(graph)
         return found
 
-    def _walk(self, root: Any) -> tuple[dict[int, int], int]:
-        waiting, storages, nodes = [root], dict[int, int](), 0
+    def kept_by(self, node: Any) -> dict[int, int]:
+        """Return the sizes of the storages that a graph keeps, by identity, from its last node on."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._walk(node)[0]
+
+    def _walk(self, root: Any) -> tuple[dict[int, int], int, int]:
+        waiting, storages, nodes, traceback_bytes = [root], dict[int, int](), 0, 0
         while waiting:
             node = waiting.pop()
             if id(node) in self._visited:
@@ -84,8 +95,9 @@ class GraphWalk:
             if number < self._end:
                 nodes += 1
                 self._add_saved(node, storages)
+                traceback_bytes += _traceback_bytes(node) if self._has_tracebacks else 0
             waiting += [inner for inner, _ in node.next_functions if inner is not None]
-        return storages, nodes
+        return storages, nodes, traceback_bytes
 
     def _add_saved(self, node: Any, storages: dict[int, int]) -> None:
         kind = type(node)
@@ -106,6 +118,18 @@ class GraphWalk:
             _add_packed([data, hook], storages)
         elif data is not None:
             _add_tensor(data, storages)
+
+
+def _traceback_bytes(node: Any) -> int:
+    """Return the bytes of the traceback that anomaly detection has stored with a node."""
+    for base in bases(type(node)):
+        found = class_namespace(base).get("metadata")
+        if type(found) is GetSetDescriptorType:
+            metadata = found.__get__(node)
+            lines = metadata.get("traceback_")
+            kept = [metadata, lines, *lines] if type(lines) is list else []
+            return sum(map(sys.getsizeof, kept)) + _BLOCK * len(kept)
+    return 0
 
 
 def _saved(owner: Any, name: str) -> Any:

@@ -47,7 +47,6 @@ _MAX_REACHED: Final = 20_000
 """Maximum number of objects that are looked at to find out what an element takes."""
 _HUGE: Final = 200_000
 """Elements above which what a container refers to is not looked at: that takes 10 ms."""
-_HUGE_KINDS: Final[tuple[Any, ...]] = (list, dict, set)
 _SAMPLE: Final = 4
 """Elements whose size is measured."""
 _SHARED: Final = (
@@ -105,50 +104,44 @@ class Census:
     Attributes:
         lengths: Lengths by identity.
         untracked: Identities of those that the collector does not track.
+        huge: Identities of those that have so many elements that it takes long to look at them.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
         self.lengths: dict[int, int] = {}
+        self.huge: set[int] = set()
         self.untracked: set[int] = set()
         kinds = KindTable(container_kind)
         for batch in budget.batches(objects, _BATCH):
-            untracked = _untracked(batch)
+            self._count(kinds, batch)
+            untracked = _untracked(batch, self.huge)
             self.untracked.update(map(id, untracked))
-            for one, base in kinds.select([*batch, *untracked]):
-                length = container_length(one, base)
-                if length >= SHORTEST:
-                    self.lengths[id(one)] = length
+            self._count(kinds, untracked)
             if len(self.lengths) >= _MAX_COUNTED:
                 return
 
+    def _count(self, kinds: KindTable[type], objects: Sequence[Any]) -> None:
+        """Add the lengths of the containers among the objects."""
+        for one, base in kinds.select(objects):
+            length = container_length(one, base)
+            if length >= SHORTEST:
+                self.lengths[id(one)] = length
+                if length > _HUGE:
+                    self.huge.add(id(one))
 
-def _untracked(objects: Sequence[Any]) -> list[Any]:
-    """Return containers that the objects refer to and that the collector does not track."""
+
+def _untracked(objects: Sequence[Any], huge: set[int]) -> list[Any]:
+    """Return containers that the objects but the huge ones refer to and the collector does not track."""
     # All of this runs in C: there are ten times as many referents as objects.
+    if huge:
+        objects = [one for one in objects if id(one) not in huge]
     kinds = map(id, map(type, objects))
-    if _has_huge(objects):
-        objects = [one for one in objects if not _is_huge(one)]
-        kinds = map(id, map(type, objects))
     plain = itertools.compress(objects, map(operator.not_, map(_NO_OWNERS.__contains__, kinds)))
     referents = gc.get_referents(*plain)
     types = list(map(type, referents))
     dicts = itertools.compress(referents, map(operator.is_, types, itertools.repeat(dict)))
     arrays = itertools.compress(referents, map(operator.is_, types, itertools.repeat(bytearray)))
     return [*itertools.filterfalse(gc.is_tracked, dicts), *arrays]
-
-
-def _has_huge(objects: Sequence[Any]) -> bool:
-    """Return whether one of the objects is a plain container of so many elements that they take long."""
-    types = list(map(type, objects))
-    for kind in _HUGE_KINDS:
-        plain = itertools.compress(objects, map(operator.is_, types, itertools.repeat(kind)))
-        if max(map(kind.__len__, plain), default=0) > _HUGE:
-            return True
-    return False
-
-
-def _is_huge(one: Any) -> bool:
-    return any(type(one) is kind and kind.__len__(one) > _HUGE for kind in _HUGE_KINDS)
 
 
 def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) -> list[Growth]:
@@ -164,7 +157,7 @@ def growing(objects: list[Any], before: Sequence[Census], budget: TimeBudget) ->
     any_untracked = not candidates.isdisjoint(before[-1].untracked)
     found: dict[int, Growth] = {}
     for batch in budget.batches(objects, _BATCH):
-        every = [*batch, *(_untracked(batch) if any_untracked else ())]
+        every = [*batch, *(_untracked(batch, before[-1].huge) if any_untracked else ())]
         known = map(candidates.__contains__, map(id, every))
         for one in itertools.compress(every, known):
             base = container_base(one)
@@ -315,7 +308,7 @@ def _tensor_storage(one: Any) -> tuple[int, int] | None:
     if torch is None or tensor is None or not any(base is tensor for base in bases(type(one))):
         return None
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             storage = torch._C.TensorBase.untyped_storage(one)
             return storage._cdata, storage.nbytes()
     except (RuntimeError, NotImplementedError):  # it has no storage

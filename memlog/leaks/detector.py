@@ -7,11 +7,11 @@ none of them. Before memory of the trainer's process is suspected, Python's youn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from memlog._internal.units import MIB
-from memlog.events import Batch, ChildReading, Device, Event, Sample
+from memlog.events import Batch, ChildReading, Device, DeviceReading, Event, Sample
 from memlog.growth import Growth
 from memlog.leaks.forecast import forecast, host_free
 from memlog.leaks.process_piles import ProcessPiles, kind_of
@@ -26,10 +26,13 @@ SHARED = "shared_memory"
 CHILD = "child:"
 PILE = "processes:"
 ALLOCATED = ".allocated"
+FRAGMENTED = ".fragmented"
 
 _HOST_FLOOR = 4 * MIB
 """Least growth on the host: the C library takes memory in such pieces."""
 _DEVICE_FLOOR = MIB / 2
+_FRAGMENTED_FLOOR = 64 * MIB
+"""Least growth of a device's fragmented memory: its allocator reserves pieces of 2 to 20 MiB."""
 _CHILD_FLOOR = 8 * MIB
 """Least growth of a child process, which is judged by fewer levels."""
 _STEPS = 24
@@ -57,13 +60,32 @@ class _Collected(NamedTuple):
     left: int
 
 
+class _DeviceSeries(NamedTuple):
+    """Level of one series of a device in bytes, the least growth that counts, and the bytes in use."""
+
+    ending: str
+    level: int
+    floor: float
+    held: int
+
+
+def _device_series(device: DeviceReading) -> Iterator[_DeviceSeries]:
+    if device.allocated is None:
+        return
+    yield _DeviceSeries(ALLOCATED, device.allocated, _DEVICE_FLOOR, device.allocated)
+    if device.reserved is not None and device.inactive_split is not None:
+        # Free blocks that are whole, or that were split within what is reserved already, are no growth.
+        level = min(device.reserved - device.allocated, device.inactive_split)
+        yield _DeviceSeries(FRAGMENTED, level, _FRAGMENTED_FLOOR, device.reserved)
+
+
 class GrowthDetector:
     """Subscriber that tells which series grow.
 
     Args:
         pid: The trainer's process.
-        on_confirmed: Called once growth has lasted. ``host.free_lists`` may follow ``host.anon``, and is
-            confirmed again while it lasts, because such growth often ends.
+        on_confirmed: Called once growth has lasted. ``host.free_lists`` may follow ``host.anon``. That and
+            a device's fragmented memory are confirmed again while they grow, because such growth often ends.
         on_suspicion: Called before, once a series seems to grow: time to look for the cause.
         on_withdrawn: Called if the suspected growth has not lasted.
         memory: Returns the anonymous and the shared bytes of this process at the end of the newest step.
@@ -152,11 +174,11 @@ class GrowthDetector:
         if shared:
             self._take(SHARED, event.step, shared, _HOST_FLOOR, _STEPS)
         for device in event.devices:
-            if device.allocated is not None:
-                name = device.name + ALLOCATED
-                watch = self._take(name, event.step, device.allocated, _DEVICE_FLOOR, _STEPS)
-                capacity = self._capacities.get(device.name)
-                watch.free = None if capacity is None else capacity - device.allocated
+            capacity = self._capacities.get(device.name)
+            for series in _device_series(device):
+                name = device.name + series.ending
+                watch = self._take(name, event.step, series.level, series.floor, _STEPS)
+                watch.free = None if capacity is None else capacity - series.held
 
     def _take_sample(self, event: Sample) -> None:
         if event.step is None:
@@ -243,12 +265,13 @@ class GrowthDetector:
     def _report(self, name: str, watch: SeriesWatch, news: News | None) -> None:
         if news is None:
             return
-        if news.verdict != "withdrawn" and not name.endswith(ALLOCATED):
+        if news.verdict != "withdrawn" and not name.endswith((ALLOCATED, FRAGMENTED)):
             free = host_free(self._pid)
             watch.free = None if free is None else float(free)
             watch.delay()
         if name == HOST and news.verdict == "confirmed" and self._is_unused(news.growth.rate):
             name = FREE_LISTS
+        if name == FREE_LISTS or (name.endswith(FRAGMENTED) and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
         self._calls[news.verdict](self._suspicion(name, news.growth, watch.free))
 

@@ -1,8 +1,9 @@
-"""Causes that no Python object shows, by elimination."""
+"""Causes that no Python object shows, by elimination.
+
+Child processes and shared memory are no part of the memory in question, but series of their own.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from memlog._internal.units import format_bytes
 from memlog.leaks.holders import Holder
@@ -17,8 +18,7 @@ def by_elimination(
     explained: float = 0.0,
     malloc_used: float | None = None,
     malloc_free: float | None = None,
-    shared_memory: float | None = None,
-    children: Mapping[str, float] | None = None,
+    profiling: bool = False,
 ) -> Holder | None:
     """Return the cause that the operating system's and the allocator's numbers leave; ``None``: none.
 
@@ -27,47 +27,16 @@ def by_elimination(
         explained: Bytes per step that Python objects explain.
         malloc_used: Growth of the bytes that the C library's allocator has given out, per step.
         malloc_free: Growth of the free bytes that it keeps.
-        shared_memory: Growth of shared memory.
-        children: Growth of each child process, by its role.
+        profiling: Whether torch's profiler records, whose events stay in C++ until it is stopped.
     """
     least = _MOST * rate
     if rate <= 0 or explained >= least:
         return None
-    child = max((children or {}).items(), key=lambda item: item[1], default=("", 0.0))
-    if child[1] >= least:
-        return _worker(*child)
-    if shared_memory is not None and shared_memory >= least:
-        return _shared(shared_memory)
     if malloc_free is not None and malloc_free >= least:
         return _free_lists(malloc_free)
     if malloc_used is not None and malloc_used - explained >= least:
-        return _native(malloc_used - explained, explained)
+        return _native(malloc_used - explained, explained, profiling=profiling)
     return None
-
-
-def _worker(role: str, rate: float) -> Holder:
-    return Holder(
-        "worker_process",
-        f"The process {role} gains {format_bytes(rate)} per step.",
-        role,
-        rate,
-        (f"{format_bytes(rate)} of the growth per step are its own memory",),
-        "high",
-        "Look for what the dataset or its transforms keep between samples; "
-        "`persistent_workers=False` frees it after each epoch.",
-    )
-
-
-def _shared(rate: float) -> Holder:
-    return Holder(
-        "shared_memory",
-        f"Shared memory grows by {format_bytes(rate)} per step.",
-        None,
-        rate,
-        ("the growth is in shared memory and not in this process's own",),
-        "medium",
-        "Batches from DataLoader workers lie in shared memory: copy what is kept with `.clone()`.",
-    )
 
 
 def _free_lists(rate: float) -> Holder:
@@ -82,10 +51,15 @@ def _free_lists(rate: float) -> Holder:
     )
 
 
-def _native(rate: float, explained: float) -> Holder:
+def _native(rate: float, explained: float, *, profiling: bool) -> Holder:
+    title = f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it."
+    remedy = "Run some steps with `heaptrack python …` or `memray run --native` to see the caller."
+    if profiling:
+        title = f"torch's profiler is on: it keeps {format_bytes(rate)} of events per step."
+        remedy = "Stop the profiler, or give it a `schedule` that ends (`torch.profiler.schedule`)."
     return Holder(
         "native_library",
-        f"A C or C++ library allocates {format_bytes(rate)} per step and does not free it.",
+        title,
         None,
         rate,
         (
@@ -93,5 +67,5 @@ def _native(rate: float, explained: float) -> Holder:
             f"Python objects and tensors explain {format_bytes(explained)} of it",
         ),
         "medium",
-        "Run some steps with `heaptrack python …` or `memray run --native` to see the caller.",
+        remedy,
     )

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import Event, Finding, now_us
-from memlog.leaks.detector import ALLOCATED, CHILD, FREE_LISTS, HOST, PILE, SHARED
+from memlog.leaks.detector import ALLOCATED, CHILD, FRAGMENTED, FREE_LISTS, HOST, PILE, SHARED
 from memlog.leaks.suspicion import Suspicion
 
 _SURE = 100
@@ -63,6 +63,13 @@ _TEXTS = {
         "Bytes that the allocator has given out, at step ends",
         "Look for tensors that a step keeps: losses, outputs or gradients in lists, without .detach().",
     ),
+    FRAGMENTED: _Text(
+        "device_fragmentation",
+        "Fragmented memory of {}",
+        "Bytes that the allocator reserves beyond what tensors hold, in blocks that are partly in use "
+        "(inactive_split), at step ends",
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or make the sizes of inputs vary less.",
+    ),
 }
 
 
@@ -75,22 +82,21 @@ class GrowthFindings:
 
     def __init__(self, publish: Callable[[Event], object]) -> None:
         self._publish = publish
-        self._is_fragmented = False
+        self._fragmented: set[str] = set()
 
     def __call__(self, growth: Suspicion) -> None:
         """Publish growth.
 
-        That of the process, whose cause is unknown, is published only if it is certain.
-
         That of the process, without a known cause, is published only if it is certain.
 
-        That of the allocator's unused memory is published once, and only if it has lasted: in healthy
+        That of an allocator's unused memory is published once, and only if it has lasted: in healthy
         programs, too, small free pieces of the heap add up for a while.
         """
-        if growth.series == FREE_LISTS:
-            if self._is_fragmented or growth.step - growth.since_step < _FRAGMENTS:
+        if growth.series == FREE_LISTS or growth.series.endswith(FRAGMENTED):
+            known = growth.series in self._fragmented
+            if known or growth.step - growth.since_step < _FRAGMENTS:
                 return
-            self._is_fragmented = True
+            self._fragmented.add(growth.series)
         # Allocators take memory for a while in healthy programs.
         if growth.series != HOST or confidence_in(growth) == "high":
             self._publish(finding_of(growth))
@@ -130,8 +136,9 @@ def _text_of(series: str) -> tuple[_Text, str | None]:
         return _TEXTS[CHILD], series.removeprefix(CHILD)
     if series.startswith(PILE):
         return _TEXTS[PILE], series.removeprefix(PILE)
-    if series.endswith(ALLOCATED):
-        return _TEXTS[ALLOCATED], series.removesuffix(ALLOCATED)
+    for ending in (ALLOCATED, FRAGMENTED):
+        if series.endswith(ending):
+            return _TEXTS[ending], series.removesuffix(ending)
     return _TEXTS[series], None
 
 

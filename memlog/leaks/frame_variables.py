@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-from memlog._internal.frame_locals import local_variables
+from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
 
 _MAX_FRAMES: Final = 300
 MEMLOG: Final = str(Path(__file__).absolute().parents[1])
@@ -59,8 +59,9 @@ def all_objects() -> list[Any]:
 
 
 def _running_frames() -> Iterator[FrameType]:
-    """Yield the frames of all threads but memlog's, each thread's innermost first."""
-    for innermost in tuple(sys._current_frames().values()):
+    """Yield the frames but memlog's, the innermost first; only this thread's if others must not be read."""
+    threads = tuple(sys._current_frames().values()) if LIVE_LOCALS else (sys._getframe(),)
+    for innermost in threads:
         frame: FrameType | None = innermost
         for _ in range(_MAX_FRAMES):
             if frame is None:

@@ -15,7 +15,7 @@ from memlog.leaks.holder_text import Held, holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.inert_access import is_kind
 from memlog.leaks.live_tensors import LiveTensors
-from memlog.leaks.model_tensors import ModelTensors
+from memlog.leaks.model_tensors import ModelTensors, gradients_with_graph
 from memlog.leaks.numpy_views import views_of
 from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe
@@ -43,14 +43,16 @@ class _Target(NamedTuple):
         storages: Watched storages by identity.
         sizes: Sizes of all storages by identity.
         nodes: Nodes of the graphs.
+        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         is_gradient: True if it is a parameter's gradient.
     """
 
     holders: list[Any]
     storages: dict[int, WatchedStorage]
     sizes: dict[int, int]
-    nodes: int
-    is_gradient: bool
+    nodes: int = 0
+    traceback_bytes: int = 0
+    is_gradient: bool = False
 
 
 class _Measured(NamedTuple):
@@ -81,7 +83,6 @@ class HolderReport:
         budget: TimeBudget,
     ) -> None:
         self._watch = watch
-        self._normal = normal
         self._steps = max(1, steps)
         self._iterations = max(1, watch.iteration)
         self._budget = budget
@@ -91,7 +92,9 @@ class HolderReport:
         self._grown = [one for one in grown if id(one.container) not in ours]
         self._growing = frozenset(id(one.container) for one in self._grown)
         self._known = frozenset(censuses[-1].lengths)
-        usual = normal.storages()
+        self._huge = censuses[-1].huge
+        self._parameters = normal.parameters(self._objects, budget)
+        usual = normal.storages(self._parameters)
         alive = watch.alive()
         self._alive = {key: one for key, one in alive.items() if key not in usual}
         self._usual = usual
@@ -110,6 +113,7 @@ class HolderReport:
         containers = self._measured_containers()
         own = [
             self._objects,
+            self._parameters,
             *self._tensors.own,
             self._grown,
             *self._grown,
@@ -120,16 +124,15 @@ class HolderReport:
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
         held = self._with_containers(search, containers, held)
-        found = [holder_of(one, self._steps) for one in held]
-        found = [one for one in found if one.bytes_per_step >= _LEAST]
-        return tuple(sorted(found, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS])
+        largest = sorted(held, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS]
+        return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
 
     def _graph_targets(self) -> list[_Target]:
         """Return one tensor of each sort of those that keep graphs of the watched iterations."""
         first, end = self._watch.first_node, self._watch.end_node
         if first is None or end is None:
             return []
-        gradients = list(self._normal.gradients_with_graph())
+        gradients = gradients_with_graph(self._parameters)
         self._tensors.add_roots(gradients, first)
         ours = {id(gradient) for gradient, _ in gradients}
         sorts: defaultdict[tuple[str, int], list[KeptGraph]] = defaultdict(list)
@@ -146,7 +149,8 @@ class HolderReport:
             holder = graphs[len(graphs) // 2].holder
             watched = {key: self._alive[key] for key in sizes if key in self._alive}
             nodes = sum(graph.nodes for graph in graphs)
-            found.append(_Target([holder], watched, sizes, nodes, id(holder) in ours))
+            traces = sum(graph.traceback_bytes for graph in graphs)
+            found.append(_Target([holder], watched, sizes, nodes, traces, id(holder) in ours))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
@@ -162,7 +166,7 @@ class HolderReport:
             # The last one made: in a linked list it is nearest to the name.
             holders = self._tensors.by_storage[known[-1]][:_MAX_VIEWS] if known else []
             sizes = {key: one.size for key, one in left.items()}
-            found.append(_Target(holders, left, sizes, 0, is_gradient=False))
+            found.append(_Target(holders, left, sizes))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
@@ -183,7 +187,7 @@ class HolderReport:
             left = {key: one for key, one in target.storages.items() if key not in taken}
             if self._recurs(left.values()):
                 self._join(groups, None, target._replace(storages=left, sizes={}, nodes=0), taken)
-        return list(groups.values())
+        return [one._replace(cut_short=search.cut_short) for one in groups.values()]
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return the owners of targets, also through numpy arrays that share their memory."""
@@ -202,7 +206,7 @@ class HolderReport:
             for one in target.holders
         ]
         if left:
-            arrays = views_of(self._objects, left, self._budget)
+            arrays = views_of(self._objects, left, self._huge, self._budget)
             samples = [views[0] for views in arrays.values()]
             found |= dict(zip(arrays, search.chains(samples), strict=True))
         return [
@@ -238,6 +242,7 @@ class HolderReport:
             storages={**before.storages, **target.storages},
             sizes={**before.sizes, **new},
             nodes=before.nodes + target.nodes,
+            traceback_bytes=before.traceback_bytes + target.traceback_bytes,
             has_graph=before.has_graph or bool(target.nodes),
             is_gradient=before.is_gradient or target.is_gradient,
             scalar=before.scalar or any(map(_is_scalar, target.holders)),
@@ -282,12 +287,12 @@ class HolderReport:
 
 
 def _weight(target: _Target) -> int:
-    return sum(target.sizes.values()) + target.nodes
+    return sum(target.sizes.values()) + target.nodes + target.traceback_bytes
 
 
 def _is_scalar(tensor: Any) -> bool:
     """Return whether a holder, which may be a node, is a tensor of one number without dimensions."""
     if not is_kind(tensor, torch.Tensor):
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return bool(torch._C.TensorBase.ndim.__get__(tensor) == 0)  # type: ignore[attr-defined] # no stub has it

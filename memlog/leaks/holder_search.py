@@ -10,7 +10,7 @@ Between the steps only weak references and numbers are kept.
 
 from __future__ import annotations
 
-import sys
+import threading
 from typing import Final
 
 from memlog._internal.diagnostics import Diagnostics
@@ -22,14 +22,16 @@ from memlog.leaks.holders import Holder
 from memlog.leaks.model_tensors import ModelTensors
 from memlog.leaks.python_memory import AllocationTrace
 from memlog.leaks.time_budget import TimeBudget
-from memlog.leaks.watched_storages import StorageWatch
-from memlog.tracer import torch_private
-from memlog.tracer.window import may_open
+from memlog.leaks.watched_storages import StorageWatch, may_watch
 
 WATCHED: Final = 4
 """Iterations whose storages are watched."""
-LATER: Final = 8
-"""Steps between the watched iterations and the look at what is left."""
+LATER: Final = 9
+"""Steps between the watched iterations and the look at what is left.
+
+The number is odd: a list that is replaced in each step alternates between two addresses. At the address of a
+list that a census knew, it would count as one that is full.
+"""
 _TRACED: Final = 5
 """Steps in each half of the run of ``tracemalloc``."""
 _MOST_AT_ONCE: Final = 0.7
@@ -77,6 +79,7 @@ class HolderSearch:
         self._trace: AllocationTrace | None = None
         self._holders: tuple[Holder, ...] = ()
         self._finished = self._complete = False
+        self._lock = threading.Lock()
 
     def step_ended(self, step: int) -> bool:
         """Go on with the search after an optimizer step; return True once it is finished.
@@ -84,13 +87,19 @@ class HolderSearch:
         Args:
             step: Number of the step.
         """
-        if not self._finished:
-            try:
-                with self._budget.running(self._step_seconds):
-                    self._go_on(step)
-            except Exception as error:  # noqa: BLE001 - training goes on
-                self._diagnostics.fault("looking for what holds memory", error)
-                self.stop()
+        # Several threads may train. The lock is never waited for.
+        if self._finished or not self._lock.acquire(blocking=False):
+            return self._finished
+        try:
+            with self._budget.running(self._step_seconds):
+                self._go_on(step)
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._finished = True
+            self._diagnostics.fault("looking for what holds memory", error)
+        finally:
+            self._lock.release()
+            if self._finished:
+                self.stop()  # again, if another thread called it meanwhile
         return self._finished
 
     @property
@@ -138,8 +147,8 @@ class HolderSearch:
         if self._budget.spent:
             self.stop()
             return
-        self._watch = StorageWatch(self._diagnostics, self._normal.existing())
-        if _may_watch():
+        self._watch = StorageWatch(self._diagnostics, self._normal.existing, self._budget.left / 2)
+        if may_watch():  # otherwise only containers are compared
             self._watch.begin()
 
     def _go_on_watching(self, step: int, watch: StorageWatch) -> None:
@@ -184,13 +193,3 @@ class HolderSearch:
             self._holders += tuple(one for one in found if one.bytes_per_step >= least)
             self._complete = not self._budget.spent
             self.stop()
-
-
-def _may_watch() -> bool:
-    """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
-
-    With the compiler in use, a mode changes what is compiled. torch's profiler counts each operation below a
-    mode twice. Then only containers are compared.
-    """
-    compiles = "torch._dynamo" in sys.modules and torch_private.compiler_in_use()
-    return may_open() and not compiles and not torch_private.profiling()

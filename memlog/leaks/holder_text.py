@@ -34,10 +34,12 @@ class Held(NamedTuple):
         storages: Watched storages by identity.
         sizes: Sizes of all storages by identity.
         nodes: Nodes of autograd graphs.
+        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         has_graph: True if it keeps autograd graphs.
         is_gradient: True if parameters' gradients keep them.
         scalar: True if the kept tensor is a scalar.
         element_rate: Bytes per step of objects that are not watched tensors.
+        cut_short: True if not all owners were looked for.
     """
 
     owner: Owner | None
@@ -46,15 +48,17 @@ class Held(NamedTuple):
     storages: dict[int, WatchedStorage] = {}  # noqa: RUF012 - never changed
     sizes: dict[int, int] = {}  # noqa: RUF012 - never changed
     nodes: int = 0
+    traceback_bytes: int = 0
     has_graph: bool = False
     is_gradient: bool = False
     scalar: bool = False
     element_rate: float = 0.0
+    cut_short: bool = False
 
     @property
     def bytes_per_step(self) -> float:
         """Bytes that it gains per step."""
-        kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES
+        kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
         return kept / self.iterations + self.element_rate
 
 
@@ -113,7 +117,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     if kind == "gradients_not_cleared":
         return f"Parameters' gradients keep the graphs of earlier steps{at}."
     if owner is None:
-        return f"{made} stay alive; no Python object is known that holds them."
+        unknown = "" if held.cut_short else "; no Python object is known that holds them"
+        return f"{made} stay alive{unknown}."
     if kind == "reference_cycles":
         idle = "" if gc.isenabled() else ", which is switched off"
         return f"{made} wait in reference cycles for Python's garbage collector{idle}."
@@ -222,6 +227,12 @@ def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
         found.append(f"made at {made}")
     if held.nodes:
         found.append(f"{held.nodes // held.iterations} graph nodes of each step are alive")
+    if held.traceback_bytes:
+        size = format_bytes(held.traceback_bytes / held.iterations)
+        found.append(
+            f"anomaly detection (`torch.autograd.set_detect_anomaly`) is on and keeps {size} of tracebacks "
+            "with each step's nodes"
+        )
     if held.growth is not None:
         found.append(f"{held.growth.gained} more elements after {steps} steps")
     owner = held.owner

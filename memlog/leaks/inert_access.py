@@ -7,6 +7,7 @@ functions use the types and descriptors of CPython itself.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Iterator
 from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType
@@ -118,6 +119,13 @@ def instance_dict(value: object) -> dict[Any, Any] | None:
                 return None
             return found if type(found) is dict else None
     return None
+
+
+def module_file(name: object) -> str:
+    """Return the source file of an imported module; empty if unknown."""
+    module = sys.modules.get(name) if type(name) is str else None
+    file = (instance_dict(module) or {}).get("__file__")
+    return file if type(file) is str else ""
 
 
 def attribute_name(owner: object, value: object) -> str | None:

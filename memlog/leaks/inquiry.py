@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SHARE = 0.01
 """Share of the time since the run began that a search may take."""
-_LEAST_SECONDS = 1.0
+_LEAST_SECONDS = 1.5
 """Processor seconds that a search may take in any case: a look at a million objects takes as long."""
 _COUNT_SECONDS = 0.3
 """Processor seconds for adding up the sizes of all tensors."""
@@ -33,7 +33,7 @@ _PART = 0.25
 """Least share of the growth that a holder has to explain to be reported."""
 _EXPLAINED = 0.5
 """Share of the growth above which holders explain it."""
-_WATCHED = _LATER = 12
+_WATCHED, _LATER = 12, 13
 """Iterations watched, and steps until the look, of a second search: for what is kept every few steps."""
 
 
@@ -210,7 +210,17 @@ def _by_elimination(
         explained=explained,
         malloc_used=(now.heap.in_use - before.heap.in_use) / steps,
         malloc_free=None if is_ending else (now.heap.idle - before.heap.idle) / steps,
+        profiling=_profiling(),
     )
+
+
+def _profiling() -> bool:
+    """Return whether torch's profiler records."""
+    if "torch" not in sys.modules:
+        return False
+    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
+
+    return profiling()
 
 
 def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:

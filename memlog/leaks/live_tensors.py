@@ -42,7 +42,7 @@ class LiveTensors:
         self.by_storage: dict[int, list[Any]] = {}
         self.roots: list[tuple[int, Any, Any]] = []
         kinds = KindTable(_kind)
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             for batch in budget.batches(objects, _BATCH):
                 for one, kind in kinds.select(batch):
                     if kind == "tensor":
@@ -91,7 +91,7 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
     """
     sizes: dict[int, int] = {}
     kinds = KindTable(_kind)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         for batch in budget.batches(objects, _BATCH):
             for one, kind in kinds.select(batch):
                 if kind == "tensor":

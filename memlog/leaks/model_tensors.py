@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 
-from memlog.leaks.inert_access import bases, instance_dict, values_in
+from memlog.leaks.inert_access import bases, instance_dict, is_kind, values_in
 from memlog.leaks.kind_table import KindTable
 from memlog.leaks.live_tensors import storage_of
 from memlog.leaks.time_budget import TimeBudget
@@ -20,79 +21,92 @@ _base: Any = torch._C.TensorBase
 
 
 class ModelTensors:
-    """Parameters and optimizers that exist now, held weakly. Those that are made later are not normal.
+    """Parameters and optimizers that exist now. Those that are made later are not normal.
+
+    Of parameters only the identity is kept: ``torch.utils.swap_tensors``, with which modules may be converted
+    to another type or device, refuses tensors that have weak references.
 
     Args:
         objects: All objects that the collector tracks.
         budget: Time for it.
+
+    Attributes:
+        existing: Weak references to the storages of all tensors that exist now, by identity.
     """
 
     def __init__(self, objects: list[Any], budget: TimeBudget) -> None:
-        self._parameters: list[weakref.ref[Any]] = []
+        self.existing: dict[int, weakref.ref[Any]] = {}
+        self._parameters: set[int] = set()
         self._optimizers: list[weakref.ref[Any]] = []
-        self._others: list[weakref.ref[Any]] = []
-        kinds = KindTable(self._list_for)
-        for batch in budget.batches(objects, _BATCH):
-            for one, references in kinds.select(batch):
-                references.append(weakref.ref(one))
+        kinds = KindTable(_kind)
+        with torch._C.DisableTorchFunction():
+            for batch in budget.batches(objects, _BATCH):
+                for one, kind in kinds.select(batch):
+                    if kind is torch.optim.Optimizer:
+                        self._optimizers.append(weakref.ref(one))
+                    else:
+                        self._add_tensor(one, kind)
 
-    def _list_for(self, kind: type) -> list[weakref.ref[Any]] | None:
-        for base in bases(kind):
-            if base is torch.nn.Parameter:
-                return self._parameters
-            if base is torch.optim.Optimizer:
-                return self._optimizers
-            if base is torch.Tensor:
-                return self._others
-        return None
+    def _add_tensor(self, tensor: Any, kind: type) -> None:
+        if kind is torch.nn.Parameter:
+            self._parameters.add(id(tensor))
+        if _is_plain(tensor) and storage_of(tensor):
+            storage = _base.untyped_storage(tensor)
+            self.existing[storage._cdata] = weakref.ref(storage)
 
-    def existing(self) -> dict[int, weakref.ref[Any]]:
-        """Return the storages of all tensors that existed at the beginning, by identity."""
-        found = {}
-        with torch._C.DisableTorchFunctionSubclass():
-            for tensor in _alive([*self._parameters, *self._others]):
-                if any(type(tensor) is kind for kind in _PLAIN) and storage_of(tensor):
-                    storage = _base.untyped_storage(tensor)
-                    found[storage._cdata] = weakref.ref(storage)
-        self._others.clear()
-        return found
+    def parameters(self, objects: list[Any], budget: TimeBudget) -> list[Any]:
+        """Return those of the parameters that are among ``objects``."""
+        kinds = KindTable(_kind)
+        return [
+            one
+            for batch in budget.batches(objects, _BATCH)
+            for one, kind in kinds.select(batch)
+            if kind is torch.nn.Parameter and id(one) in self._parameters
+        ]
 
-    def storages(self) -> frozenset[int]:
-        """Return the identities of the storages of these parameters, their gradients and their state."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return frozenset(
-                storage_of(tensor)
-                for tensor in self._tensors()
-                if any(type(tensor) is kind for kind in _PLAIN)
-            )
+    def storages(self, parameters: list[Any]) -> frozenset[int]:
+        """Return the identities of the storages of parameters, their gradients and all optimizers' state."""
+        with torch._C.DisableTorchFunction():
+            tensors = itertools.chain(_with_gradients(parameters), self._states())
+            return frozenset(storage_of(tensor) for tensor in tensors if _is_plain(tensor))
 
-    def gradients_with_graph(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the gradients that have a graph (``create_graph=True``), each with its last node."""
-        with torch._C.DisableTorchFunctionSubclass():
-            for parameter in _alive(self._parameters):
-                gradient = _base.grad.__get__(parameter)
-                node = None if gradient is None else _base.grad_fn.__get__(gradient)
-                if node is not None:
-                    yield gradient, node
+    def _states(self) -> Iterator[Any]:
+        for reference in self._optimizers:
+            optimizer = reference()
+            state: Any = (instance_dict(optimizer) or {}).get("state")
+            for owner, values in list(dict.items(state)) if is_kind(state, dict) else ():
+                if type(owner) is torch.nn.Parameter and id(owner) not in self._parameters:
+                    continue  # a parameter that was made later
+                yield from values_in(values, _MAX_STATE)
 
-    def _tensors(self) -> Iterator[Any]:
-        for parameter in _alive(self._parameters):
-            yield parameter
+
+def gradients_with_graph(parameters: list[Any]) -> list[tuple[Any, Any]]:
+    """Return the gradients that have a graph (``create_graph=True``), each with its last node."""
+    found = []
+    with torch._C.DisableTorchFunction():
+        for parameter in parameters:
             gradient = _base.grad.__get__(parameter)
-            if gradient is not None:
-                yield gradient
-        for optimizer in _alive(self._optimizers):
-            state = (instance_dict(optimizer) or {}).get("state")
-            if isinstance(state, dict):
-                found = values_in(state, _MAX_STATE)
-                yield from (one for one in found if any(type(one) is kind for kind in _PLAIN))
+            node = None if gradient is None else _base.grad_fn.__get__(gradient)
+            if node is not None:
+                found.append((gradient, node))
+    return found
 
 
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+def _with_gradients(parameters: list[Any]) -> Iterator[Any]:
+    for parameter in parameters:
+        yield parameter
+        gradient = _base.grad.__get__(parameter)
+        if gradient is not None:
+            yield gradient
 
 
-def _alive(references: list[weakref.ref[Any]]) -> Iterator[Any]:
-    for reference in references:
-        one = reference()
-        if one is not None:
-            yield one
+def _kind(kind: type) -> type | None:
+    for base in bases(kind):
+        for one in (torch.nn.Parameter, torch.optim.Optimizer, torch.Tensor):
+            if base is one:
+                return one
+    return None
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter

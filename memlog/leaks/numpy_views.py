@@ -7,6 +7,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from memlog.leaks.time_budget import TimeBudget
@@ -16,7 +17,7 @@ _MAX_BASES: Final = 10
 
 
 def views_of(
-    objects: list[Any], tensors: Sequence[Any], budget: TimeBudget
+    objects: list[Any], tensors: Sequence[Any], huge: AbstractSet[int], budget: TimeBudget
 ) -> dict[int, list[Any]]:
     """Return arrays by the identity of the tensor whose memory they share.
 
@@ -25,6 +26,7 @@ def views_of(
     Args:
         objects: All objects that the collector tracks.
         tensors: The tensors.
+        huge: Identities of containers that are not looked into.
         budget: Time for it.
     """
     numpy = sys.modules.get("numpy")
@@ -33,7 +35,7 @@ def views_of(
     if array is None or not found:
         return {}
     for batch in budget.batches(objects, _BATCH):
-        referents = gc.get_referents(*batch)
+        referents = gc.get_referents(*(one for one in batch if id(one) not in huge))
         arrays = map(operator.is_, map(type, referents), itertools.repeat(array))
         for one in itertools.compress(referents, arrays):
             owner = id(_memory_owner(one, array))

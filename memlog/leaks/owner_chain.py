@@ -21,7 +21,7 @@ from types import (
 from typing import Any, Final, NamedTuple
 
 from memlog.leaks.frame_variables import is_memlog, running_variables
-from memlog.leaks.inert_access import instance_dict, is_kind, key_of
+from memlog.leaks.inert_access import class_namespace, instance_dict, is_kind, key_of, module_file
 from memlog.leaks.time_budget import TimeBudget
 from memlog.tracer.attribution.calling_lines import CallingLines
 
@@ -106,6 +106,11 @@ class OwnerSearch:
             waiting = self._expand(waiting)
         return [self._best(number) or self._last_resort(number) for number in numbers]
 
+    @property
+    def cut_short(self) -> bool:
+        """True if owners were left out, or no time is left."""
+        return self._truncated or self._budget.spent
+
     def _is_settled(self, number: int, level: int) -> bool:
         """Return whether a chain was found: through a container that grows, or not at once."""
         if level >= _SETTLED:
@@ -157,9 +162,11 @@ class OwnerSearch:
                 continue
             known = id(referrer) in self._index
             owner = self._add(referrer)
-            for one in gc.get_referents(referrer):
-                child = wanted.get(id(one))
-                if child is not None and child not in self._children[owner]:
+            # One pass that is as fast as Python can be: a referrer may be a list of millions.
+            for child in {
+                wanted[key] for key in map(id, gc.get_referents(referrer)) if key in wanted
+            }:
+                if child not in self._children[owner]:
                     self._children[owner].append(child)
                     self._owners[child].append(owner)
             if not known:
@@ -234,7 +241,7 @@ class OwnerSearch:
                 if owner not in above:
                     above[owner] = number
                     order.append(owner)
-        if self._truncated or self._budget.spent or any(one not in self._expanded for one in order):
+        if self.cut_short or any(one not in self._expanded for one in order):
             return None
         if all(self._owners[number] for number in order):
             return self._chain(Root("cycle", "", "", ""), order[-1], above)
@@ -260,12 +267,9 @@ def _code(one: Any) -> Any:
 
 
 def _class_root(one: Any) -> Root:
-    names = type.__dict__["__dict__"].__get__(one)
-    module = names.get("__module__")
-    place = module if type(module) is str else ""
-    file = getattr(sys.modules.get(place), "__file__", None) if place else None
+    module = class_namespace(one).get("__module__")
     name = type.__dict__["__qualname__"].__get__(one)
-    return Root("class", name, place, file if type(file) is str else "")
+    return Root("class", name, module if type(module) is str else "", module_file(module))
 
 
 def _is_looking(referrer: Any) -> bool:

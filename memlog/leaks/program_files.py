@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from memlog.leaks.inert_access import class_namespace
+from memlog.leaks.inert_access import class_namespace, module_file
 from memlog.leaks.owner_text import Owner
 from memlog.tracer.attribution.calling_lines import CallingLines
 
@@ -22,10 +22,7 @@ def program_files(owner: Owner) -> list[str]:
 
 def _class_files(owner: Owner) -> Iterator[str]:
     for one in reversed(owner.above):
-        module = class_namespace(type(one)).get("__module__")
-        file = getattr(sys.modules.get(module), "__file__", None) if type(module) is str else None
-        if type(file) is str:
-            yield file
+        yield module_file(class_namespace(type(one)).get("__module__"))
 
 
 def _running_files() -> Iterator[str]:

@@ -6,10 +6,13 @@ explains the growth, and only for as long as the budget allows.
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
+import weakref
 from collections import defaultdict
 from typing import Final, NamedTuple
 
+from memlog._internal import fork
 from memlog._internal.units import MIB, format_bytes
 from memlog.leaks.assignment_lines import shown
 from memlog.leaks.frame_variables import MEMLOG
@@ -50,6 +53,8 @@ class AllocationTrace:
             tracemalloc.start(_FRAMES)
             self._started = True
             self._start, tracemalloc.start = tracemalloc.start, self._program_starts
+            # A forked child, such as a DataLoader's worker, would trace until it ends.
+            fork.renew(self, "_started", functools.partial(_stop_in_child, weakref.ref(self)))
         return self._started
 
     @property
@@ -61,7 +66,7 @@ class AllocationTrace:
     def _program_starts(self, nframe: int = 1) -> None:
         """Start the program's own tracing instead. It would do nothing, and end with this trace."""
         self.stop()
-        tracemalloc.start(nframe)
+        self._start(nframe)
 
     def mark_middle(self) -> None:
         """Note what lives half-way."""
@@ -111,6 +116,14 @@ class AllocationTrace:
         program = (one for one in frames if self._lines.is_program(one.filename))
         frame = next(program, frames[0])
         return _Line(frame.filename, frame.lineno)
+
+
+def _stop_in_child(trace: weakref.ref[AllocationTrace]) -> bool:
+    """Stop a trace; return whether it runs."""
+    copied = trace()
+    if copied is not None:
+        copied.stop()
+    return False
 
 
 def _holder(line: _Line, rate: float) -> Holder:

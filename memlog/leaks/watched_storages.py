@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from torch.nn.modules.module import (
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog.leaks.inert_access import values_in
+from memlog.leaks.backward_passes import BACKWARD_PASSES
+from memlog.leaks.inert_access import instance_dict, values_in
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -26,12 +28,22 @@ from memlog.tracer.engines.cpu.dispatch_mode import NEW, RESIZED, RESULT, Observ
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 from memlog.tracer.tensor_storages import is_wrapper
+from memlog.tracer.window import may_open
 
 MAX_STORAGES: Final = 100_000
 """Maximum number of storages that are watched at once."""
 _MAX_VALUES: Final = 100
 """Values that are looked at in the arguments of one call."""
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+
+
+def may_watch() -> bool:
+    """Return whether a dispatch mode can be active during whole iterations without an effect on the program.
+
+    With the compiler in use, a mode changes what is compiled. torch's profiler counts each operation below a
+    mode twice.
+    """
+    return may_open() and not torch_private.compiler_in_use() and not torch_private.profiling()
 
 
 class Site(NamedTuple):
@@ -105,13 +117,16 @@ def _result_kind(func: Any) -> int:
 
 
 class StorageWatch:
-    """Watch over the storages that the program makes on this thread and in its backward passes.
+    """Watch over the storages that the program makes on this thread, outside of backward passes.
+
+    What a backward pass made is noticed when a later operation uses it.
 
     Only weak references are kept. The watch begins and ends between two optimizer steps.
 
     Args:
         diagnostics: Counter of memlog's own errors.
         existing: Storages that exist already, by identity.
+        most_seconds: Time after which the watch ends, also within an iteration.
 
     Attributes:
         iteration: Number of the current iteration, from 0.
@@ -121,9 +136,13 @@ class StorageWatch:
     """
 
     def __init__(
-        self, diagnostics: Diagnostics, existing: dict[int, weakref.ref[Any]] | None = None
+        self,
+        diagnostics: Diagnostics,
+        existing: dict[int, weakref.ref[Any]] | None = None,
+        most_seconds: float = math.inf,
     ) -> None:
         self._existing = existing or {}
+        self._most_seconds = most_seconds
         self.iteration = 0
         self.first_node: int | None = None
         self.end_node: int | None = None
@@ -147,6 +166,7 @@ class StorageWatch:
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
         self._stack.begin()
+        BACKWARD_PASSES.add(self._mode)
         self._mode.begin()
 
     @property
@@ -161,14 +181,15 @@ class StorageWatch:
 
     def end(self) -> None:
         """End the watch. A second call is harmless."""
+        self._existing = {}
+        self._mode.stop_observing()
         if self._handles:
             self.end_node = torch_private.next_sequence_number()
             while self._handles:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
-            self._existing = {}
+            BACKWARD_PASSES.remove(self._mode)
             self._stack.close()
-            self._mode.stop_observing()
             remove_when_possible(self)
 
     def leave(self) -> bool:
@@ -193,29 +214,38 @@ class StorageWatch:
             self._watch(args, "", state)
             if kind & (NEW | RESIZED):
                 self._watch(out, torch_private.operation_name(func), state)
-        self.seconds += time.thread_time() - began
+        self._count(time.thread_time() - began)
+
+    def _count(self, seconds: float) -> None:
+        """Add time that the watch has taken, and end it if that is too much."""
+        self.seconds += seconds
+        if self.seconds >= self._most_seconds:
+            self._mode.stop_observing()  # the mode itself can't be removed within an operation
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
-        for tensor in (values,) if type(values) in _PLAIN else _plain_tensors(values):
-            storage = _storage_of(tensor)
-            if storage is None:
-                continue
-            known = self._storages.get(storage._cdata)
-            if known is not None and known.reference() is storage:
-                continue
-            if not operation:
-                existing = self._existing.get(storage._cdata)
-                if existing is not None and existing() is storage:
-                    continue
-            if len(self._storages) < MAX_STORAGES:
-                self._storages[storage._cdata] = WatchedStorage(
-                    weakref.ref(storage),
-                    storage.nbytes(),
-                    self.iteration,
-                    self._site(operation, state),
-                    () if tensor.is_nested else tuple(tensor.shape),
-                    str(tensor.dtype).removeprefix("torch."),
-                )
+        with torch._C.DisableTorchFunction():  # modes that override it are the program's code
+            for tensor in (values,) if type(values) in _PLAIN else plain_tensors(values):
+                storage = _storage_of(tensor)
+                if storage is not None and not self._knows(storage, as_argument=not operation):
+                    self._storages[storage._cdata] = WatchedStorage(
+                        weakref.ref(storage),
+                        storage.nbytes(),
+                        self.iteration,
+                        self._site(operation, state),
+                        () if tensor.is_nested else tuple(tensor.shape),
+                        str(tensor.dtype).removeprefix("torch."),
+                    )
+
+    def _knows(self, storage: Any, *, as_argument: bool) -> bool:
+        """Return whether a storage is watched, or needs not be."""
+        known = self._storages.get(storage._cdata)
+        if known is not None and known.reference() is storage:
+            return True
+        if as_argument:
+            existing = self._existing.get(storage._cdata)
+            if existing is not None and existing() is storage:
+                return True
+        return len(self._storages) >= MAX_STORAGES
 
     def _site(self, operation: str, state: ThreadState) -> Site:
         layer, phase = self._stack.owner(state)
@@ -226,14 +256,16 @@ class StorageWatch:
     def _module_begins(self, module: Any, args: Any) -> None:
         if torch.compiler.is_compiling() or torch_private.tracing_graph():
             return
-        if torch_private.profiling():
+        if torch_private.profiling() or not self._mode.measures:
             self.end()  # the profiler would count each operation below the mode twice
             return
+        began = time.thread_time()
         with self._diagnostics.contained("noticing that a module begins"):
             state = self._stack.module_begins(module)
             if state is not None:
-                self._evaluating = vars(module).get("training") is False
+                self._evaluating = (instance_dict(module) or {}).get("training") is False
                 self._watch(args, "", state)
+        self._count(time.thread_time() - began)
 
     def _module_ends(self, module: Any, _args: Any, _output: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -241,9 +273,14 @@ class StorageWatch:
                 self._stack.module_ends(module)
 
 
-def _plain_tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors of torch's own classes in an operation's or a module's arguments."""
-    for value in values_in(values, _MAX_VALUES):
+def plain_tensors(values: Any, limit: int = _MAX_VALUES) -> Iterator[Tensor]:
+    """Yield the tensors of torch's own classes in an operation's or a module's arguments.
+
+    Args:
+        values: The arguments.
+        limit: Maximum number of values that are looked at.
+    """
+    for value in values_in(values, limit):
         if any(type(value) is kind for kind in _PLAIN):
             yield value  # type: ignore[misc] # it is a tensor
 

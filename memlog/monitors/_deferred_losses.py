@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from memlog._internal import current_session, fork
-from memlog.monitors._losses import Pending, Reading, Value
+from memlog.monitors._losses import LossReading, LossValue, Pending
 from memlog.monitors._publishing import HEALTH
 
 MAX_WAITING = 10_000
@@ -30,12 +30,12 @@ class DeferredLosses:
 
     def _begin(self) -> None:
         self._generation = fork.generation
-        self._waiting: queue.SimpleQueue[tuple[Reading, Callable[[Value | None], None]]]
+        self._waiting: queue.SimpleQueue[tuple[LossReading, Callable[[LossValue | None], None]]]
         self._waiting = queue.SimpleQueue()
         self._left = 0
         self._thread: threading.Thread | None = None
 
-    def deliver(self, reading: Reading, then: Callable[[Value | None], None]) -> None:
+    def deliver(self, reading: LossReading, then: Callable[[LossValue | None], None]) -> None:
         """Call ``then`` with the value, if any: at once, or from the thread when it is known."""
         if fork.generation != self._generation:
             self._begin()
@@ -57,7 +57,7 @@ class DeferredLosses:
         self._waiting.put((reading, then))
 
     def settle(self, seconds: float) -> None:
-        """Wait until no loss waits any more, for so many seconds at most."""
+        """Wait until every loss is delivered, at most ``seconds``."""
         deadline = time.monotonic() + seconds
         if fork.generation != self._generation:
             return  # the waiting losses are the parent process's

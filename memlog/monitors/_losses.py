@@ -16,7 +16,7 @@ _DEPTH = 4
 """Most nested containers that are searched."""
 
 
-class Value(NamedTuple):
+class LossValue(NamedTuple):
     """A loss whose value is known."""
 
     value: float | None
@@ -37,22 +37,22 @@ class Pending:
         self._host = host
         self._event = event
 
-    def wait(self) -> Value:
+    def wait(self) -> LossValue:
         """Wait for the device and return the value. Never call it on the trainer's thread."""
         self._event.synchronize()
         return known(self._host.item())
 
 
-Reading: TypeAlias = Value | Pending | None
+LossReading: TypeAlias = LossValue | Pending | None
 
 
-def known(number: Any) -> Value:
+def known(number: Any) -> LossValue:
     """Return the value of a number in host memory; of a complex number, the real part."""
     value = float(number.real if isinstance(number, complex) else number)
-    return Value(value if math.isfinite(value) else None, f"{value:.6f}")
+    return LossValue(value if math.isfinite(value) else None, f"{value:.6f}")
 
 
-def read(returned: Any) -> Reading:
+def read(returned: Any) -> LossReading:
     """Find the loss in the result of a loss function or in the loss that a trainer passes.
 
     Args:
@@ -99,7 +99,7 @@ def _made_by(value: Any, *packages: str) -> bool:
     return type(value).__module__.partition(".")[0] in packages
 
 
-def _of_torch(torch: Any, tensor: Any) -> Reading:
+def _of_torch(torch: Any, tensor: Any) -> LossReading:
     if tensor.numel() == 0 or tensor.is_meta or _is_traced(torch, tensor):
         return None
     # Only a DTensor has this method. Reading its full value would need communication between ranks.
@@ -123,7 +123,7 @@ def _is_traced(torch: Any, tensor: Any) -> bool:
     return type(tensor).__module__.startswith(("torch._subclasses", "torch.fx"))
 
 
-def _on_device(torch: Any, loss: Any) -> Reading:
+def _on_device(torch: Any, loss: Any) -> LossReading:
     """Start a copy to the host, which the device makes after its earlier work."""
     if loss.device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
@@ -139,18 +139,18 @@ def _on_device(torch: Any, loss: Any) -> Reading:
     return Pending(host, event)
 
 
-def _of_phiml(value: Any) -> Reading:
+def _of_phiml(value: Any) -> LossReading:
     """Read a phiml tensor with one value per batch element. A value on the host is printed as by phiml."""
     tracing = sys.modules.get("phiml.backend.torch._torch_backend")
     if not value.available or (tracing is not None and getattr(tracing, "CURRENT_JIT_CALLS", None)):
         return None
     reading = read(value.native(value.shape))
-    if isinstance(reading, Value) and value.shape.names:
+    if isinstance(reading, LossValue) and value.shape.names:
         return reading._replace(text=f"{value:no-color}")
     return reading
 
 
-def _of_array(value: Any) -> Reading:
+def _of_array(value: Any) -> LossReading:
     """Read an array or a scalar of numpy or jax, or any other value that ``float`` accepts."""
     if _made_by(value, "jax", "jaxlib"):
         return None if "Tracer" in type(value).__name__ else known(value.mean())

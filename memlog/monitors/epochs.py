@@ -10,7 +10,7 @@ from memlog.events import Batch, Epoch, Loss, now_us
 from memlog.monitors import _publishing
 from memlog.monitors._deferred_losses import DEFERRED_LOSSES
 from memlog.monitors._epoch_owner import EPOCH_OWNER
-from memlog.monitors._losses import Value, read
+from memlog.monitors._losses import LossValue, read
 from memlog.monitors._readings import Meter
 
 
@@ -103,7 +103,7 @@ class EpochMemoryMonitor:
         line = self._line_of(index) if shown else None
         step = event.step if event is not None else None
 
-        def when_known(value: Value | None) -> None:
+        def when_known(value: LossValue | None) -> None:
             if value is not None and step is not None and session is not None:
                 session.publish(Loss(now_us(), step, value.value))
             if line is not None:

@@ -14,7 +14,7 @@ from memlog.events import Evaluation, now_us
 from memlog.monitors import _publishing, iterations
 from memlog.monitors._deferred_losses import DEFERRED_LOSSES
 from memlog.monitors._functions import body_of, require_function
-from memlog.monitors._losses import Reading, Value, read
+from memlog.monitors._losses import LossReading, LossValue, read
 from memlog.monitors._readings import Meter
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -54,7 +54,7 @@ def watch_loss(function: Any = None, *, verbose_evaluations: int = 5, device: An
     if function is None:
         return functools.partial(watch_loss, verbose_evaluations=verbose_evaluations, device=device)
     require_function("watch_loss", function)
-    watch = _Watch(verbose_evaluations, device)
+    watch = _LossWatch(verbose_evaluations, device)
     if inspect.iscoroutinefunction(body_of(function)):
         return _watched_async(function, watch)
     watched = _WatchedLoss(function, watch)
@@ -67,7 +67,7 @@ class _WatchedLoss:
     It has no ``__get__``, because PhiFlow could not read its arguments then.
     """
 
-    def __init__(self, function: Callable[..., Any], watch: _Watch) -> None:
+    def __init__(self, function: Callable[..., Any], watch: _LossWatch) -> None:
         # Attributes are copied from functions only: those of an nn.Module would keep its parameters alive.
         updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
         functools.update_wrapper(self, function, updated=updated)
@@ -101,7 +101,7 @@ class _WatchedLoss:
         return self
 
 
-def _watched_async(function: Callable[..., Any], watch: _Watch) -> Callable[..., Any]:
+def _watched_async(function: Callable[..., Any], watch: _LossWatch) -> Callable[..., Any]:
     updated = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
 
     @functools.wraps(function, updated=updated)
@@ -134,7 +134,7 @@ def _itself(function: Any) -> Any:
     return function
 
 
-class _Watch:
+class _LossWatch:
     """Counter and memory readings of one wrapper. Several threads may use it at once."""
 
     def __init__(self, verbose: int, device: Any) -> None:
@@ -176,7 +176,7 @@ class _Watch:
         time_us, rss, devices = now_us(), self._meter.rss(), self._meter.devices()
         shown = index < self._verbose
 
-        def when_known(value: Value | None) -> None:
+        def when_known(value: LossValue | None) -> None:
             number_or_none = None if value is None else value.value
             event = Evaluation(time_us, number, number_or_none, rss, devices, error, iteration)
             text = None if value is None else value.text
@@ -190,7 +190,7 @@ class _Watch:
         DEFERRED_LOSSES.deliver(_read(returned) if error is None else None, when_known)
 
 
-def _read(returned: Any) -> Reading:
+def _read(returned: Any) -> LossReading:
     """Read a loss; ``None`` if that fails, so that the evaluation is still recorded."""
     try:
         return read(returned)

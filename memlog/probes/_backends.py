@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
-class Figures(NamedTuple):
+class DeviceFigures(NamedTuple):
     """Statistics of one device's allocator, in bytes; ``None`` if unknown."""
 
     allocated: int | None = None
@@ -36,14 +36,14 @@ LOOK_EVERY_S = 5.0
 """Seconds between checks of devices that were not in use so far."""
 
 
-def parse_nested(stats: Mapping[Any, Any]) -> Figures:
+def parse_nested(stats: Mapping[Any, Any]) -> DeviceFigures:
     """Read the allocator's internal form, ``{"allocated_bytes": {"all": {"current": …}}}``."""
 
     def value(name: str, measure: str) -> int | None:
         found: int | None = stats.get(name, {}).get("all", {}).get(measure)
         return found
 
-    return Figures(
+    return DeviceFigures(
         allocated=value("allocated_bytes", "current"),
         reserved=value("reserved_bytes", "current"),
         peak=value("allocated_bytes", "peak"),
@@ -51,9 +51,9 @@ def parse_nested(stats: Mapping[Any, Any]) -> Figures:
     )
 
 
-def parse_flat(stats: Mapping[str, Any]) -> Figures:
+def parse_flat(stats: Mapping[str, Any]) -> DeviceFigures:
     """Read the form of the public ``memory_stats``, ``{"allocated_bytes.all.current": …}``."""
-    return Figures(
+    return DeviceFigures(
         allocated=stats.get("allocated_bytes.all.current"),
         reserved=stats.get("reserved_bytes.all.current"),
         peak=stats.get("allocated_bytes.all.peak"),
@@ -61,7 +61,7 @@ def parse_flat(stats: Mapping[str, Any]) -> Figures:
     )
 
 
-class Backend:
+class AcceleratorBackend:
     """One kind of accelerator, read through a module of torch like ``torch.cuda`` with the kind's name.
 
     Every method may raise any exception of torch.
@@ -91,7 +91,7 @@ class Backend:
         """Return the index of the selected device."""
         return int(getattr(torch, self.kind).current_device())
 
-    def figures(self, torch: Any, index: int, /) -> Figures:
+    def figures(self, torch: Any, index: int, /) -> DeviceFigures:
         """Read one device's statistics, once."""
         # The public memory_stats flattens and sorts some 100 entries in 129 µs; this takes 21 µs.
         nested = _private(torch, f"_{self.kind}_memoryStats")
@@ -105,12 +105,12 @@ class Backend:
         return Description(properties.name, properties.total_memory)
 
 
-class CudaBackend(Backend):
+class CudaBackend(AcceleratorBackend):
     """Nvidia's GPUs, and AMD's, which torch presents under the same name."""
 
     kind = "cuda"
 
-    def figures(self, torch: Any, index: int) -> Figures:
+    def figures(self, torch: Any, index: int) -> DeviceFigures:
         figures = super().figures(torch, index)
         return figures if _counts_splits(torch) else figures._replace(inactive_split=None)
 
@@ -128,13 +128,13 @@ def _counts_splits(torch: Any) -> bool:
     return settings is None or "expandable_segments:True" not in settings()
 
 
-class XpuBackend(Backend):
+class XpuBackend(AcceleratorBackend):
     """Intel's GPUs, without figures of splits."""
 
     kind = "xpu"
 
 
-class MpsBackend(Backend):
+class MpsBackend(AcceleratorBackend):
     """Apple's GPUs, without peaks and splits. ``torch.accelerator.memory_*`` fails an assertion there.
 
     Every query of its memory initialises it, and torch can't tell whether it is initialised. So memlog
@@ -158,8 +158,8 @@ class MpsBackend(Backend):
     def current(self, _torch: Any) -> int:
         return 0
 
-    def figures(self, torch: Any, _index: int) -> Figures:
-        return Figures(
+    def figures(self, torch: Any, _index: int) -> DeviceFigures:
+        return DeviceFigures(
             allocated=torch.mps.current_allocated_memory(),
             reserved=torch.mps.driver_allocated_memory(),
         )
@@ -170,7 +170,7 @@ class MpsBackend(Backend):
         return Description(product, torch.mps.recommended_max_memory())
 
 
-class OtherBackend(Backend):
+class OtherBackend(AcceleratorBackend):
     """Any other device that ``torch.accelerator`` supports: Gaudi, Ascend, MTIA and the like."""
 
     kind = "accelerator"
@@ -205,7 +205,7 @@ class OtherBackend(Backend):
     def current(self, torch: Any) -> int:
         return int(torch.accelerator.current_device_index())
 
-    def figures(self, torch: Any, index: int) -> Figures:
+    def figures(self, torch: Any, index: int) -> DeviceFigures:
         return parse_flat(torch.accelerator.memory_stats(index))
 
     def describe(self, torch: Any, index: int) -> Description:

@@ -12,10 +12,10 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, DeviceReading, now_us
 from memlog.probes._backends import (
     LOOK_EVERY_S,
-    Backend,
+    AcceleratorBackend,
     CudaBackend,
     Description,
-    Figures,
+    DeviceFigures,
     MpsBackend,
     OtherBackend,
     XpuBackend,
@@ -90,7 +90,7 @@ class AcceleratorProbe:
 class _DevicesOfAKind:
     """Devices of one backend that the run uses. Once in use, a device is always read."""
 
-    backend: Backend
+    backend: AcceleratorBackend
     _diagnostics: Diagnostics
     _clock: Callable[[], float]
     _new: list[_Found]
@@ -102,7 +102,7 @@ class _DevicesOfAKind:
         for index in self._candidates(torch):
             figures = self._figures(torch, index)
             if index in self._windows or figures is None or figures.in_use:
-                readings.append(self._reading(index, figures or Figures()))
+                readings.append(self._reading(index, figures or DeviceFigures()))
         return readings
 
     def describe(self, torch: Any, index: int) -> Device:
@@ -123,7 +123,7 @@ class _DevicesOfAKind:
         self._next_scan = now + LOOK_EVERY_S
         return range(self.backend.count(torch))
 
-    def _figures(self, torch: Any, index: int) -> Figures | None:
+    def _figures(self, torch: Any, index: int) -> DeviceFigures | None:
         """Return the device's figures; ``None`` if reading failed, because the device may still be in use."""
         try:
             return self.backend.figures(torch, index)
@@ -131,7 +131,7 @@ class _DevicesOfAKind:
             self._diagnostics.fault(f"reading the memory of {self._name(index)}", error)
             return None
 
-    def _reading(self, index: int, figures: Figures) -> DeviceReading:
+    def _reading(self, index: int, figures: DeviceFigures) -> DeviceReading:
         if index not in self._windows:
             self._windows[index] = PeakWindow()
             self._new.append((self, index))

@@ -17,7 +17,6 @@ from memlog.probes.peaks import PeakWindow
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
-_REOPENINGS = 3
 _SHARED_CHANGED = 1024**2 // _PAGE
 """Change of the number of shared pages after which ``RssShmem`` is read again."""
 
@@ -57,7 +56,6 @@ class HostProbe:
         self._generation = fork.generation
         self._window = PeakWindow()
         self._highest = 0
-        self._reopenings = _REOPENINGS
         self._memory = self._open()
 
     def read(self) -> HostReading:
@@ -95,7 +93,11 @@ class HostProbe:
         try:
             rss, mark = memory.read()
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
-            return self._failed(error)
+            if (
+                self._memory is not None
+            ):  # otherwise another thread has ended the run and closed the files
+                self._diagnostics.fault("reading the host's memory", error)
+            return None, None
         if mark is not None:
             # Nothing resets this mark, but the kernel adds up counts per processor inexactly. Without
             # this line, small changes would look like a reset.
@@ -108,17 +110,6 @@ class HostProbe:
         except Exception as error:  # noqa: BLE001 - as above
             self._diagnostics.fault("opening the host's memory figures", error)
             return None
-
-    def _failed(self, error: Exception) -> tuple[None, None]:
-        """Open the files again. A program that becomes a daemon closes every descriptor."""
-        if self._memory is None:
-            return None, None  # another thread has ended the run and closed the files
-        self._diagnostics.fault("reading the host's memory", error)
-        if self._reopenings:
-            self._reopenings -= 1
-            self.close()
-            self._memory = self._open()
-        return None, None
 
 
 class _Memory(Protocol):

@@ -78,6 +78,7 @@ class Accumulator:
         self.dropped: Counter[str] = Counter()
         self.omitted: Counter[str] = Counter()
         self._header: Header | None = None
+        self._has_older_names = False
         self._next: dict[str, int] = {}
         self._missing: Counter[str] = Counter()
 
@@ -93,7 +94,7 @@ class Accumulator:
         self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
         try:
-            self.metrics.take(event)
+            self.metrics.take(event, older=self._has_older_names)
         except OverflowError:
             self.dropped["journal_garbage"] += 1
             return
@@ -114,7 +115,7 @@ class Accumulator:
             self._note(event)
 
     def _take_header(self, header: Header) -> None:
-        self._header = header
+        self._header, self._has_older_names = header, header.has_older_names
         for backend, binding in header.bindings.items():
             self.bindings.setdefault(backend, {}).setdefault(binding.run_id, binding)
 

@@ -43,13 +43,18 @@ class MetricFold:
         self.omitted = 0
         self._series: dict[str, _Series] = {}
 
-    def take(self, event: Event) -> None:
-        """Add the metrics of one event. An event without an axis has no metrics, as in a tracker."""
+    def take(self, event: Event, *, older: bool = False) -> None:
+        """Add the metrics of one event. An event without an axis has no metrics, as in a tracker.
+
+        Args:
+            event: The event.
+            older: As in `memlog.metrics.values`.
+        """
         placed = place(event)
         if placed is None:
             return
         axis, index = placed
-        for name, value, _ in values(event):
+        for name, value, _ in values(event, older=older):
             if value is None:
                 continue
             series = self._series.get(name)

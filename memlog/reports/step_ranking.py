@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import NamedTuple
+
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.events import Batch, OutOfMemory, StepInputs, Trace
+from memlog.events import Batch, Event, OutOfMemory, StepInputs, Trace
 from memlog.journal import RunDirectory
 from memlog.reports.final_state import LastMoments
 from memlog.reports.largest_step import shapes
@@ -17,6 +20,8 @@ _FURTHER = 0.5
 """Another step counts as larger if it held more by this share of the traced step's peak …"""
 _GROWN = 0.1
 """… and by this share of the memory in use at the traced step."""
+_RECENT = 64
+"""Steps among which the journal has a traced step's event: it is published after the step."""
 
 
 class LargerStep(msgspec.Struct, frozen=True):
@@ -52,16 +57,102 @@ class _Level(msgspec.Struct, frozen=True):
     """Upper bound."""
 
 
-class _Levels(msgspec.Struct):
-    """Levels of a run's steps, from its journal."""
+class _Failure(NamedTuple):
+    """A failed allocation, and the last complete step before it."""
 
-    traced: set[int | None] = msgspec.field(default_factory=set)
+    failure: OutOfMemory
+    last: Batch | None
+
+    @property
+    def step(self) -> int:
+        """Number of the step that failed."""
+        return 0 if self.last is None else self.last.step + 1
+
+
+class RankingFold:
+    """Levels of a run's steps, from its journal, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._traced: set[int | None] = set()
+        self._at: dict[int, Batch | _Failure] = {}
+        """First recorded step from each traced one on."""
+        self._awaited: set[int] = set()
+        """Traced steps of which no step was recorded yet."""
+        self._newest: deque[Batch | _Failure] = deque(maxlen=_RECENT)
+        self._largest: dict[str, _Level] = {}
+        self._last: Batch | None = None
+        self._inputs: dict[int, str] = {}
+
+    def take(self, event: Event) -> None:
+        """Add an event, in the journal's order."""
+        if isinstance(event, Batch):
+            self._last = event
+            self._take_level("host", _level(event, "host"))
+            for device in event.devices:
+                self._take_level(device.name, _level(event, device.name))
+            self._note(event)
+        elif isinstance(event, Trace):
+            self._traced.add(event.step)
+            if event.step is not None and event.step not in self._at:
+                self._find(event.step)
+        elif isinstance(event, StepInputs):
+            self._inputs[event.step] = shapes(event.inputs)
+        elif isinstance(event, OutOfMemory):
+            if self._last is not None and event.inputs:
+                self._inputs[self._last.step + 1] = shapes(event.inputs)
+            level = _failing(event, self._last, event.device)
+            if level is not None:
+                self._take_level(event.device, level)
+                self._note(_Failure(event, self._last))
+
+    def _take_level(self, device: str, level: _Level | None) -> None:
+        largest = self._largest.get(device)
+        if level is not None and (largest is None or level.held > largest.held):
+            self._largest[device] = level
+
+    def _note(self, moment: Batch | _Failure) -> None:
+        self._newest.append(moment)
+        for step in [step for step in self._awaited if moment.step >= step]:
+            self._awaited.remove(step)
+            self._at[step] = moment
+
+    def _find(self, step: int) -> None:
+        found = next((moment for moment in self._newest if moment.step >= step), None)
+        if found is None:
+            self._awaited.add(step)
+        else:
+            self._at[step] = found
+
+    def levels(self, event: Trace, device: str) -> _Levels:
+        """Return the levels around a traced step.
+
+        Args:
+            event: The event about the traced step.
+            device: Name in the journal of the device that was traced.
+        """
+        moment = self._newest[-1] if self._newest else None
+        if event.step is not None:
+            # If the run was killed, the journal may lack the traced step's event.
+            later = (moment for moment in self._newest if moment.step >= (event.step or 0))
+            moment = self._at.get(event.step) or next(later, None)
+        return _Levels(
+            traced=self._traced,
+            at=None if moment is None else _level_at(moment, device),
+            largest=self._largest.get(device),
+            inputs=self._inputs,
+        )
+
+
+class _Levels(NamedTuple):
+    """Levels around one traced step."""
+
+    traced: set[int | None]
     """Numbers of the traced steps."""
-    at: _Level | None = None
-    """Level of the worst traced step."""
-    largest: _Level | None = None
-    last: Batch | None = None
-    inputs: dict[int, str] = msgspec.field(default_factory=dict)
+    at: _Level | None
+    """Level of the worst traced step, or of the next recorded one. A traced step without a number did not
+    end, so it is the last."""
+    largest: _Level | None
+    inputs: dict[int, str]
     """Inputs by step, of steps whose peak was a record."""
 
 
@@ -73,7 +164,16 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
         event: The event that was published about the traced step.
         trace: The traced step.
     """
-    levels = _levels(run, event, _journal_name(trace.result.device))
+    fold = RankingFold()
+    for file in run.files():
+        for entry in file.read():
+            fold.take(entry.event)
+    return advise_with(fold, event, trace)
+
+
+def advise_with(fold: RankingFold, event: Trace, trace: RecordedTrace) -> tuple[Advice, Standing]:
+    """Do the same as `advise_on` if the journal was read already."""
+    levels = fold.levels(event, _journal_name(trace.result.device))
     held = None if levels.at is None else levels.at.held
     advice = advise(trace, held)
     larger = _larger(levels, advice) if event.step is not None else None
@@ -81,22 +181,10 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
     return advice, Standing(max(len(levels.traced), 1), held, larger)
 
 
-def _levels(run: RunDirectory, event: Trace, device: str) -> _Levels:
-    found = _Levels()
-    for file in run.files():
-        for entry in file.read():
-            if isinstance(entry.event, Trace):
-                found.traced.add(entry.event.step)
-            elif isinstance(entry.event, Batch):
-                found.last = entry.event
-                _take(found, _level(entry.event, device), event.step)
-            elif isinstance(entry.event, StepInputs):
-                found.inputs[entry.event.step] = shapes(entry.event.inputs)
-            elif isinstance(entry.event, OutOfMemory):
-                if found.last is not None and entry.event.inputs:
-                    found.inputs[found.last.step + 1] = shapes(entry.event.inputs)
-                _take(found, _failing(entry.event, found.last, device), event.step)
-    return found
+def _level_at(moment: Batch | _Failure, device: str) -> _Level | None:
+    if isinstance(moment, Batch):
+        return _level(moment, device)
+    return _failing(moment.failure, moment.last, device)
 
 
 def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | None:
@@ -105,17 +193,6 @@ def _failing(failure: OutOfMemory, last: Batch | None, device: str) -> _Level | 
     if highest is None or last is None or failure.device != device:
         return None
     return _Level(last.step + 1, highest, highest)
-
-
-def _take(found: _Levels, level: _Level | None, traced: int | None) -> None:
-    if level is None:
-        return
-    # If the journal lacks the traced step, the next recorded one replaces it. A traced step without a number
-    # did not end, so it is the last.
-    if traced is None or (found.at is None and level.step >= traced):
-        found.at = level
-    if found.largest is None or level.held > found.largest.held:
-        found.largest = level
 
 
 def _larger(levels: _Levels, advice: Advice) -> LargerStep | None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import Alert, Artifact, Finding, StepInputs
-from memlog.journal import RunDirectory
+from memlog.journal import Binding, JournalFile, RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState, all_states
 from memlog.reports.accumulator import Accumulator
@@ -77,10 +77,32 @@ def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
 
 
 def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
-    totals, thinned = Accumulator(), 0
-    for file in run.files():
+    totals, files = Accumulator(), run.files()
+    for file in files:
         for entry in file.read(complete=not alive):
             totals.take(file.process, entry)
+    return _of_totals(run, totals, files, alive=alive)
+
+
+def summary_of(
+    run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
+) -> Summary:
+    """Return the summary of a run whose journal was read.
+
+    Args:
+        run: The run.
+        totals: Aggregates of all its events.
+        files: The files that were read.
+        alive: Whether the trainer's process lived before they were read.
+    """
+    return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
+
+
+def _of_totals(
+    run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
+) -> Summary:
+    thinned = 0
+    for file in files:
         totals.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
         thinned += file.thinned
         if file.thinned_undelivered:
@@ -96,9 +118,9 @@ def _from_journal(run: RunDirectory, *, alive: bool) -> Summary:
         metrics=totals.metrics.summary(),
         peaks=peaks,
         verdict=totals.verdict.verdict(status, last_step, peaks, totals.devices),
-        findings=[_finding(event) for event in totals.verdict.findings],
+        findings=[finding_facts(event) for event in totals.verdict.findings],
         # The helper process's alerts are read after all of the trainer's.
-        alerts=[_alert(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
+        alerts=[alert_facts(event) for event in sorted(totals.alerts, key=attrgetter("time_us"))],
         artifacts=[_artifact(event) for event in totals.artifacts],
         traced=_traced(totals),
         largest_step=_largest_step(totals.largest_step),
@@ -136,7 +158,7 @@ def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: b
         TrackedRun(id=run_id, uri=None, own=False) for run_id in state.joined if run_id not in known
     ]
     own = state.own_run
-    opened = [] if own is None else [TrackedRun(id=own.run_id, uri=_bare(own.uri), own=True)]
+    opened = [] if own is None else [_tracked(own, own=True)]
     finished = state.stage == "done" and not alone
     return Delivery(
         points=before.points + state.delivered + state.provisional,
@@ -163,9 +185,9 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
         name=begin.name if begin else None,
         project=begin.project if begin else None,
         directory=str(run.path),
-        begun=_iso(begun_us),
-        ended=_iso(ended_us),
-        newest_event=_iso(totals.newest_us),
+        begun=iso_time(begun_us),
+        ended=iso_time(ended_us),
+        newest_event=iso_time(totals.newest_us),
         duration_s=_seconds(begun_us, until_us),
         host=header.process.host if header else None,
         pid=header.process.pid if header else None,
@@ -178,9 +200,10 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
     )
 
 
-def _alert(event: Alert) -> AlertFacts:
+def alert_facts(event: Alert) -> AlertFacts:
+    """Return an alert as the documents show it."""
     return AlertFacts(
-        time=_iso(event.time_us),
+        time=iso_time(event.time_us),
         step=event.step,
         level=event.level,
         rule=event.rule,
@@ -192,7 +215,8 @@ def _alert(event: Alert) -> AlertFacts:
     )
 
 
-def _finding(event: Finding) -> FindingFacts:
+def finding_facts(event: Finding) -> FindingFacts:
+    """Return a finding as the documents show it."""
     forecast = None
     if event.forecast is not None:
         earliest, latest = event.forecast
@@ -213,7 +237,7 @@ def _finding(event: Finding) -> FindingFacts:
 
 def _artifact(event: Artifact) -> ArtifactFacts:
     return ArtifactFacts(
-        time=_iso(event.time_us),
+        time=iso_time(event.time_us),
         name=event.name,
         kind=event.kind,
         path=event.path,
@@ -289,12 +313,13 @@ def _expected(totals: Accumulator) -> dict[str, Delivery]:
     expected = {}
     for backend in sorted(named | totals.bindings.keys()):
         bound = totals.bindings.get(backend, {})
-        runs = [
-            TrackedRun(id=run.run_id, uri=_bare(run.uri), own=False, name=_redacted(run.name))
-            for run in bound.values()
-        ]
+        runs = [_tracked(run, own=False) for run in bound.values()]
         expected[backend] = replace(_NOTHING_YET, runs=runs)
     return expected
+
+
+def _tracked(run: Binding, *, own: bool) -> TrackedRun:
+    return TrackedRun(id=run.run_id, uri=_bare(run.uri), own=own, name=_redacted(run.name))
 
 
 def _omitted(totals: Accumulator) -> dict[str, int]:
@@ -320,7 +345,7 @@ def _bare(address: str | None) -> str | None:
     return None if address is None else bare_address(address)
 
 
-def _iso(time_us: int | None) -> str | None:
+def iso_time(time_us: int | None) -> str | None:
     """Format a time as ISO 8601 in UTC, in milliseconds; ``None`` also if it is out of range."""
     if time_us is None:
         return None

@@ -17,16 +17,17 @@ UNKNOWN_CAUSE = "growth"
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings, the most important first; of several about the same thing only the newest.
 
-    What reaches its limit first comes first, then what grows fastest. A known cause comes before an unknown
-    one.
+    What reaches its limit first comes first, then what grows fastest. Of what grows, a known cause comes
+    before an unknown one. What wastes memory and does not grow comes last.
     """
     newest = {(finding.kind, finding.where): finding for finding in findings}
     return sorted(newest.values(), key=_importance)
 
 
-def _importance(finding: Finding) -> tuple[bool, float, float, int]:
+def _importance(finding: Finding) -> tuple[bool, bool, float, float, int]:
     ends = float("inf") if finding.forecast is None else float(finding.forecast[0])
     return (
+        not finding.rate,
         finding.kind == UNKNOWN_CAUSE,
         ends,
         -(finding.rate or 0.0),

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.bus import EventBus
-from memlog.events import Alert, Finding
+from memlog.events import Alert, Event, Finding, Sample
 from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import RunDirectory
 from memlog.leaks.detector import GrowthDetector
 from memlog.leaks.finding_alerts import FindingAlerts
+from memlog.leaks.forecast import host_free
 
 if TYPE_CHECKING:
     from memlog.leaks.inquiry import GrowthInquiry
+    from memlog.leaks.wasted_gradients import WastedGradients
 
 Memory = Callable[[], tuple[int | None, int | None]]
 
@@ -31,6 +34,11 @@ class GrowthWatch:
         on_alert: Called with each alert.
         memory: As for `GrowthDetector`.
         is_traced: Returns whether the current step is traced.
+        layers: Whether to look into steps also while memory is steady: for gradients that nothing uses.
+
+    Attributes:
+        host_limit: Bytes that the process and its children may use, once `verdict` has read them; ``None``:
+            unknown.
     """
 
     def __init__(
@@ -40,7 +48,12 @@ class GrowthWatch:
         on_alert: Callable[[Alert], object] | None,
         memory: Memory,
         is_traced: Callable[[], bool],
+        *,
+        layers: bool = False,
     ) -> None:
+        self._layers = layers
+        self._wasted: WastedGradients | None = None
+        self.host_limit: int | None = None
         self._diagnostics = diagnostics
         self._is_ending = False
         self._alerts = FindingAlerts(bus.publish, diagnostics, on_alert, self._print_unless_ending)
@@ -55,7 +68,7 @@ class GrowthWatch:
             lambda growth: self._begun_inquiry().withdrawn(growth),
             memory,
         )
-        self._inputs = StepInputsWatch(bus.publish, diagnostics)
+        self._inputs = StepInputsWatch(bus.publish, diagnostics, lambda: host_free(os.getpid()))
         bus.subscribe(self._alerts)
         bus.subscribe(self._detector)
         bus.subscribe(self._inputs)
@@ -63,12 +76,22 @@ class GrowthWatch:
     @property
     def searching(self) -> bool:
         """True while steps are watched for what holds memory."""
-        return self._inquiry is not None and self._inquiry.searching
+        searching = self._inquiry is not None and self._inquiry.searching
+        return searching or (self._wasted is not None and self._wasted.watching)
 
     def after_step(self, step: int) -> None:
-        """Go on with the search after an optimizer step, if there is one."""
-        if self._inquiry is not None:
+        """Continue the searches after an optimizer step."""
+        watching = self._wasted is not None and self._wasted.watching
+        if self._inquiry is not None and not watching:
             self._inquiry.after_step(step)
+        if self._wasted is not None:
+            searching = self._inquiry is not None and self._inquiry.searching
+            self._wasted.after_step(step, busy=searching or self._is_traced())
+        elif self._layers and "torch" in sys.modules:
+            # Imported here: it loads parts of torch.
+            from memlog.leaks.wasted_gradients import WastedGradients  # noqa: PLC0415
+
+            self._wasted = WastedGradients(self._publish, self._diagnostics)
 
     def finish(self, last_step: int | None) -> None:
         """Judge growth a last time, and publish what is confirmed.
@@ -77,6 +100,8 @@ class GrowthWatch:
             last_step: Last complete step; ``None``: there was none.
         """
         self._is_ending = True
+        if self._wasted is not None:
+            self._wasted.finish(last_step)
         with self._diagnostics.contained("judging growth a last time"):
             if self._inquiry is not None:
                 self._inquiry.ends()
@@ -97,35 +122,40 @@ class GrowthWatch:
                 self._inquiry.ends()
         return self._inquiry
 
-    def print_verdict(self, run: RunDirectory) -> None:
-        """Print the most important finding and its remedy; nothing if there is none.
+    def verdict(self, run: RunDirectory) -> str | None:
+        """Return the most important finding and its remedy; ``None`` if nothing was found.
 
         Args:
             run: The run, whose helper process may have found something, too.
         """
-        with self._diagnostics.contained("printing what was found"):
-            findings = [*self._alerts.findings, *_helpers_findings(run)]
+        with self._diagnostics.contained("reading what was found"):
+            findings = [*self._alerts.findings]
+            for event in _helpers_events(run):
+                if isinstance(event, Finding):
+                    findings.append(event)
+                elif isinstance(event, Sample):
+                    self.host_limit = event.host_limit
             if findings:
                 from memlog.reports.verdict import ranked  # noqa: PLC0415 - needed only if something was found
 
-                _print(ranked(findings)[0])
+                return _line(ranked(findings)[0])
+        return None
 
     def _print_unless_ending(self, finding: Finding) -> None:
         """Print a finding at once, except at the end, where the most important one is printed."""
         if not self._is_ending:
-            _print(finding)
+            say(_line(finding))
 
 
-def _print(finding: Finding) -> None:
+def _line(finding: Finding) -> str:
     from memlog.reports.verdict import sentence  # noqa: PLC0415 - needed only if something was found
 
     remedy = f" {finding.remedy}" if finding.remedy else ""
-    say(f"{sentence(finding)}{remedy}")
+    return f"{sentence(finding)}{remedy}"
 
 
-def _helpers_findings(run: RunDirectory) -> list[Finding]:
-    if not run.path.exists():  # the user deleted it
-        return []
-    files = [file for file in run.files() if file.process.startswith("helper")]
-    events = (entry.event for file in files for entry in file.read())
-    return [event for event in events if isinstance(event, Finding)]
+def _helpers_events(run: RunDirectory) -> Iterator[Event]:
+    if run.path.exists():  # the user did not delete it
+        for file in run.files():
+            if file.process.startswith("helper"):
+                yield from (entry.event for entry in file.read())

@@ -26,7 +26,9 @@ from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
 from memlog.session.growth_watch import GrowthWatch
+from memlog.session.peak_watch import PeakWatch
 from memlog.session.run_delivery import RunDelivery
+from memlog.session.run_lines import RunLines
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
@@ -81,12 +83,13 @@ class Recording:
         self._on_alert = on_alert
         self._names: Names | None = None
         self._helper_check_due = 0
-        self._labels: set[str] = set()
+        self._labels = _Labels(diagnostics)
         self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
         backends = backends_to_look_in(settings.backends)
         with ExitStack() as undo:
             self._begin(backends, sinks, model, on_in_process, undo)
+            self._lines.begun()
             self._undo = undo.pop_all()
 
     def _begin(
@@ -143,6 +146,9 @@ class Recording:
         self._delivery.start_helper(begun_us, listener)
         for writer in self._delivery.writers.values():
             self._bus.subscribe(writer.receive)
+        self._lines = RunLines(self.run, settings, diagnostics)
+        self._peaks = PeakWatch()
+        self._bus.subscribe(self._peaks)
         self._run_detector = RunDetector(
             backends,
             self._journal,
@@ -150,6 +156,7 @@ class Recording:
             diagnostics,
             self._delivery.writers,
             on_in_process,
+            self._lines.joined,
         )
         self._bus.publish(run_event(settings, begun_us))
         self.batches = BatchRecorder(
@@ -164,6 +171,7 @@ class Recording:
             self._on_alert,
             lambda: self.batches.anon_and_shared,
             lambda: self._tracer is not None and self._tracer.busy,
+            layers=settings.layers,
         )
         self.batches.after_step = self._after_step
         self._allocator = AllocatorWatch(
@@ -198,7 +206,7 @@ class Recording:
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.parameters.publish_without_step()
             elif isinstance(event, (Scope, Recorded)):
-                event = self._with_step(event)
+                event = self._labels.with_step(event, self.batches.last_step)
             self._published = True
             self._bus.publish(event)
             self._check_helper_if_due(time.perf_counter_ns())
@@ -212,22 +220,10 @@ class Recording:
                 ended = process is not None and not helper.is_away and process.poll() is not None
                 if (ended or helper.changed) and helper.look():
                     self.batches.health.publish(self.batches.last_step)
-
-    def _with_step(self, event: Scope | Recorded) -> Scope | Recorded:
-        """Add the step to events of the first labels. Events without a step get no metrics of their own."""
-        if event.label not in self._labels:
-            if len(self._labels) >= MAX_LABELS:
-                self._diagnostics.drop(
-                    "labels",
-                    f"blocks and points have more than {MAX_LABELS} labels: trackers get metrics of only "
-                    f"the first {MAX_LABELS}, the journal has all; use fewer labels",
-                )
-                return event
-            self._labels.add(event.label)
-        return msgspec.structs.replace(event, step=self.batches.last_step)
+                self._lines.look()
 
     def _after_step(self, step: int) -> None:
-        """Let the parts that look into steps go on; not two of them in one step."""
+        """Give a step's end to the growth search and the tracer, which never look into the same step."""
         self._growth.after_step(step)
         if self._tracer is not None:
             self._tracer.after_step(step, may_trace=not self._growth.searching)
@@ -239,7 +235,7 @@ class Recording:
             self.run.worst_step, self._bus.publish, self._diagnostics, model, budget
         )
         self._bus.subscribe(tracer.larger_steps)
-        self.batches.health.tracing_cost = tracer.cost
+        self.batches.health.tracing_cost = tracer.costs.seconds
         return tracer
 
     def snapshot(self) -> None:
@@ -296,7 +292,9 @@ class Recording:
         end, health = self._close(status, error)
         self._closed = True
         self._delivery.finish(end, health, timeout)
-        self._growth.print_verdict(self.run)
+        verdict = self._growth.verdict(self.run)
+        limit = self._growth.host_limit
+        self._lines.print_end(verdict, self._peaks, limit, failed=status != "finished")
 
     def _close(self, status: Status, error: BaseException | None) -> tuple[End, HealthEvent]:
         """Stop every part, and return the run's last events."""
@@ -340,7 +338,7 @@ class Recording:
         health = _empty_health()
         with self._diagnostics.contained("publishing the run's health"):
             self._helper.look_at_last()
-            unjudged = None
+            unjudged: Mapping[str, str] = {}
             if self._alert_judge is not None:
                 unjudged = self._alert_judge.print_unjudged_rules(self._helper.is_away)
             health = self.batches.health.publish(self.batches.last_step, unjudged)
@@ -354,6 +352,27 @@ class Recording:
             failed = failed_allocation(error)
             if failed is not None and not self._allocator.has_published(failed):
                 self._bus.publish(describe(failed, self.batches.last_step, error))
+
+
+class _Labels:
+    """Labels of blocks and points, of which the first `MAX_LABELS` get metrics of their own."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self._known: set[str] = set()
+
+    def with_step(self, event: Scope | Recorded, step: int | None) -> Scope | Recorded:
+        """Add the step to an event, unless its label is one too many: without a step it gets no metrics."""
+        if event.label not in self._known:
+            if len(self._known) >= MAX_LABELS:
+                self._diagnostics.drop(
+                    "labels",
+                    f"blocks and points have more than {MAX_LABELS} labels: trackers get metrics of only "
+                    f"the first {MAX_LABELS}, the journal has all; use fewer labels",
+                )
+                return event
+            self._known.add(event.label)
+        return msgspec.structs.replace(event, step=step)
 
 
 def _empty_health() -> HealthEvent:

@@ -26,6 +26,7 @@ from memlog.session.arguments import (
     require_wait,
     split_backends,
 )
+from memlog.session.display import SessionDisplay
 from memlog.session.exit_status import error_at_exit, finish_with_the_child, status_of
 from memlog.settings import Settings, resolve
 from memlog.sink import Sink
@@ -39,11 +40,9 @@ _SETTLE_AT_MOST = 2.0
 _current: Session | None = None
 _current_lock = threading.RLock()
 fork.renew(sys.modules[__name__], "_current_lock", threading.RLock)
-_FORK_WAITS = 5.0
-"""Most seconds that a fork waits for another thread's ``init`` to end."""
 
 
-class Session:
+class Session(SessionDisplay):
     """One run, returned by `init`.
 
     A session is a context manager. Leaving the block ends the run, with the status ``failed`` if an exception
@@ -367,19 +366,6 @@ def snapshot() -> None:
     session = _current
     if session is not None:
         session.snapshot()
-
-
-def _before_fork() -> None:
-    """Wait until no other thread is in `init`: a half-imported module would stay incomplete in the child."""
-    _current_lock.acquire(timeout=_FORK_WAITS)
-
-
-def _after_fork() -> None:
-    with suppress(RuntimeError):  # another thread's `init` still holds the lock
-        _current_lock.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
 @atexit.register

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from memlog.trace import encoding
+from memlog.trace.backward_parts import BackwardParts, LayersAround
 from memlog.trace.encoding import (
     ACTIVATION,
     BACKWARD,
@@ -103,11 +104,21 @@ class _Frame:
 
 
 class _Frames:
-    """The running modules of each thread."""
+    """The running modules of each thread.
 
-    def __init__(self, rows: defaultdict[tuple[int, int], Row]) -> None:
+    Attributes:
+        added: Most bytes that a call of a layer's forward, or an uninterrupted part of its backward pass, has
+            added to the live bytes, by layer.
+    """
+
+    def __init__(
+        self, rows: defaultdict[tuple[int, int], Row], layers_around: LayersAround
+    ) -> None:
+        self.added: dict[int, int] = {}
         self._rows = rows
+        self._layers_around = layers_around
         self._stacks: dict[int, list[_Frame]] = {}
+        self._backward: dict[int, BackwardParts] = {}
 
     def add(self, storage: LiveStorage, thread: int, live: int) -> None:
         """Add a storage to its thread's innermost frame, after which ``live`` bytes are live."""
@@ -140,33 +151,52 @@ class _Frames:
         closed = OUTSIDE
         while closed != event.layer:
             closed = stack[-1].layer
-            self._close_innermost(stack, event.time_ns, live)
+            self._close_innermost(event.thread, event.time_ns, live)
 
     def change_phase(self, event: StreamEvent, live: int) -> None:
         """Close the thread's frame of its last phase, and open one for a backward pass or optimizer step."""
         stack = self._stack(event.thread, live)
+        parts = self._parts(event.thread)
         if stack[-1].phase in (BACKWARD, OPTIMIZER):
-            self._close_innermost(stack, event.time_ns, live)
+            self._close_innermost(event.thread, event.time_ns, live)
         elif event.phase == BACKWARD:
             # The backward pass that begins needs what the loss still holds.
             stack[-1].mark_activations()
+        if event.phase == BACKWARD:
+            parts.begin(event.layer, live)
+        else:
+            parts.end()
         if event.phase != FORWARD:
             stack.append(_Frame(event.layer, event.phase, event.time_ns, live))
 
     def close_all(self, time_ns: int, live: int) -> None:
         """Close every frame at the end of the trace."""
-        for stack in self._stacks.values():
+        for thread, stack in self._stacks.items():
             while len(stack) > 1:
-                self._close_innermost(stack, time_ns, live)
+                self._close_innermost(thread, time_ns, live)
             stack[0].mark_activations()
+            self._parts(thread).end()
 
-    def _close_innermost(self, stack: list[_Frame], time_ns: int, live: int) -> None:
+    def _parts(self, thread: int) -> BackwardParts:
+        if thread not in self._backward:
+            self._backward[thread] = BackwardParts(self._layers_around, self._raise_added)
+        return self._backward[thread]
+
+    def _raise_added(self, layer: int, added: int) -> None:
+        self.added[layer] = max(added, self.added.get(layer, added))
+
+    def _close_innermost(self, thread: int, time_ns: int, live: int) -> None:
+        stack = self._stacks[thread]
         frame = stack.pop()
         row = self._rows[frame.layer, frame.phase]
         row.calls += 1
         row.time_ns += time_ns - frame.began_ns
         row.kept += live - frame.live_at_entry
         row.raise_peak(frame.peak)
+        if frame.phase == BACKWARD:
+            self._parts(thread).reach(frame.peak)
+        elif frame.phase != OPTIMIZER:
+            self._raise_added(frame.layer, frame.peak - frame.live_at_entry)
         if frame.phase == FORWARD:
             frame.mark_activations()
         stack[-1].peak = max(stack[-1].peak, frame.peak)
@@ -178,6 +208,7 @@ class Accountant:
     Args:
         by_readings: True: READING events give the live bytes (a sampler records no allocations). False: live
             bytes are those allocated minus those freed.
+        layers_around: Finds the layers that contain a layer; by default none does.
 
     Attributes:
         live_bytes: Bytes live now, minus those at the start.
@@ -186,12 +217,16 @@ class Accountant:
         peak_ns: Time of the peak, in nanoseconds since the trace began.
         at_peak: Storages live at the peak.
         rows: Figures by layer and phase.
+        added: Most bytes that a call of a layer's forward, or an uninterrupted part of its backward pass,
+            added to the live bytes, by layer, with the layers in it.
         lines: Bytes allocated outside all modules, by the number of the line.
         last_ns: Time of the last event.
         unmatched_frees: Number of frees without a recorded allocation.
     """
 
-    def __init__(self, *, by_readings: bool = False) -> None:
+    def __init__(
+        self, *, by_readings: bool = False, layers_around: LayersAround = lambda layer: (layer,)
+    ) -> None:
         self.live_bytes = 0
         self.before_bytes = 0
         self.peak_bytes = 0
@@ -204,7 +239,8 @@ class Accountant:
         self._by_readings = by_readings
         self._first_reading: int | None = None
         self._live: dict[int, LiveStorage] = {}
-        self._frames = _Frames(self.rows)
+        self._frames = _Frames(self.rows, layers_around)
+        self.added = self._frames.added
         self._created: list[LiveStorage] = []
         self._index = 0
         self._peak_index = -1

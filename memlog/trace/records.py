@@ -5,7 +5,7 @@ Sizes are bytes, times are milliseconds, and ``None`` means unknown.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -68,6 +68,9 @@ class LayerFigures(msgspec.Struct, frozen=True):
     """Highest number of bytes that the caching allocator reserved at the layer's entries and exits."""
     fragmentation: float | None = None
     """Mean of ``(reserved - allocated) / reserved`` at the layer's entries and exits."""
+    added: int | None = None
+    """Most bytes that one call of its ``forward``, or one uninterrupted part of its backward pass, added to
+    what was live when it began, children included. ``None`` also for work outside all modules."""
 
     def phase(self, name: str) -> PhaseFigures | None:
         """Return the figures of one phase; ``None`` if the layer was not active in it."""
@@ -160,6 +163,18 @@ class TraceResult(msgspec.Struct, frozen=True):
     """Whole sentences, each naming something that this engine can't see."""
     lines: tuple[LineFigures, ...] = ()
     """Lines that allocated outside all modules, the largest at the peak first; empty if unknown."""
+
+    def _repr_html_(self) -> str:
+        """Return the result as a notebook shows it."""
+        from memlog.trace.display import result_html  # noqa: PLC0415 - only notebooks need it
+
+        return result_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython's interface
+        """Print the summary instead of every figure, in IPython and in a notebook's text."""
+        from memlog.trace.summary import summary_text  # noqa: PLC0415 - likewise
+
+        printer.text(summary_text(self))
 
 
 class RecordedTrace(msgspec.Struct, frozen=True):

@@ -157,7 +157,9 @@ def _layers(
     totals, peaks = _with_children(rows, own, paths)
     for layer in sorted({*rows, *own}):
         at_peak = own[layer] if counted else None
-        yield _layer(paths[layer], rows[layer], at_peak, before, totals, peaks)
+        figures = _layer(paths[layer], rows[layer], at_peak, before, totals, peaks)
+        known = before is not None and layer != OUTSIDE
+        yield msgspec.structs.replace(figures, added=accountant.added.get(layer) if known else None)
 
 
 def _with_children(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +61,24 @@ def operation_name(func: Any) -> str:
 def mode_stack() -> list[Any]:
     """Return this thread's dispatch modes, the outermost first."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+ENGINE = "_engine_run_backward"
+"""Name of the function of ``torch.autograd`` that runs the engine, for ``backward`` and ``grad``."""
+
+
+@contextmanager
+def without_mode(modes: Sequence[Any]) -> Iterator[None]:
+    """Run a block without one of some dispatch modes, if that is on top of this thread's stack."""
+    stack = mode_stack()
+    if not stack or not any(stack[-1] is one for one in modes):
+        yield
+        return
+    _python_dispatch._pop_mode()
+    try:
+        yield
+    finally:
+        _python_dispatch._push_mode(stack[-1])
 
 
 def allow_higher_order_ops(kind: type) -> None:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from memlog._internal import terminal
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.records import EngineChoice, LayerFigures, RecordedTrace, TraceResult
+from memlog.trace.summary import summary_text
 from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
 from memlog.tracer.attribution.user_scopes import scope
-from memlog.tracer.summary import summary_text
 
 if TYPE_CHECKING:
     from memlog.tracer.window import TraceWindow
@@ -117,6 +118,24 @@ class MemoryTracer:
                 remove_when_possible(window)
 
     scope = staticmethod(scope)
+
+    def __repr__(self) -> str:
+        """Return the state: what was traced last, or why nothing was."""
+        if self._trace is None:
+            return f"<memlog.MemoryTracer: {self._why_none}>"
+        result = self._trace.result
+        return (
+            f"<memlog.MemoryTracer: peak {format_bytes(result.peak)} on {result.device}, "
+            f"{result.events:,} events, {result.exactness}>"
+        )
+
+    def _repr_html_(self) -> str | None:
+        """Return the last trace as a notebook shows it; ``None``: there is none, and the text is shown."""
+        if self._trace is None:
+            return None
+        from memlog.reports.notebook import trace_html  # noqa: PLC0415 - only notebooks need it
+
+        return trace_html(self._trace)
 
     @property
     def recording(self) -> RecordedTrace:

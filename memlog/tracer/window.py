@@ -25,9 +25,12 @@ def may_open() -> bool:
 
     Such a window adds and removes its dispatch mode in hooks, which does not nest with the user's own modes.
     It therefore opens only if no mode is active. It also stays closed inside a graph that is being compiled,
-    a backward pass, or a transformation of ``torch.func``, inside which tensors have no storage.
+    a backward pass, or a transformation of ``torch.func``, inside which tensors have no storage, and while
+    ``torch.jit.trace`` records: it runs the model twice and compares what it recorded.
     """
     if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
+        return False
+    if torch_private.tracing_graph():
         return False
     if torch_private.in_functorch_transform():
         return False
@@ -82,7 +85,9 @@ class TraceWindow:
         self._compiled = selection.are_compiled(models)
         self.choice = selection.choose(self.torch_device, engine, compiled=self._compiled)
         self._names = ModuleNames(model, others)
-        self._accountant = Accountant(by_readings=self.choice.engine == "sampler")
+        self._accountant = Accountant(
+            by_readings=self.choice.engine == "sampler", layers_around=self._names.layers_around
+        )
         self._log = EventLog(max_events, self._accountant, most_events)
         self._engine = selection.build(
             self.choice,

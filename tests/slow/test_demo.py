@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import child
 from support.browser import SOFTWARE_GL, chromium, mlflow_ui, newest_run, show_memory
 from support.mlflow_server import free_port
 from support.opened_page import opened, shown_rows
@@ -29,22 +30,17 @@ pytestmark = [
 STEPS = 12
 HALFWAY = 6
 GRAPH = "worst-step.speedscope.json.gz"
+BESIDE = "memlog/artifacts/flamegraph/worst-step.html"
 
 
 def memlog(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     own = ("MLFLOW_", "MEMLOG_", "WANDB_")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(own)}
-    done = subprocess.run(
-        [sys.executable, "-m", "memlog", *arguments],
-        cwd=folder,
-        env={**inherited, "MLFLOW_DISABLE_TELEMETRY": "true", "MEMLOG_DIR": str(folder / "runs")},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    variables = {"MLFLOW_DISABLE_TELEMETRY": "true", "MEMLOG_DIR": str(folder / "runs")}
+    process = child.start_memlog(*arguments, directory=folder, inherited=inherited, **variables)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, output + errors
+    return subprocess.CompletedProcess(process.args, 0, output, errors)
 
 
 def alerts(folder: Path) -> list[Alert]:
@@ -82,9 +78,28 @@ def test_the_demos_memory_is_on_mlflows_page(
 
     uri = f"sqlite:///{folder}/mlflow.db"
     with mlflow_ui(uri, free_port()) as address, chromium() as page:
-        show_memory(page, address, *newest_run(uri))
+        experiment, run = newest_run(uri)
+        show_memory(page, address, experiment, run)
         picture = page.screenshot(path=tmp_path / "page.png")
+        headings = page.get_by_test_id("experiment-view-compare-runs-section-header")
+        sections = [text.splitlines()[0] for text in headings.all_inner_texts()]
+
+        page.goto(f"{address}/#/experiments/{experiment}/runs/{run}")
+        page.get_by_text("Show more").click()
+        page.get_by_text(re.compile("^memlog show .*")).wait_for()
+        page.screenshot(path=tmp_path / "description.png")
+        described = page.locator("table", has_text="by memlog").first.inner_text()
+
+        page.goto(f"{address}/#/experiments/{experiment}/runs/{run}/artifacts/{BESIDE}")
+        frame = page.frame_locator("iframe")
+        frame.get_by_role("heading", name="What the memory is").wait_for()
+        page.screenshot(path=tmp_path / "graph.png")
+        title = frame.get_by_role("heading", level=1).inner_text()
     assert len(picture) > 20_000  # an empty page is smaller: the charts were awaited above
+    of_memory = ["memory/host", "memory/layers", "memory/step", "memory/trace"]
+    assert sections == [*of_memory, "Model metrics"]  # the last is MLflow's own, and empty
+    assert f"finished, {STEPS} steps" in described
+    assert re.fullmatch(r"GPT, step [0-9]+: [0-9.]+ MiB at the peak", title)
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm fetches speedscope: not installed")
@@ -102,7 +117,7 @@ def test_the_mistake_raises_one_alert_and_the_graph_is_shown(
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.tags["memlog.alert.count"] == "1"
     assert run.data.tags["memlog.alert.last"] == f"{alert.title} (step {alert.step})"
-    (row,) = client.get_metric_history(run.info.run_id, "memlog/alert")
+    (row,) = client.get_metric_history(run.info.run_id, "memory/step/alert")
     assert row.step == alert.step
     held = client.get_metric_history(run.info.run_id, "memory/host/rss_mib")
     assert sorted(point.step for point in held) == list(range(STEPS))
@@ -112,7 +127,9 @@ def test_the_mistake_raises_one_alert_and_the_graph_is_shown(
         chromium(*SOFTWARE_GL) as page,
     ):
         page.goto(url)
-        page.get_by_text("(1/3)").wait_for()
+        page.get_by_text(
+            re.compile(r"^GPT, step [0-9]+: .* MiB at the peak \(in MiB\)")
+        ).first.wait_for()
         rows = shown_rows(page)
     assert "[parameters]" in rows
     assert any(name.startswith("blocks.3.mlp") for name in rows)
@@ -127,7 +144,10 @@ def test_with_wandb_offline_the_same_is_in_its_file(tmp_path: Path) -> None:
     assert alert.step >= HALFWAY
     held = read_only_run(tmp_path)
     assert held.alerts == [{"title": alert.title[:64], "level": "WARN"}]
-    assert [artifact["type"] for artifact in held.artifacts] == ["flamegraph"]
+    assert {artifact["type"] for artifact in held.artifacts} == {"flamegraph", "report"}
+    named = [name for artifact in held.artifacts for name in artifact["files"]]
+    assert sorted(set(named)) == ["report.html", "worst-step.html", GRAPH]
+    assert held.summary["memlog/report"]["_type"] == "html-file"
     steps = [row["memlog/step"] for row in held.rows if "memory/host/rss_mib" in row]
     assert steps == list(range(STEPS))
     assert json.dumps(held.rows).count("memory/layers/") > 0

@@ -23,9 +23,8 @@ SNAPSHOT = {
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("hundred", range(10, 12))
-def test_two_hundred_damaged_runs_break_nothing(tmp_path: Path, hundred: int) -> None:
-    for seed in range(hundred * 100, (hundred + 1) * 100):
+def test_a_hundred_damaged_runs_break_nothing(tmp_path: Path) -> None:
+    for seed in range(1000, 1100):
         meet(tmp_path / str(seed), seed)
 
 

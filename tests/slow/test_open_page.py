@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("npm") is None, reason="npm fetches speedscope: not installed"),
 ]
 
+BACKGROUND = "tab => getComputedStyle(tab).backgroundColor"
 ODD_NAME = "step 100 #1 & 50%.json.gz"
 
 
@@ -33,15 +34,18 @@ def test_a_flame_graph_is_on_the_page_and_nothing_leaves_the_machine(tmp_path: P
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("dialog", lambda dialog: errors.append(dialog.message))
         page.goto(url)
-        page.get_by_text(f"{ODD_NAME} (1/2)").wait_for()
-        assert page.title() == f"{ODD_NAME} - speedscope"
+        page.get_by_text("live bytes at the peak (in MiB) (1/2)").wait_for()
+        assert page.title() == "step 100 - speedscope"
+        marked = page.get_by_text("Left Heavy").evaluate(BACKGROUND)
+        assert marked != page.get_by_text("Time Order").evaluate(BACKGROUND)
+        assert page.get_by_text("Sandwich").evaluate(BACKGROUND) != marked
         page.screenshot(path=tmp_path / "chart.png")
         rows = shown_rows(page)
         page.screenshot(path=tmp_path / "sandwich.png")
     assert errors == []
-    assert "4.00 MB" in rows["[activations]"]
-    assert "3.00 MB" in rows["[parameters]"]
-    assert "6.00 MB" in rows["encoder.mlp"]
+    assert rows["[activations]"].startswith("4 (57%)")
+    assert rows["[parameters]"].startswith("3 (43%)")
+    assert "6 (86%)" in rows["encoder.mlp"]
     assert {urlsplit(address).hostname for address in asked if not local(address)} == {"127.0.0.1"}
 
 
@@ -51,11 +55,12 @@ def test_a_snapshot_is_shown_as_a_flame_graph(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(training(), 4))
     with opened(path, tmp_path / "cache") as url, chromium(*SOFTWARE_GL) as page:
         page.goto(url)
-        page.get_by_text(f"{path.name} (1/4)").wait_for()
+        page.get_by_text("Live bytes, device 0 (in MiB) (1/4)").wait_for()
+        assert page.title() == f"{path.name} - speedscope"
         rows = shown_rows(page, "head (/src/head.py:2)")
         page.screenshot(path=tmp_path / "snapshot.png")
-    assert "8.00 MB" in rows["model (/src/model.py:2)"]
-    assert "1.00 MB" in rows["[freed, waiting for another stream]"]
+    assert "8 (" in rows["model (/src/model.py:2)"]
+    assert "1 (" in rows["[freed, waiting for another stream]"]
 
 
 def local(address: str) -> bool:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VIEWER = "memlog/artifacts/_speedscope/"
+CHARTS = "memlog/reports/page/_uplot/"
 
 
 def source_files() -> set[str]:
@@ -86,7 +87,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 def test_the_wheel_holds_every_package_file_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    own = {name for name in names if not name.startswith(VIEWER)}
+    own = {name for name in names if not name.startswith((VIEWER, CHARTS))}
     assert own == source_files() | {"memlog/cli/train_gpt.py"}
     assert {"memlog/py.typed", "memlog_mlflow/py.typed"} <= names
 
@@ -96,12 +97,17 @@ def test_the_wheel_carries_speedscope_and_its_licences(wheel: Path, installed: I
     with zipfile.ZipFile(wheel) as archive:
         names = {name.removeprefix(VIEWER) for name in archive.namelist() if VIEWER in name}
         licences = archive.read(f"{VIEWER}LICENSES.txt").decode()
+        uplot = {name.removeprefix(CHARTS) for name in archive.namelist() if CHARTS in name}
+    assert uplot == {"uPlot.iife.min.js", "uPlot.min.css", "LICENSES.txt"}
     assert {"index.html", "LICENSES.txt"} <= names
     assert any(name.endswith(".js") and name.startswith("speedscope-") for name in names)
     for owner in ("Jamie Wong", "SIL OPEN FONT LICENSE", "Jason Miller", "protobuf", "Apache"):
         assert owner in licences
-    code = "from memlog.artifacts.viewer import *; print(find_viewer(print) == INSTALLED)"
-    assert installed.python(code).stdout == "True\n"
+    code = (
+        "from memlog._internal.npm_package import PACKAGES\n"
+        "for package in PACKAGES: print(package.find(None) == package.installed)"
+    )
+    assert installed.python(code).stdout == "True\nTrue\n"
 
 
 def test_without_npm_a_wheel_is_built_and_the_missing_viewer_said(tmp_path: Path) -> None:
@@ -127,10 +133,13 @@ def test_without_npm_a_wheel_is_built_and_the_missing_viewer_said(tmp_path: Path
     said = [
         line for line in done.stderr.splitlines() + done.stdout.splitlines() if "memlog: " in line
     ]
-    assert said == ["memlog: built without speedscope, its viewer: npm is not installed"]
+    assert said == [
+        "memlog: built without speedscope: npm is not installed",
+        "memlog: built without uplot: npm is not installed",
+    ]
     [built] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(built) as archive:
-        assert not any(VIEWER in name for name in archive.namelist())
+        assert not any(VIEWER in name or CHARTS in name for name in archive.namelist())
 
 
 def test_the_wheel_carries_the_example_as_it_is(wheel: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pages in a real browser: for the tests that look at them, and for the README's picture.
+"""Pages in a real browser: for the tests that look at them, and for the picture of MLflow's.
 
 python tests/support/browser.py sqlite:////absolute/path/mlflow.db docs/images/mlflow-demo.png
 """
@@ -94,10 +94,9 @@ localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
 
 
 def show_memory(page: Page, address: str, experiment_id: str, run_id: str) -> None:
-    """Opens a run's charts of the host's memory and waits until they are drawn."""
+    """Opens a run's charts, of which the host's memory comes first, and waits until they are drawn."""
     page.add_init_script(PUT_AWAY)
     page.goto(f"{address}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics")
-    page.get_by_placeholder("Search metric charts").fill("host")
     page.get_by_text("rss_mib", exact=True).first.wait_for()
     page.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(state="attached")
     page.wait_for_timeout(3000)  # the charts fade in
@@ -114,7 +113,7 @@ def newest_run(uri: str) -> tuple[str, str]:
 
 
 def main(uri: str, picture: Path) -> None:
-    """Takes the README's picture."""
+    """Takes the picture of MLflow's page in docs/get-started/mlflow.md."""
     from support.mlflow_server import free_port
 
     with mlflow_ui(uri, free_port()) as address, chromium() as page:

@@ -8,29 +8,36 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from memlog import __main__ as command_line
 from memlog.journal import RunDirectory
+from support.fork_server import ForkedProcess, libraries_of
+
+CLIENTS = ("mlflow", "wandb")
+"""Libraries of the trackers."""
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 def start(
     script: str, directory: Path, *arguments: str, stdin: int | None = None, **environment: str
 ) -> "subprocess.Popen[str]":
-    """Starts a Python script in ``directory``, which becomes its working directory."""
+    """Starts a Python script in ``directory``, which becomes its working directory.
+
+    Libraries that it begins by importing are imported already.
+    """
     path = directory / "train.py"
-    path.write_text(textwrap.dedent(script))
+    path.write_text(text := textwrap.dedent(script))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMLOG_"))}
-    return subprocess.Popen(
-        [sys.executable, str(path), *arguments],
-        cwd=directory,
-        env={**clean, **environment},
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    everything, streams = {**clean, **environment}, {"stdin": stdin, **PIPES}
+    libraries = libraries_of(text)
+    if libraries and sys.platform == "linux":
+        return ForkedProcess(libraries, path, arguments, directory, everything, **streams)
+    command = [sys.executable, str(path), *arguments]
+    return subprocess.Popen(command, cwd=directory, env=everything, text=True, **streams)
 
 
 def run(
@@ -46,6 +53,9 @@ def run(
 COMMANDS = """
     import json
     import sys
+
+    import mlflow
+    import wandb
 
     from memlog.cli.main import main
 
@@ -63,31 +73,30 @@ def commands(*arguments: tuple[str, ...], directory: Path, **environment: str) -
     return run(COMMANDS, directory, json.dumps(arguments), **environment)
 
 
-def start_memlog(*arguments: str, directory: Path, **environment: str) -> "subprocess.Popen[str]":
-    """Starts memlog's command line in ``directory``."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "memlog", *arguments],
-        cwd=directory,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start_memlog(
+    *arguments: str,
+    directory: Path,
+    inherited: Mapping[str, str] | None = None,
+    **environment: str,
+) -> "subprocess.Popen[str]":
+    """Starts memlog's command line in ``directory``.
+
+    The trackers' clients are imported already if the command needs one.
+    """
+    everything = {**(os.environ if inherited is None else inherited), **environment}
+    if arguments[0] in ("pull", "sync") and sys.platform == "linux":
+        program = Path(command_line.__file__)
+        return ForkedProcess(CLIENTS, program, arguments, directory, everything, **PIPES)
+    command = [sys.executable, "-m", "memlog", *arguments]
+    return subprocess.Popen(command, cwd=directory, env=everything, text=True, **PIPES)
 
 
 def memlog(*arguments: str, directory: Path, timeout: float = 240, **environment: str) -> str:
     """Runs memlog's command line and returns what it printed; fails where it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "memlog", *arguments],
-        cwd=directory,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = start_memlog(*arguments, directory=directory, **environment)
+    output, errors = process.communicate(timeout=timeout)
+    assert process.returncode == 0, errors
+    return output
 
 
 def kill_helper(run: RunDirectory) -> None:

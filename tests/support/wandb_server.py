@@ -63,13 +63,7 @@ class WandbServer:
     """The double. A context manager; `environment` is what a client needs."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, HeldRun] = {}
-        self.artifacts: list[HeldArtifact] = []
-        self.alerts: list[Data] = []
-        self.blobs: dict[str, bytes] = {}
-        self.unknown: list[str] = []
-        self.fault = FINE
-        self.struck: list[str] = []
+        self.forget()
         self._port = 0
         self._lock = threading.RLock()
         self._http: ThreadingHTTPServer | None = None
@@ -117,6 +111,16 @@ class WandbServer:
             self._http.shutdown()
             self._http.server_close()
             self._http = None
+
+    def forget(self) -> None:
+        """As one that was never used."""
+        self.runs: dict[str, HeldRun] = {}
+        self.artifacts: list[HeldArtifact] = []
+        self.alerts: list[Data] = []
+        self.blobs: dict[str, bytes] = {}
+        self.unknown: list[str] = []
+        self.fault = FINE
+        self.struck: list[str] = []
 
     def stream(self, name: str, project: str, request: Data) -> None:
         """What a run appends to its files."""

@@ -6,8 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlog.events import Batch, DeviceReading, Epoch, Evaluation, Event, Finding, Loss, Sample
-from memlog.metrics import Plan, bucket_start, fragmentation
+from memlog.events import (
+    Alert,
+    Batch,
+    DeviceReading,
+    Epoch,
+    Evaluation,
+    Event,
+    Finding,
+    Health,
+    Loss,
+    Sample,
+    Trace,
+    TracedLayer,
+)
+from memlog.metrics import Plan, bucket_start, closing_parameters, fragmentation, values
 from memlog.sink import Point, Resolution
 
 MIB = 1024**2
@@ -74,7 +87,7 @@ def test_the_three_axes_are_never_mixed() -> None:
     assert axes["memory/eval/host/rss_mib"] == ("evaluation", 7)
     assert axes["memory/eval/loss"] == ("evaluation", 7)
     assert axes["memory/epoch/host/rss_mib"] == ("epoch", 1)
-    assert axes["memlog/loss"] == ("step", 3)
+    assert axes["memory/step/loss"] == ("step", 3)
 
 
 def test_samples_before_the_first_step_have_no_place_on_the_axis() -> None:
@@ -137,7 +150,7 @@ def test_a_resumed_run_has_a_point_a_step_from_where_it_began() -> None:
 
 def test_a_loss_that_comes_late_keeps_its_batch() -> None:
     points = plan_points([batch(0), batch(1), Loss(15, 0, 0.5), batch(2)])
-    assert named(points, "memlog/loss") == [(0, 0.5)]
+    assert named(points, "memory/step/loss") == [(0, 0.5)]
 
 
 @given(
@@ -159,3 +172,85 @@ def test_going_on_from_where_a_plan_was_open_yields_the_rest(
         points = second.feed(event, at)
         after += points if at >= cut else []
     assert before + after + second.flush() == plan_points(events)
+
+
+ALERT = Alert(2, 5, "warning", "host.rss > 1 GiB", "host.rss is 2 GiB", "")
+LAYERS = (
+    TracedLayer("blocks.0", 3 * MIB, 9 * MIB, MIB, MIB, 2 * MIB),
+    TracedLayer("head", MIB, 9 * MIB, MIB, MIB, MIB, in_series=False),
+    TracedLayer("(outside modules)", 2 * MIB, 9 * MIB, MIB, MIB),
+)
+
+
+def trace(step: int) -> Trace:
+    return Trace(3, step, "dispatch", True, 9 * MIB, {"activations": 6 * MIB}, LAYERS, 0)
+
+
+def health(step: int, dropped: int = 0, faults: int = 0, steps: int | None = None) -> Health:
+    lost = {"labels": dropped} if dropped else {}
+    failed = {"somewhere": faults} if faults else {}
+    return Health(4, step, 0.25, 30.0, lost, failed, steps=steps)
+
+
+def groups(points: Sequence[Point]) -> list[str]:
+    """As MLflow forms and sorts them: what stands before the last ``/``, by code point."""
+    return sorted({point.name.rpartition("/")[0] for point in points})
+
+
+def test_memory_comes_first_and_all_layers_are_one_group() -> None:
+    events = [batch(5), Loss(1, 5, 0.5), ALERT, trace(5), health(5)]
+    expected = ["memory/host", "memory/layers", "memory/step", "memory/trace"]
+    assert groups(plan_points(events)) == expected
+
+
+def test_a_layers_series_are_its_part_of_the_peak_and_what_it_added() -> None:
+    found = {point.name: point.value for point in plan_points([trace(5)])}
+    assert {name: value for name, value in found.items() if "/layers/" in name} == {
+        "memory/layers/blocks.0.at_peak_mib": 3.0,
+        "memory/layers/blocks.0.peak_mib": 2.0,
+        "memory/layers/outside modules.at_peak_mib": 2.0,
+    }
+
+
+def test_trackers_get_memlogs_own_figures_only_if_something_went_wrong() -> None:
+    assert plan_points([health(5)]) == []
+    assert [(p.name, p.value) for p in plan_points([health(5, dropped=3)])] == [
+        ("memlog/dropped", 3)
+    ]
+    assert [(p.name, p.value) for p in plan_points([health(5, faults=1)])] == [("memlog/faults", 1)]
+
+
+def test_all_of_memlogs_own_figures_are_known_and_are_parameters_at_the_end() -> None:
+    assert {value.name: value.value for value in values(health(5))} == {
+        "memlog/overhead_ms": 0.25,
+        "memlog/dropped": 0,
+        "memlog/faults": 0,
+    }
+    assert closing_parameters(health(5)) is None
+    assert closing_parameters(batch(5)) is None
+    closing = closing_parameters(health(5, dropped=2, steps=40))
+    assert closing is not None
+    assert closing.values == {"overhead_ms": "0.75", "dropped": "2", "faults": "0"}
+    no_steps = closing_parameters(health(5, steps=0))
+    assert no_steps is not None
+    assert no_steps.values == {"dropped": "0", "faults": "0"}
+
+
+def test_a_journal_of_an_older_memlog_keeps_its_names() -> None:
+    plan: Plan[int] = Plan("full", older=True)
+    events = [ALERT, Loss(1, 5, 0.5), trace(5), health(5)]
+    points = [point for at, event in enumerate(events) for point in plan.feed(event, at)]
+    assert {point.name for point in points + plan.flush()} == {
+        "memlog/alert",
+        "memlog/loss",
+        "memlog/overhead_ms",
+        "memlog/dropped",
+        "memlog/faults",
+        "memory/trace/peak_mib",
+        "memory/trace/activations_mib",
+        *(
+            f"memory/layers/{layer.path}/{name}"
+            for layer in LAYERS
+            for name in ("at_peak_mib", "peak_mib")
+        ),
+    }

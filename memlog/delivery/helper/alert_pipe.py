@@ -74,11 +74,7 @@ class AlertListener:
     def _listen(self, on_closed: Callable[[], object]) -> None:
         unfinished = b""
         with self._diagnostics.contained("listening for the helper process's alerts"):
-            # The program may close every descriptor. Then this number may belong to another file, which must
-            # not be read.
-            while self._ours.status() is not None and (
-                data := os.read(self._ours.number, _MAX_LINE)
-            ):
+            while data := os.read(self._ours.number, _MAX_LINE):
                 *lines, unfinished = (unfinished + data).split(b"\n")
                 for line in lines:
                     with self._diagnostics.contained("an alert of the helper process"):

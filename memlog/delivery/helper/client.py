@@ -120,8 +120,6 @@ class HelperProcess:
         """Send a message without blocking; if the pipe is full, drop the message and count that."""
         if self.process is None or self._pipe is None:
             return
-        if self._pipe.status() is None:  # the user's program has closed it: no message can be sent
-            return
         line = protocol.encode(message) + b"\n"
         try:
             sent = os.write(self._pipe.number, line)

@@ -8,6 +8,8 @@ from tempfile import TemporaryDirectory
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
+from memlog.delivery.helper import snapshot_page
+from memlog.delivery.run_report import HelpersReport
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, now_us
 from memlog.journal import Binding, JournalWriter, RunDirectory
@@ -65,6 +67,11 @@ def _publish(
 ) -> None:
     predicted = _predicted(run, moments, diagnostics)
     written = report(moments, witness, predicted, diagnostics)
+    if snapshot_page.SNAPSHOT in moments.files:
+        with diagnostics.contained("drawing the allocator's snapshot"):
+            page = snapshot_page.keep_page(run)
+            if page is not None:
+                bus.publish(page)
     with TemporaryDirectory() as folder:
         source = Path(folder) / FILE
         source.write_text(written.text, encoding="utf-8")
@@ -121,6 +128,7 @@ def explain_afterwards(run: RunDirectory) -> None:
         bus = EventBus(diagnostics)
         bus.subscribe(journal.append)
         _publish(run, bus, moments, Witness("sync"), diagnostics)
+        HelpersReport(run, bus.publish, diagnostics).publish()
         journal.close()
 
 

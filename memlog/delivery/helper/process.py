@@ -27,11 +27,12 @@ from memlog.bus import EventBus
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.sampler import Sampler, StepFollower
-from memlog.delivery.helper.worst_step import WorstStep
+from memlog.delivery.helper.worst_step import WorstStepGraph
+from memlog.delivery.run_report import HelpersReport
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import ChildReading, End, now_us
 from memlog.events import Health as HealthEvent
-from memlog.journal import Binding, JournalFile, JournalWriter, RunDirectory
+from memlog.journal import JournalFile, JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
 from memlog.sink import LOCAL, Backend, find_backends, load_backend, writes_in_process
@@ -97,6 +98,9 @@ class Helper:
         )
         self._bus = EventBus(self._diagnostics)
         self._bus.subscribe(self._journal.append)
+        self._judging = Judging()
+        with self._diagnostics.contained("reading the alert rules"):
+            self._judging = judge(begin, self._bus, self._diagnostics)
         self._follower = StepFollower(JournalFile(self._run.path, f"trainer-{begin.trainer_pid}"))
         self._sampler = Sampler(
             begin.trainer_pid,
@@ -104,23 +108,18 @@ class Helper:
             self._bus.publish,
             self._follower,
             self._diagnostics,
-            self._take_children,
+            self._judging.take_children,
         )
         self._retention = Retention(
             self._run, self._settings.journal_limit, self._settings.backends
         )
-        self._judging = Judging()
-        with self._diagnostics.contained("reading the alert rules"):
-            self._judging = judge(begin, self._bus, self._diagnostics)
-        self._worst_step = WorstStep(self._run, self._bus.publish, self._diagnostics)
+        self._worst_step = WorstStepGraph(self._run, self._bus.publish, self._diagnostics)
+        self._report = HelpersReport(self._run, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
         self._finish: protocol.Finish | None = None
         self._unwritten_ms = 0.0
         self._stop_at: float | None = None
-
-    def _take_children(self, step: int, children: Sequence[ChildReading]) -> None:
-        self._judging.take_children(step, children)
 
     def begin(self) -> None:
         """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
@@ -140,16 +139,39 @@ class Helper:
                 self.handle(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
+            if self._has_trackers:
+                self._report.look(self._follower.step)
             with self._diagnostics.contained("keeping the journal's size limit"):
                 self._retention.enforce_if_due()
             self._allow_own_runs()
         self._worst_step.look()
-        self._explain_a_bad_end()
-        self._publish_health()
+        self._explain_a_bad_end(pipe_is_closed=not lines.open)
+        unjudged = self._judging.finish()
+        self._publish_health(unjudged)
+        self._publish_report(unjudged)
         self._journal.close()
         return self._deliver_rest()
 
-    def _explain_a_bad_end(self) -> None:
+    @property
+    def _has_trackers(self) -> bool:
+        return bool(self._uploaders or self._journal.bindings)
+
+    def _publish_report(self, unjudged: dict[str, str]) -> None:
+        """Publish the run's report for the trackers, unless the run goes on without this helper.
+
+        A run without a tracker has none: its end need not wait, and `memlog report` makes one.
+        """
+        goes_on = os.getppid() == self._begin.trainer_pid
+        if goes_on and self._finish is None and self._follower.end is None:
+            return
+        if not self._has_trackers:
+            return
+        faults = self._diagnostics.faults.total()
+        self._report.publish()
+        if self._diagnostics.faults.total() != faults:
+            self._publish_health(unjudged)
+
+    def _explain_a_bad_end(self, *, pipe_is_closed: bool) -> None:
         """Write a report if the trainer died without an end event, or memory ran out."""
         with self._diagnostics.contained("explaining how the run ended"):
             if self._finish is not None or self._trainer_is_dead():
@@ -162,7 +184,7 @@ class Helper:
 
                     witness = Witness("helper", self._oom_kills.count())
                     explain(self._run, self._bus, witness, self._diagnostics)
-            elif self._run.was_replaced():
+            elif pipe_is_closed:  # by `exec`: the trainer's own program keeps it open to the end
                 self._follower.look()
                 if self._follower.end is None:
                     self._publish_end(End(now_us(), "killed", ANOTHER_PROGRAM))
@@ -219,11 +241,9 @@ class Helper:
                 # For `memlog sync`, if the tracker can't be reached while the helper runs.
                 uploader.state.address = bare_address(message.connection.uri)
         elif isinstance(message, protocol.Bind):
-            self._uploader(message.backend).note_run(message.run)
-            uri = None if message.run.uri is None else bare_address(message.run.uri)
-            self._journal.bind(message.backend, Binding(message.run.run_id, uri, message.run.name))
-        elif isinstance(message, protocol.WrittenInProcess):
-            self._journal.bind(message.backend, Binding(message.run_id, message.uri, message.name))
+            if not message.in_process:
+                self._uploader(message.backend).note_run(message.run)
+            self._journal.bind(message.backend, binding_of(message.run))
         elif isinstance(message, protocol.Finish):
             self._finish = message
 
@@ -247,8 +267,8 @@ class Helper:
             begun_us=self._begin.begun_us,
             claim=claims_while_in_process if writes_in_process(backend) else None,
         )
-        # The client takes seconds to import. A backend that the settings name will need it; another one
-        # perhaps never, nor one whose users' runs are written in process.
+        # The client takes seconds to import. A backend that the settings name will need it, unless the
+        # trainer's process writes to the user's runs. Any other backend may never need it.
         thread = UploadWorker(
             uploader, backend.prepare if named and not writes_in_process(backend) else None
         )
@@ -263,9 +283,9 @@ class Helper:
                 if name in self._uploaders:
                     self._uploaders[name].uploader.may_open_own = True
 
-    def _publish_health(self) -> None:
+    def _publish_health(self, unjudged: dict[str, str]) -> None:
         """Write the helper's drops, faults and rules never judged, and the missing part of the trainer's."""
-        unjudged, unwritten_ms = self._judging.finish(), self._unwritten_ms
+        unwritten_ms = self._unwritten_ms
         if self._diagnostics.dropped or self._diagnostics.faults or unjudged or unwritten_ms:
             self._journal.append(
                 HealthEvent(

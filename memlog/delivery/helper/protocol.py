@@ -42,16 +42,8 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
 
     backend: str
     run: TrackerRun
-
-
-class WrittenInProcess(msgspec.Struct, frozen=True, tag="written_in_process"):
-    """The user's run that later events belong to, and that the trainer's process writes to."""
-
-    backend: str
-    run_id: str
-    uri: str | None
-    """Without user and password."""
-    name: str | None = None
+    in_process: bool = False
+    """True if the trainer's process writes to the run; the address then has no user and password."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
@@ -63,7 +55,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The trainer's last health event. The journal lacks it if the disk was full."""
 
 
-Message: TypeAlias = Begin | Connect | Bind | WrittenInProcess | Finish
+Message: TypeAlias = Begin | Connect | Bind | Finish
 
 encode = msgspec.json.Encoder().encode
 

@@ -1,10 +1,9 @@
 """Size limit of a run's journal.
 
-The helper enforces it segment by segment, and only on segments that their process has closed. It begins with
-segments that every sink has received: of each it keeps only rare events (the run's begin, alerts, epochs,
-artifacts, …) and the peaks. If the journal is still too large, because no tracker can be reached or there is
-none, the helper thins the other segments, the oldest first. The first round keeps the peaks and the last
-event of every hundred events in a row, the next of every thousand, the next of every ten thousand.
+The helper enforces it segment by segment, and only on segments that their process has closed. Of a thousand
+events in a row it keeps the peaks and the last one. Rare events (the run's begin, alerts, epochs, artifacts,
+…) all stay. The helper begins with segments that every sink has received. If the journal is still too large,
+because no tracker can be reached or there is none, it thins the other segments, the oldest first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from memlog._internal.units import format_bytes
 from memlog.events import Batch, Evaluation, Event, Health, Loss, Recorded, Sample, Scope
 from memlog.journal import JournalFile, RunDirectory
-from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
+from memlog.journal.compaction import compact, is_compactable
 from memlog.journal.delivery_state import Progress, UploadState
 from memlog.metrics import values
 from memlog.sink import LOCAL
@@ -29,8 +28,8 @@ INTERVAL = 1.0
 """Seconds between checks of the journal's size."""
 _AT_A_TIME = 0.5
 """Seconds of thinning after which the helper does its other work."""
-WINDOWS = (100, 1_000, 10_000, WHOLE_SEGMENT)
-"""Number of events, by round, of which only the peaks and the last event are kept."""
+WINDOW = 1_000
+"""Number of events in a row of which only the peaks and the last event are kept."""
 _SHRINK_TO = 0.9
 """Part of the limit to which the journal shrinks, so that the next event does not exceed the limit again."""
 
@@ -39,7 +38,6 @@ class _Segment(NamedTuple):
     """A closed segment that can be made smaller."""
 
     path: Path
-    window: int
     delivered: bool
 
 
@@ -56,7 +54,7 @@ class Retention:
         self._run = run
         self._limit = limit
         self._named = set(backends) - {LOCAL}
-        self._windows: dict[Path, int | None] = {}
+        self._compactable: dict[Path, bool] = {}
         self._shrinking = self._warned = False
         self._due = 0.0
 
@@ -80,36 +78,30 @@ class Retention:
         segment = self._next(files) if self._shrinking else None
         if segment is None:
             return False
-        wider = next(window for window in WINDOWS if window > segment.window)
-        window = WHOLE_SEGMENT if segment.delivered else wider
         try:
-            removed = compact(segment.path, window, _levels, delivered=segment.delivered)
+            removed = compact(segment.path, WINDOW, _levels, delivered=segment.delivered)
         except ValueError:
-            self._windows[segment.path] = None  # damaged: not touched again
-            return True
-        self._windows[segment.path] = window
-        self._report(segment, removed)
+            pass  # damaged: it stays as it is
+        else:
+            self._report(segment, removed)
+        self._compactable[segment.path] = False
         return True
 
     def _next(self, files: Collection[JournalFile]) -> _Segment | None:
         segments = list(self._closed(files))
-        delivered = next((segment for segment in segments if segment.delivered), None)
-        return delivered or min(segments, key=lambda segment: segment.window, default=None)
+        delivered = (segment for segment in segments if segment.delivered)
+        return next(delivered, segments[0] if segments else None)
 
     def _closed(self, files: Collection[JournalFile]) -> Iterator[_Segment]:
-        """Yield the segments that can still be made smaller, the oldest of each process first."""
+        """Yield the segments that can be made smaller, the oldest of each process first."""
         states = self._states()
         for file in files:
             for number in file.segments[:-1]:  # the last one is being written
                 path = file.path(number)
-                window = self._window(path)
-                if window is not None and window < WHOLE_SEGMENT:
-                    yield _Segment(path, window, _is_delivered(states, file.process, number))
-
-    def _window(self, path: Path) -> int | None:
-        if path not in self._windows:
-            self._windows[path] = compacted_window(path)
-        return self._windows[path]
+                if path not in self._compactable:
+                    self._compactable[path] = is_compactable(path)
+                if self._compactable[path]:
+                    yield _Segment(path, _is_delivered(states, file.process, number))
 
     def _states(self) -> list[UploadState]:
         """Return the saved state of each sink's uploader: events before it are not read again."""

@@ -22,15 +22,15 @@ from memlog.probes.tree import (
 )
 
 _STEPS = 5
-"""Steps, in a run's first 500 steps, after which a sample is due before its interval has passed."""
+"""Steps after which a sample is due in a run's first 500 steps, even before its interval has passed."""
 _PART = 100
-"""Divisor: later, a sample is due after the steps so far / 100, so that the journal stays small."""
+"""Divisor: later, a sample is due after a hundredth of the steps so far, so that the journal stays small."""
 _LOOK = 0.05
 """Minimum seconds between samples, and seconds between checks of a fast trainer's step."""
 _SHARE = 0.02
 """Maximum share of a processor's time for samples by steps."""
 _FIRST = 0.2
-"""Processor seconds in addition to that share, which would allow few samples in a short run."""
+"""Processor seconds beyond that share: the share alone would allow few samples in a short run."""
 
 
 class StepFollower:
@@ -80,8 +80,8 @@ class Sampler:
         publish: Called with each sample.
         follower: Reads the trainer's newest step.
         diagnostics: Counts readings that failed.
-        on_children: Called with the newest step and readings of the last sample's child processes, at steps
-            at which a whole sample would cost too much. They are not published: the journal stays small.
+        on_children: Called between samples with the newest step and new readings of the last sample's child
+            processes. They are not published, so that the journal stays small.
     """
 
     def __init__(

@@ -13,11 +13,13 @@ from memlog.journal import RunDirectory
 logger = logging.getLogger("memlog.delivery")
 
 FLAME_GRAPH = "worst-step.speedscope.json.gz"
+PAGE = "worst-step.html"
+"""Page beside the flame graph, because trackers show no compressed file."""
 KIND = "flamegraph"
 
 
-class WorstStep:
-    """Flame graph of the worst traced step, saved as the run's artifact whenever a worse step appears.
+class WorstStepGraph:
+    """Flame graph of the worst traced step, and a page of it, saved whenever a worse step appears.
 
     Args:
         run: The run.
@@ -56,9 +58,13 @@ class WorstStep:
         if size > MAX_BYTES:
             return
         event, trace = read_worst_step(self._run)
-        step = "in the middle of a step" if event.step is None else f"step {event.step}"
+        step = "a step that did not end" if event.step is None else f"step {event.step}"
+        document = exporters.flame_graph(trace, step)
+        page = exporters.flame_page(document)
         with TemporaryDirectory() as folder:
-            file = Path(folder) / FLAME_GRAPH
-            exporters.write_json(exporters.flame_graph(trace), file)
+            if page is not None:
+                file = exporters.write_text(page, Path(folder) / PAGE)
+                self._publish(keep(self._run, file, PAGE, KIND))
+            file = exporters.write_json(document, Path(folder) / FLAME_GRAPH)
             self._publish(keep(self._run, file, FLAME_GRAPH, KIND))
         logger.info("saved the flame graph of the worst of the traced steps (%s)", step)

@@ -16,7 +16,7 @@ import msgspec
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event
-from memlog.metrics import place, replaces, values
+from memlog.metrics import place, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
@@ -30,8 +30,8 @@ class UsersRows:
         diagnostics: Counts errors.
 
     Attributes:
-        folded: Steps (or evaluations, epochs) that share a row with a later one, or of which a value came
-            after their row was closed.
+        folded: Steps, evaluations and epochs without a whole row of their own: they share a row with a later
+            one, or a value of theirs came after their row was closed.
         delivered: Points put into rows, before folding.
     """
 
@@ -42,10 +42,10 @@ class UsersRows:
         self._generation = fork.generation
         self._lock = threading.RLock()  # a signal handler of the user's may log
         self._received: deque[Event] = deque()
-        self._waiting = _Fold()
+        self._waiting = _RowValues()
         # Values that came after the user had logged to the row that they belong to, which is still open.
-        self._late = _Fold()
-        self._held = _Fold()
+        self._late = _RowValues()
+        self._held = _RowValues()
         self._closed: dict[Axis, int] = {}
         self._points = 0
         self._number: int | None = None
@@ -64,7 +64,7 @@ class UsersRows:
             number: Number that the user gave the open row; ``None`` if they gave none.
         """
         with self._lock:
-            self._held, self._number, self._logs_first = _Fold(), number, None
+            self._held, self._number, self._logs_first = _RowValues(), number, None
 
     def receive(self, event: Event) -> None:
         """Take an event that is being published, on the trainer's thread; it is folded later."""
@@ -95,7 +95,7 @@ class UsersRows:
                 reached = max(reached, self._number)
             into = self._late if index <= reached else self._waiting
             is_shared = closed < into.newest.get(axis, index) < index
-            for name, value, fold in values(event):
+            for name, value, fold in sent_values(event):
                 if value is None:
                     continue
                 self._points += 1
@@ -115,27 +115,27 @@ class UsersRows:
             self._number_before = self._number
             if number is not None and number != self._number:
                 before = self._take(self._late)
-                self._held, self._number = _Fold(), number
+                self._held, self._number = _RowValues(), number
             else:
                 self._waiting.put_all(self._late)
-            self._late, waiting, self._waiting = _Fold(), self._waiting, _Fold()
+            self._late, waiting, self._waiting = _RowValues(), self._waiting, _RowValues()
             return before, self._take(waiting)
 
     def leave(self) -> None:
         """See `memlog.sink.Rows`."""
         with self._lock:
-            self._held, self._number = _Fold(), None
+            self._held, self._number = _RowValues(), None
 
     def give_back(self, points: Sequence[Point]) -> None:
         """See `memlog.sink.Rows`."""
         with self._lock:
-            newer, self._waiting, self._held = self._waiting, _Fold(), _Fold()
+            newer, self._waiting, self._held = self._waiting, _RowValues(), _RowValues()
             for point in points:
                 self._waiting.put(point)
             self._waiting.put_all(newer)
             # The row was not opened, so the one before it is still open; late values must not go into that.
             self._waiting.put_all(self._late)
-            self._late, self._number = _Fold(), self._number_before
+            self._late, self._number = _RowValues(), self._number_before
 
     def failed(self, error: Exception) -> None:
         """See `memlog.sink.Rows`."""
@@ -147,17 +147,17 @@ class UsersRows:
             self.fold_received()
             if self._number is None:
                 self._late.put_all(self._waiting)
-                self._waiting = _Fold()
-            late, self._late = self._late, _Fold()
+                self._waiting = _RowValues()
+            late, self._late = self._late, _RowValues()
             return self._take(late)
 
     def take_for_new_row(self) -> Sequence[Point]:
         """Take the values that wait for the next row, which the user will not log."""
         with self._lock:
-            waiting, self._waiting, self._held = self._waiting, _Fold(), _Fold()
+            waiting, self._waiting, self._held = self._waiting, _RowValues(), _RowValues()
             return self._take(waiting)
 
-    def _take(self, taken: _Fold) -> Sequence[Point]:
+    def _take(self, taken: _RowValues) -> Sequence[Point]:
         """Return the points for the open row, folded with its earlier ones: the last write to a row wins."""
         held = self._held
         stale = [
@@ -165,7 +165,7 @@ class UsersRows:
             for point in taken.points.values()
             if point.fold == "last"
             and point.index <= self._closed.get(point.axis, -1) < taken.newest[point.axis]
-        ]  # a level of the row before, beside one of a later step
+        ]  # a level of the row before would stand next to one of a later step
         for name in stale:
             del taken.points[name]
         self.folded += bool(stale)
@@ -177,7 +177,7 @@ class UsersRows:
         return [_at(held.points[name], held.newest) for name in taken.points]
 
 
-class _Fold:
+class _RowValues:
     """One point for each metric: the largest of peaks, the newest of levels."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class _Fold:
         ):
             self.points[point.name] = point
 
-    def put_all(self, other: _Fold) -> None:
+    def put_all(self, other: _RowValues) -> None:
         for point in other.points.values():
             self.put(point)
 

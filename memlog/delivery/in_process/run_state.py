@@ -8,6 +8,7 @@ from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
+from memlog.metrics import closing_parameters
 from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
@@ -86,12 +87,18 @@ class RunState:
 
         Args:
             event: The event.
-            received: Whether `receive` took it when it was published: then the rows have its values already.
+            received: True if `receive` took it when it was published: then the rows have its values already.
         """
         if not received and self._is_wanted(event):
             self.rows.add(event)
-        if isinstance(event, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
-            self._others.append(event)
+        if isinstance(event, Artifact) and event.is_report and not self.user_run.is_open:
+            return  # a run that the user has ended got a report of its own
+        if isinstance(event, HealthEvent) and self._is_wanted(event):
+            other: Event | None = closing_parameters(event)
+        else:
+            other = event
+        if isinstance(other, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
+            self._others.append(other)
 
     def _is_wanted(self, event: Event) -> bool:
         """Return whether the run needs an event; an ended one needs no health events and no samples."""
@@ -111,7 +118,7 @@ class RunState:
         """Put the values that wait into the user's run. Call it on the user's thread.
 
         Args:
-            final: Whether the user logs nothing more. If not, values of later steps wait for the user's next
+            final: True if the user logs nothing more. If not, values of later steps wait for the user's next
                 row, because the user can't log to their last row after a row of memlog's own.
         """
         if not self.is_watched or not self.user_run.is_open:
@@ -128,6 +135,10 @@ class RunState:
         """Write the CSV file of the series, which has every event so far."""
         self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
         self._in_series = self.folded
+
+    def log_report(self, artifact: Artifact, run: RunDirectory) -> None:
+        """Write the run's report as it is now."""
+        self.user_run.log_artifact(artifact, run.path / artifact.path, run.id)
 
     def _write(self, event: Parameters | Alert | Artifact, run: RunDirectory) -> None:
         if isinstance(event, Parameters):

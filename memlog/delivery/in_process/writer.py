@@ -76,7 +76,7 @@ class InProcessWriter:
 
         Args:
             user_run: The user's run.
-            kept: Whether the tracker keeps data of it. False if the user has disabled the run.
+            kept: True if the tracker keeps data of it. False if the user has disabled the run.
         """
         if kept:
             self._newest = run_state = self._runs.add(user_run)
@@ -179,11 +179,12 @@ class InProcessWriter:
         return header.process.pid == os.getpid() and self._backend in header.bindings
 
     def _write_to_ending(self, ending: Iterable[tuple[InProcessRun, threading.Event]]) -> None:
-        """Write the series of runs that users are ending, and let these users go on."""
+        """Write the series and the report of runs that users are ending, and let these users go on."""
         for user_run, done in ending:
             run_state = self._runs.current(user_run)
             if run_state is not None:
                 self._runs.write_series(run_state)
+                self._runs.write_report(run_state)
                 self._saved = 0.0
             done.set()
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.delivery.in_process.messages import ended_early, kept_nowhere, shared_rows
 from memlog.delivery.in_process.run_state import RunState
 from memlog.delivery.in_process.series_csv import write_series
+from memlog.delivery.run_report import keep_report
+from memlog.events import REPORT_FILE
 from memlog.journal import Header, RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import InProcessState
 from memlog.sink import InProcessRun
+
+_MOST_JOURNAL = 8 * 1024**2
+"""Bytes of a journal from which a report is made in the user's process: about a second of work."""
 
 
 class WrittenRuns:
@@ -92,6 +99,19 @@ class WrittenRuns:
         else:
             say(shared_rows(run_state.folded, run_id, name))
 
+    def write_report(self, run_state: RunState) -> None:
+        """Write memlog's report to a run that the user ends, unless it would take long to make."""
+        size = sum(file.size for file in self._run.files())
+        if size > _MOST_JOURNAL or not run_state.user_run.is_open:
+            return
+        try:
+            artifact = keep_report(self._run, f"report-{run_state.user_run.run_id}.html")
+            if artifact is not None:
+                # The file's own name differs from that of the helper's report, which comes later.
+                run_state.log_report(replace(artifact, name=REPORT_FILE), self._run)
+        except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
+            self._diagnostics.fault(f"writing the report to {self.state.backend}", error)
+
     def end(self) -> None:
         """Write the remaining series, and print which runs lack data. The journal is complete."""
         for run_state in self:
@@ -115,7 +135,7 @@ class WrittenRuns:
         """Save the record.
 
         Args:
-            over: Whether the session is over. If not, only runs that the user has ended can be whole.
+            over: True if the session is over. If not, only runs that the user has ended can be whole.
         """
         every = list(self)
         self.state.delivered = sum(run_state.delivered for run_state in every)

@@ -46,7 +46,7 @@ class Copies:
 
         Args:
             artifact: The artifact to upload.
-            in_place: Whether to return the path of the file itself, because the client reads it much later.
+            in_place: True to return the path of the file itself, because the client reads it much later.
         """
         file = open_artifact(self._run, artifact)
         if file is None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from memlog.events import Alert, Artifact, Parameters
+from memlog.events import Alert, Artifact, Health, Parameters
 from memlog.journal import Entry, Header, Position
 from memlog.journal.delivery_state import Progress
-from memlog.metrics import Plan, place
-from memlog.sink import Point
+from memlog.metrics import Plan, closing_parameters, place
+from memlog.sink import Point, Resolution
 
 
-class Reading:
+def plan_for(header: Header, resolution: Resolution) -> Plan[Position]:
+    """Return the plan of a segment's points, with the names that its writer gave to metrics."""
+    return Plan(resolution, header.initial_step, older=header.has_older_names)
+
+
+class Cursor:
     """Position in one process's segments, and the data to send.
 
     Args:
@@ -55,6 +60,8 @@ class Reading:
                 self.alerts.append(entry.event)
             elif isinstance(entry.event, Artifact):
                 self.artifacts.append(entry.event)
+            elif isinstance(entry.event, Health) and (figures := closing_parameters(entry.event)):
+                self.parameters.append(figures)
 
     def _counts(self, entry: Entry) -> bool:
         """Return whether an event is new, or belongs to a bucket that was open at the saved progress."""

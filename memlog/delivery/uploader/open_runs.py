@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
 
-from memlog._internal.redact import bare_address
 from memlog.delivery.uploader.refused_runs import Refusals
-from memlog.errors import RunRefusedError, TrackerRejectedError
+from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import End
-from memlog.journal import Binding
+from memlog.journal import Binding, binding_of
 from memlog.journal.delivery_state import UploadState
 from memlog.journal.in_process_state import Claim, ClaimOf
-from memlog.sink import Connection, Sink, Target, TrackerRun
+from memlog.sink import Connection, DescribingSink, Sink, Target, TrackerRun
+
+logger = logging.getLogger("memlog.delivery")
 
 OpenSink = Callable[[Target], Sink]
 
@@ -27,10 +29,10 @@ class Targets:
     Args:
         open_sink: Builds a sink for a target; may import the tracker's client.
         state: State of the uploader: the runs that exist, and those that the tracker refuses.
-        begins: Template of the target that a sink gets; its runs are filled in here.
+        begins: Target for every sink, without the runs, which this object adds.
         claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
         sync: Command that delivers the rest, for messages.
-        may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
+        may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
 
     Attributes:
         refusals: The runs that the tracker refuses.
@@ -128,13 +130,20 @@ class Targets:
             with suppress(Exception):
                 sink.close(None)
 
-    def close(self, end: End | None) -> None:
-        """End the runs that sinks opened, except those that the tracker refuses."""
+    def close(self, end: End | None, description: Callable[[], str]) -> None:
+        """Describe and end the runs that sinks opened, except those that the tracker refuses.
+
+        Args:
+            end: How the run ended; ``None``: it has not.
+            description: Makes a text about the run.
+        """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
                 self.sink(None)  # an earlier uploader opened it, and died before it could end it
         for target, sink in self._sinks.items():
             try:
+                if end is not None:
+                    _describe(sink, description)
                 sink.close(end.status if end else None, end.time_us if end else None)
             except TrackerRejectedError as error:  # noqa: PERF203 - others are not refused
                 if not sink.durable:
@@ -173,8 +182,25 @@ class Targets:
         if target is not None and opened.run_id not in state.joined:
             state.joined = [*state.joined, opened.run_id]
         if target is None:
-            uri = None if opened.uri is None else bare_address(opened.uri)
-            state.own_run = Binding(opened.run_id, uri)
+            state.own_run = binding_of(opened)
         elif target in self._replaced and target not in state.beside:
             state.beside = [*state.beside, target]
         state.stage, state.problem = "delivering", self.refusals.problem
+
+
+def _describe(sink: Sink, description: Callable[[], str]) -> None:
+    """Show a text on a run that a sink opened. The run ends also if the text can't be made or is rejected.
+
+    Raises:
+        RunRefusedError: the tracker refuses the run.
+        TrackerUnavailableError: the tracker can't be reached.
+    """
+    if not isinstance(sink, DescribingSink):
+        return
+    try:
+        if sink.wants_description():
+            sink.log_description(description())
+    except (RunRefusedError, TrackerUnavailableError):
+        raise
+    except Exception:
+        logger.exception("a run gets no description")

@@ -43,7 +43,7 @@ class Refusals:
         """Begin a pass over the journal.
 
         Args:
-            final: Whether the journal is complete: then all refused runs are tried once more.
+            final: True if the journal is complete: then all refused runs are tried once more.
         """
         now = time.monotonic()
         if now >= self._retry_at or (final and not self._is_final):

@@ -83,7 +83,7 @@ class SavedProgress:
         """Save the message about runs that the tracker refuses. All other data is delivered.
 
         Args:
-            complete: Whether the journal is complete.
+            complete: True if the journal is complete.
         """
         state, refusals = self._state, self._targets.refusals
         before = state.stage, state.problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from memlog.delivery.uploader.cursor import Reading
+from memlog.delivery.uploader.cursor import Cursor
 from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.sink import Point, Sink
 
@@ -13,13 +13,13 @@ DELIVERED = ""
 """Key of the delivered points in a tally, beside the reasons for drops."""
 
 
-def send_pending(sink: Sink, reading: Reading, *, is_content: bool) -> Counter[str]:
+def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str]:
     """Send the pending points and parameters.
 
     Args:
         sink: Sink of their run.
-        reading: Its pending points and parameters are sent and removed.
-        is_content: Whether to treat unknown errors of the tracker as a refusal of the points.
+        cursor: Its pending points and parameters are sent and removed.
+        is_content: True to treat unknown errors of the tracker as a refusal of the points.
 
     Returns:
         Number of points delivered, and of points lost, by reason.
@@ -34,17 +34,17 @@ def send_pending(sink: Sink, reading: Reading, *, is_content: bool) -> Counter[s
         raise RunRefusedError(str(error)) from error
     tally: Counter[str] = Counter()
     tally.subtract(sink.dropped)
-    for parameters in reading.parameters:
+    for parameters in cursor.parameters:
         try:
             sink.log_parameters(parameters.values)
         except RunRefusedError:  # noqa: PERF203 - a rejected one does not stop the others
             raise
         except TrackerRejectedError:
             pass  # the metrics are stored without them
-    for begin in range(0, len(reading.pending), sink.max_points):
-        batch = reading.pending[begin : begin + sink.max_points]
+    for begin in range(0, len(cursor.pending), sink.max_points):
+        batch = cursor.pending[begin : begin + sink.max_points]
         _send(sink, batch, tally, is_content=is_content)
-    reading.pending, reading.parameters = [], []
+    cursor.pending, cursor.parameters = [], []
     tally.update(sink.dropped)
     return +tally
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlog._internal.redact import remember, without_credentials
 from memlog.delivery.uploader import outbox
 from memlog.delivery.uploader.artifact_files import Copies
-from memlog.delivery.uploader.cursor import Reading
+from memlog.delivery.uploader.cursor import Cursor, plan_for
 from memlog.delivery.uploader.open_runs import OpenSink, Targets
 from memlog.delivery.uploader.saved_progress import SavedProgress
 from memlog.delivery.uploader.send import DELIVERED, send_pending
@@ -14,7 +14,6 @@ from memlog.events import End
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
 from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, held_name
 from memlog.journal.in_process_state import ClaimOf
-from memlog.metrics import Plan
 from memlog.sink import Connection, Sink, Target, TrackerRun
 
 _CONTENT_FAILURES = 5
@@ -37,9 +36,9 @@ class Uploader:
         project: Project for a run that the sink opens itself; ``None``: the client's default.
         name: Name for such a run; ``None``: the tracker chooses one.
         begun_us: When the run began, Unix time in microseconds, for such a run; ``None``: now.
-        may_open_own: Whether events that belong to no run of the user's may go to a run of the sink's own.
+        may_open_own: True if events that belong to no run of the user's may go to a run of the sink's own.
             Set it when the user will open no run any more. Until then these events wait.
-        may_replace: Whether data for a run that the tracker refuses goes to a run of the sink's own.
+        may_replace: True if data for a run that the tracker refuses goes to a run of the sink's own.
         claim: Returns the state of a user's run; ``None``: the trainer's process writes to no runs.
 
     Attributes:
@@ -70,7 +69,7 @@ class Uploader:
             open_sink, self.state, begins, claim, sync=run.command("sync"), may_replace=may_replace
         )
         self._progress = SavedProgress(run, self.state, self._targets)
-        self._readings: dict[str, Reading] = {}
+        self._cursors: dict[str, Cursor] = {}
         self._copies = Copies(run)
 
     def connect(self, connection: Connection) -> None:
@@ -87,7 +86,7 @@ class Uploader:
         """Send everything that is ready, and return the number of points.
 
         Args:
-            complete: Whether the journal is complete: then points of open buckets are sent, too.
+            complete: True if the journal is complete: then points of open buckets are sent, too.
 
         Raises:
             TrackerUnavailableError: the tracker can't be reached; the rest is sent later.
@@ -108,7 +107,7 @@ class Uploader:
                 self._targets.refuse,
             )
         except Exception as error:
-            self._readings.clear()  # read again the data that was read but not sent
+            self._cursors.clear()  # read again the data that was read but not sent
             self._progress.note_failure(error)
             if isinstance(error, DeliveryError):
                 raise
@@ -130,11 +129,11 @@ class Uploader:
         """
         end = _end_of(self.run, self.end)
         try:
-            self._targets.close(end)
+            self._targets.close(end, lambda: _description(self.run, self.backend))
         except Exception as error:
             if not self._targets.are_durable:
                 self._progress.go_back()
-                self._readings.clear()
+                self._cursors.clear()
             self._progress.note_failure(error)
             raise
         self._targets.forget()
@@ -150,20 +149,20 @@ class Uploader:
         self, name: str, deferred: DeferredRange, file: JournalFile | None
     ) -> None:
         """Deliver segments that were skipped, if the tracker takes their run now."""
-        reading = Reading(deferred.progress)
-        reading.target = deferred.target
+        cursor = Cursor(deferred.progress)
+        cursor.target = deferred.target
         try:
             sink = self._sink(deferred.target)
-            for entry in file.read(reading.at) if file is not None else ():
+            for entry in file.read(cursor.at) if file is not None else ():
                 if entry.start >= deferred.until:
                     break
-                if reading.plan is None:
-                    reading.plan = Plan(sink.resolution, entry.header.initial_step)
-                reading.take(entry)
-                if len(reading.pending) >= sink.max_points:
-                    self._send(name, reading)
-            reading.finish()
-            self._send(name, reading)
+                if cursor.plan is None:
+                    cursor.plan = plan_for(entry.header, sink.resolution)
+                cursor.take(entry)
+                if len(cursor.pending) >= sink.max_points:
+                    self._send(name, cursor)
+            cursor.finish()
+            self._send(name, cursor)
         except RunRefusedError:
             return
         del self.state.held[name]
@@ -175,23 +174,23 @@ class Uploader:
             try:
                 return self._deliver_on(file, complete=complete)
             except RunRefusedError:  # noqa: PERF203 - continue after that run's segments
-                if not self._skip(file, self._readings.pop(file.process)):
+                if not self._skip(file, self._cursors.pop(file.process)):
                     return None
 
-    def _skip(self, file: JournalFile, reading: Reading) -> bool:
+    def _skip(self, file: JournalFile, cursor: Cursor) -> bool:
         """Skip the segments of a refused run, and note them; return false if no other run follows yet."""
         others = (
             segment
-            for segment, header in file.headers_after(reading.segment)
-            if self._target(file, header) != reading.target
+            for segment, header in file.headers_after(cursor.segment)
+            if self._target(file, header) != cursor.target
         )
         if (other := next(others, None)) is None:
             return False
-        known, begin = self.state.progress(file.process), Position(reading.since, 0)
+        known, begin = self.state.progress(file.process), Position(cursor.since, 0)
         kept = Progress(max(known.sent, begin), max(known.resume, begin), known.open)
         until = Position(other, 0)
-        self.state.held[held_name(file.process, reading.since)] = DeferredRange(
-            file.process, reading.target, until, kept
+        self.state.held[held_name(file.process, cursor.since)] = DeferredRange(
+            file.process, cursor.target, until, kept
         )
         self.state.advance(file.process, Progress(until, until, {}))
         self._progress.save()
@@ -199,46 +198,46 @@ class Uploader:
 
     def _deliver_on(self, file: JournalFile, *, complete: bool) -> None:
         """Deliver one process's segments, from the saved position to the end of the journal."""
-        reading = self._readings.get(file.process)
-        if reading is None:
+        cursor = self._cursors.get(file.process)
+        if cursor is None:
             progress = self.state.progress(file.process)
-            reading = self._readings[file.process] = Reading(progress)
-        for entry in file.read(reading.at):
-            if not self._take(file, reading, entry):
+            cursor = self._cursors[file.process] = Cursor(progress)
+        for entry in file.read(cursor.at):
+            if not self._take(file, cursor, entry):
                 break
         else:
             if complete:
-                reading.finish()
-        self._send(file.process, reading)
+                cursor.finish()
+        self._send(file.process, cursor)
 
-    def _take(self, file: JournalFile, reading: Reading, entry: Entry) -> bool:
+    def _take(self, file: JournalFile, cursor: Cursor, entry: Entry) -> bool:
         """Take one event; return false if it must wait until its run is known."""
-        if entry.header is not reading.header and not self._switch_run(file, reading, entry):
+        if entry.header is not cursor.header and not self._switch_run(file, cursor, entry):
             return False
-        reading.take(entry)
-        if reading.skipping:
+        cursor.take(entry)
+        if cursor.skipping:
             return True
-        if len(reading.pending) >= self._sink(reading.target).max_points:
-            self._send(file.process, reading)
+        if len(cursor.pending) >= self._sink(cursor.target).max_points:
+            self._send(file.process, cursor)
         return True
 
-    def _switch_run(self, file: JournalFile, reading: Reading, entry: Entry) -> bool:
+    def _switch_run(self, file: JournalFile, cursor: Cursor, entry: Entry) -> bool:
         """Switch to the run that a segment's events go to; return false if it is not known yet."""
         header = entry.header
         target = self._target(file, header)
         if target is None and self.state.own_run is None and not self.may_open_own:
             return False
         claim = self._targets.claimed(target)
-        if claim == "in process" or reading.plan is None or target != reading.target:
-            reading.finish()
-            self._send(file.process, reading)
+        if claim == "in process" or cursor.plan is None or target != cursor.target:
+            cursor.finish()
+            self._send(file.process, cursor)
             if claim == "in process":
                 return False
-            reading.switch_to(target, entry.start.segment)
-            reading.skipping = claim == "whole"
-            resolution = "full" if reading.skipping else self._sink(target).resolution
-            reading.plan = Plan(resolution, header.initial_step)
-        reading.header, reading.segment = header, entry.start.segment
+            cursor.switch_to(target, entry.start.segment)
+            cursor.skipping = claim == "whole"
+            resolution = "full" if cursor.skipping else self._sink(target).resolution
+            cursor.plan = plan_for(header, resolution)
+        cursor.header, cursor.segment = header, entry.start.segment
         return True
 
     def _target(self, file: JournalFile, header: Header) -> str | None:
@@ -265,27 +264,27 @@ class Uploader:
             self._progress.save()
         return sink
 
-    def _send(self, name: str, reading: Reading) -> None:
+    def _send(self, name: str, cursor: Cursor) -> None:
         """Send what is pending, and save that it was sent.
 
         Args:
             name: The process, or the `held_name` of a deferred range.
-            reading: Holds what is pending.
+            cursor: Holds what is pending.
 
         Raises:
             RunRefusedError: the tracker refuses the run; that is noted.
         """
-        progress = reading.progress()
-        has_pending = reading.has_pending
+        progress = cursor.progress()
+        has_pending = cursor.has_pending
         if has_pending:
-            self._sink(reading.target)
-            with self._targets.noting(reading.target) as sink:
+            self._sink(cursor.target)
+            with self._targets.noting(cursor.target) as sink:
                 is_content = self._progress.failures >= _CONTENT_FAILURES
-                tally = send_pending(sink, reading, is_content=is_content)
+                tally = send_pending(sink, cursor, is_content=is_content)
             self.state.delivered += tally.pop(DELIVERED, 0)
             self._progress.count(tally)
-            outbox.take_over(self.state.outbox, reading.target, reading.alerts, reading.artifacts)
-            reading.alerts, reading.artifacts = [], []
+            outbox.take_over(self.state.outbox, cursor.target, cursor.alerts, cursor.artifacts)
+            cursor.alerts, cursor.artifacts = [], []
             self.state.stage, self.state.problem = "delivering", self.refused
         if progress != self.state.progress(name):
             self.state.advance(name, progress)
@@ -301,6 +300,12 @@ def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Bindin
             if backend in header.bindings:
                 return header.bindings[backend]
     return None
+
+
+def _description(run: RunDirectory, backend: str) -> str:
+    from memlog.reports.description import description  # noqa: PLC0415 - needed only at the end
+
+    return description(run, backend)
 
 
 def _end_of(run: RunDirectory, reported: End | None) -> End | None:

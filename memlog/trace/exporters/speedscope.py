@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from memlog._internal.units import format_bytes
 from memlog.trace import encoding
+from memlog.trace.exporters.frame_colours import files_by_frame
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
 from memlog.trace.exporters.stacks import Stack, ThreadStacks, path_stack
-from memlog.trace.records import RecordedTrace
+from memlog.trace.records import Exactness, RecordedTrace
 
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4
 _NS_PER_MS = 1e6
 
 
-def flame_graph(trace: RecordedTrace) -> dict[str, Any]:
-    """Build the document: profiles of live bytes at the peak, bytes allocated in order, and milliseconds."""
-    frames = Frames()
+_BOUNDS: dict[Exactness, str] = {
+    "lower bound": "at least ",
+    "sampled": "at least ",
+    "approximate": "about ",
+}
+
+
+def flame_graph(trace: RecordedTrace, where: str = "") -> dict[str, Any]:
+    """Build the document: profiles of live bytes at the peak, bytes allocated in order, and milliseconds.
+
+    Args:
+        trace: The trace.
+        where: Place of the trace in the run, such as ``step 160``, for the title.
+    """
+    frames, title = Frames(), _title(trace, where)
+    at_peak = sampled(title, _at_peak(trace), frames)
+    files = _files(trace, list(frames.names))
     profiles = [
-        sampled(f"Live bytes at the peak, {trace.result.device}", _at_peak(trace), frames),
+        at_peak,
         sampled("Bytes allocated, in order", _in_order(trace), frames),
         *_evented(trace, frames),
     ]
-    model = trace.paths[1] if len(trace.paths) > 1 else "no model"
-    return speedscope_file(f"memlog, {model}", frames, profiles)
+    return speedscope_file(title, frames, profiles, files)
+
+
+def _title(trace: RecordedTrace, where: str) -> str:
+    result = trace.result
+    subject = ", ".join(filter(None, [trace.paths[1] if len(trace.paths) > 1 else "", where]))
+    if result.peak is None:
+        return subject or "a trace"
+    bound, peak = _BOUNDS.get(result.exactness, ""), format_bytes(result.peak)
+    device = "" if result.device == "cpu" else f" on {result.device}"
+    return f"{subject or 'no model'}: {bound}{peak}{device} at the peak"
+
+
+def _files(trace: RecordedTrace, names: Sequence[str]) -> dict[str, str]:
+    """Return the files of the frames at the peak, which set their colours."""
+    categories = [f"[{category}]" for category in trace.result.categories]
+    kinds = dict(zip(trace.paths, trace.kinds, strict=False))
+    others = [frame for frame in names if frame not in categories]
+    return files_by_frame(categories, others, kinds)
 
 
 def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:

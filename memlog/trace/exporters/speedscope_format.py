@@ -7,7 +7,7 @@ wrong figures without an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memlog._version import __version__
@@ -74,14 +74,30 @@ def sampled(
 
 
 def speedscope_file(
-    name: str, frames: Frames, profiles: Sequence[dict[str, Any] | None]
+    name: str,
+    frames: Frames,
+    profiles: Sequence[dict[str, Any] | None],
+    files: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Build the whole document from the profiles that are not ``None``."""
+    """Build the whole document from the profiles that are not ``None``.
+
+    Args:
+        name: Title of the document.
+        frames: The frames of all profiles.
+        profiles: The profiles; the first is shown.
+        files: Files of frames, by name; other frames have none.
+    """
+    known = files or {}
     return {
         "$schema": SCHEMA,
         "name": name,
         "exporter": f"memlog {__version__}",
         "activeProfileIndex": 0,
-        "shared": {"frames": [{"name": name} for name in frames.names]},
+        "shared": {
+            "frames": [
+                {"name": name, "file": known[name]} if name in known else {"name": name}
+                for name in frames.names
+            ]
+        },
         "profiles": [profile for profile in profiles if profile is not None],
     }

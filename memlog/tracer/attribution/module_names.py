@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
-from memlog.trace.result import common_length
+from memlog.trace.result import common_length, with_parents
 from memlog.tracer.attribution.user_scopes import Scope
 
 MAX_NAMES = 10_000
@@ -59,6 +59,7 @@ class ModuleNames:
         self.omitted = 0
         self.roots: list[RootModule] = []
         self._numbers = {OUTSIDE_PATH: OUTSIDE}
+        self._around: dict[int, tuple[int, ...]] = {OUTSIDE: ()}
         # By identity: hashing a module may run the user's code. Each entry refers to its module, since Python
         # reuses the identity of a deleted module.
         self._known: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
@@ -71,7 +72,7 @@ class ModuleNames:
 
         If the module has several paths in the model, the one nearest to ``surrounding`` counts.
         """
-        if isinstance(module, Scope):
+        if type(module) is Scope:  # isinstance() may run a property `__class__` of the module
             inside = f"{self.paths[surrounding]}." if surrounding != OUTSIDE else ""
             return self.number(f"{inside}({module.name})", "scope")
         numbers = self._numbers_of(module)
@@ -101,6 +102,15 @@ class ModuleNames:
             self.paths.append(path)
             self.kinds.append(kind)
         return number
+
+    def layers_around(self, layer: int) -> tuple[int, ...]:
+        """Return the numbers of a layer and of the layers that contain it; none for "outside"."""
+        found = self._around.get(layer)
+        if found is None:
+            paths = with_parents(self.paths[layer], self.paths[1])
+            found = tuple(self._numbers[path] for path in paths if path in self._numbers)
+            self._around[layer] = found
+        return found
 
     def owner_of(self, name: str, root: RootModule) -> int:
         """Return the number of the module that owns a parameter or buffer, by its name in ``root``."""
@@ -136,8 +146,7 @@ class ModuleNames:
 
     def _add_modules(self, root: Any, path: str, prefix: str) -> None:
         # All paths of a shared module, so their number has no limit of its own.
-        named = itertools.islice(root.named_modules(remove_duplicate=False), MAX_NAMES)
-        for name, module in named:
+        for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
             # Without a name it is the root, or the module inside torch.compile's wrapper: the same layer.
             self._remember(module, prefix + _plain(name) if _plain(name) else path)
 
@@ -148,20 +157,39 @@ class ModuleNames:
             self._known[id(module)] = (weakref.ref(module), (*others, number))
 
 
-def _has_tensors(module: Any) -> bool:
-    return module is not None and next(module.parameters(), None) is not None
+def _registered(module: Any, registry: str) -> dict[str, Any]:
+    """Return a module's children or parameters without code of its class, which may be the program's."""
+    found = object.__getattribute__(module, "__dict__").get(registry)
+    return found if issubclass(type(found), dict) else {}
+
+
+def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules as ``named_modules(remove_duplicate=False)`` does."""
+    waiting = [("", root)]
+    while waiting:
+        name, module = waiting.pop()
+        yield name, module
+        prefix = f"{name}." if name else ""
+        children = reversed(_registered(module, "_modules").items())
+        waiting += [(prefix + child, inner) for child, inner in children if inner is not None]
+
+
+def _has_tensors(root: Any) -> bool:
+    modules = () if root is None else _named_modules(root)
+    tensors = (one for _, module in modules for one in _registered(module, "_parameters").values())
+    return any(one is not None for one in tensors)
 
 
 def _kind(module: Any) -> str:
-    return type(getattr(module, _COMPILED, module)).__name__
+    return type(_registered(module, "_modules").get(_COMPILED, module)).__name__
 
 
 def _name_beside_children(root: Any) -> str:
     """Return the name of a model's class, changed until no child has it."""
     name, inside = _kind(root), root
-    while _COMPILED in inside._modules:
-        inside = inside._modules[_COMPILED]
-    while name in inside._modules:
+    while _COMPILED in _registered(inside, "_modules"):
+        inside = _registered(inside, "_modules")[_COMPILED]
+    while name in _registered(inside, "_modules"):
         name = f"{name} (model)"
     return name
 

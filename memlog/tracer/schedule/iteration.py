@@ -25,11 +25,14 @@ OptimizerRefs: TypeAlias = tuple[weakref.ref[Any], ...]
 
 
 class OptimizerSchedule:
-    """Record of how often every optimizer steps, in windows and between them.
+    """Record of how often every optimizer steps.
 
     Args:
         begins: Called with an optimizer before its step is recorded.
         ends: Called with an optimizer whose step has ended, if no other optimizer is stepping.
+
+    Attributes:
+        clock_steps: Number of steps of the clock.
     """
 
     def __init__(self, begins: Callable[[Any], object], ends: Callable[[Any], object]) -> None:
@@ -37,8 +40,7 @@ class OptimizerSchedule:
         self._ends = ends
         self._parts: dict[int, _OptimizerSteps] = {}
         self._stepping: set[int] = set()
-        self._now = 0
-        self._began = 0
+        self.clock_steps = 0
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Record that an optimizer's step begins."""
@@ -47,9 +49,9 @@ class OptimizerSchedule:
         part = self._parts.pop(id(optimizer), None)
         if part is None or part.optimizer() is not optimizer:
             part = _OptimizerSteps(optimizer)
-        elif self._now > part.last:
-            part.interval = self._now - part.last
-        part.last = self._now
+        elif self.clock_steps > part.last:
+            part.interval = self.clock_steps - part.last
+        part.last = self.clock_steps
         part.thread = threading.current_thread()
         self._parts[id(optimizer)] = part  # last, as the newest
         if len(self._parts) > _MOST:
@@ -66,36 +68,77 @@ class OptimizerSchedule:
 
     def clock_stepped(self) -> None:
         """Record a step of the clock."""
-        self._now += 1
-
-    def begin(self) -> None:
-        """Start a window, possibly within an optimizer's step (LBFGS calls the model in its step)."""
-        self._began = self._now
-        for identity, part in list(self._parts.items()):
-            part.in_window = identity in self._stepping
-
-    @property
-    def steps(self) -> int:
-        """Clock steps since the window began."""
-        return self._now - self._began
+        self.clock_steps += 1
 
     @property
     def has_interval(self) -> bool:
         """True if any optimizer has stepped twice, so that its interval is known."""
         return any(part.interval is not None for part in list(self._parts.values()))
 
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that no other thread steps, also inactive ones: their state takes memory."""
+        return [optimizer for _, optimizer in self.of_this_thread()]
+
+    def has_joined(self, members: OptimizerRefs) -> bool:
+        """Return whether an optimizer that is not in ``members`` now takes part beside one that is."""
+        there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
+        found = [id(part.optimizer()) in there for part in self.active()]
+        return any(found) and not all(found)
+
+    def begin_window(self) -> None:
+        """Start a window, possibly within an optimizer's step (LBFGS calls the model in its step)."""
+        for identity, part in list(self._parts.items()):
+            part.in_window = identity in self._stepping
+
+    def active(self) -> Iterator[_OptimizerSteps]:
+        """Yield the optimizers that take part."""
+        for part, _ in self.of_this_thread():
+            if self.clock_steps - part.last <= part.inactive_after:
+                yield part
+
+    def of_this_thread(self) -> Iterator[tuple[_OptimizerSteps, Any]]:
+        """Yield the living optimizers that no other thread steps: an iteration belongs to one thread."""
+        for part in list(self._parts.values()):
+            optimizer = part.optimizer()
+            if optimizer is not None and not trained_elsewhere(part.thread):
+                yield part, optimizer
+
+
+class TracedIteration:
+    """Optimizers' steps in a window, and the part of a training iteration that it covers.
+
+    Args:
+        schedule: Record of all optimizers' steps.
+    """
+
+    def __init__(self, schedule: OptimizerSchedule) -> None:
+        self._schedule = schedule
+        self._began = 0
+
+    def begin(self) -> None:
+        """Begin with a window that opens now."""
+        self._began = self._schedule.clock_steps
+        self._schedule.begin_window()
+
     @property
-    def iteration_done(self) -> bool:
+    def steps(self) -> int:
+        """Clock steps since the window began."""
+        return self._schedule.clock_steps - self._began
+
+    @property
+    def is_done(self) -> bool:
         """True if the window covers an iteration, as far as the optimizers' intervals are known."""
         # Optimizers that have not stepped in the window come first, so even with very many this is fast.
-        if any(not part.in_window for part in self._active()):
+        if any(not part.in_window for part in self._schedule.active()):
             return False
-        return self.steps >= max((part.interval or 1 for part in self._active()), default=1)
+        return self.steps >= max(
+            (part.interval or 1 for part in self._schedule.active()), default=1
+        )
 
     @property
     def too_rare(self) -> bool:
         """True if the window can't cover an iteration within `LONGEST` clock steps."""
-        rare = any((part.interval or 1) > LONGEST for part in self._active())
+        rare = any((part.interval or 1) > LONGEST for part in self._schedule.active())
         return rare or self.steps >= LONGEST
 
     @property
@@ -105,19 +148,9 @@ class OptimizerSchedule:
             not part.had_state and _has_state(optimizer) for part, optimizer in self._stepped()
         )
 
-    def optimizers(self) -> list[Any]:
-        """Return the optimizers that no other thread steps, also inactive ones: their state takes memory."""
-        return [optimizer for _, optimizer in self._of_this_thread()]
-
     def members(self) -> OptimizerRefs:
         """Return the optimizers that stepped in the window."""
         return tuple(part.optimizer for part, _ in self._stepped())
-
-    def has_joined(self, members: OptimizerRefs) -> bool:
-        """Return whether an optimizer that is not in ``members`` now takes part beside one that is."""
-        there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
-        found = [id(part.optimizer()) in there for part in self._active()]
-        return any(found) and not all(found)
 
     def steps_all_of(self, models: Iterable[Any]) -> bool:
         """Return whether the optimizers of the window have all parameters of ``models`` that are trained."""
@@ -134,20 +167,12 @@ class OptimizerSchedule:
             if parameter.requires_grad
         )
 
-    def _active(self) -> Iterator[_OptimizerSteps]:
-        for part, _ in self._of_this_thread():
-            if self._now - part.last <= part.inactive_after:
-                yield part
-
     def _stepped(self) -> list[tuple[_OptimizerSteps, Any]]:
-        return [(part, optimizer) for part, optimizer in self._of_this_thread() if part.in_window]
-
-    def _of_this_thread(self) -> Iterator[tuple[_OptimizerSteps, Any]]:
-        """Yield the living optimizers that no other thread steps: an iteration belongs to one thread."""
-        for part in list(self._parts.values()):
-            optimizer = part.optimizer()
-            if optimizer is not None and not trained_elsewhere(part.thread):
-                yield part, optimizer
+        return [
+            (part, optimizer)
+            for part, optimizer in self._schedule.of_this_thread()
+            if part.in_window
+        ]
 
 
 class _OptimizerSteps:

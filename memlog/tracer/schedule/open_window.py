@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from memlog._internal.diagnostics import Diagnostics
@@ -71,3 +71,57 @@ class OpenWindow:
     def limits() -> str:
         """Return the limits as text."""
         return f"{_MOST_CALLS} calls of the model, {MOST_EVENTS:,} events or {_MOST_STEPS:g} usual steps"
+
+
+class WindowSlot:
+    """The open window of a session: at most one. It opens and closes on any thread, in hooks.
+
+    Attributes:
+        window: The open window; ``None`` if none is open.
+        ended: True if no window opens any more.
+    """
+
+    def __init__(self) -> None:
+        self.window: OpenWindow | None = None
+        self.ended = False
+        # Reentrant: a signal handler may run on the thread that holds it.
+        self._lock = threading.RLock()
+        self._opening = False
+
+    def open(self, make: Callable[[], OpenWindow | None], failed: Callable[[], object]) -> None:
+        """Open a window, unless one is open or another thread is opening one.
+
+        Args:
+            make: Returns the window; ``None`` if it could not open.
+            failed: Called if it could not open.
+        """
+        with self._lock:
+            if self._opening or self.ended or self.window is not None:
+                return
+            self._opening = True
+        try:
+            self.window = make()
+        finally:
+            self._opening = False
+            if self.window is None:
+                failed()
+
+    def if_free(self, act: Callable[[], object]) -> None:
+        """Call ``act`` unless a window is open or is being opened."""
+        with self._lock:
+            if self.window is None and not self._opening:
+                act()
+
+    def take(self, *, any_thread: bool) -> OpenWindow | None:
+        """Take the window of this thread, or of ``any_thread``, so that only the caller closes it."""
+        with self._lock:
+            opened = self.window
+            if opened is None or not (any_thread or opened.thread is threading.current_thread()):
+                return None
+            self.window = None
+        return opened
+
+    def end(self) -> None:
+        """Let no window open from now on."""
+        with self._lock:
+            self.ended = True

@@ -1,6 +1,8 @@
-"""Retry policy for tracing a step."""
+"""Retry policy for tracing a step, and the counter of steps that were not traced."""
 
 from __future__ import annotations
+
+from memlog._internal.diagnostics import Diagnostics
 
 _LONGEST = 32
 """Maximum number of steps between two attempts."""
@@ -53,3 +55,23 @@ class RetryPolicy:
             return False
         self._wanted = self._wanted or allowed
         return self._wanted
+
+
+class SkippedTraces:
+    """Counter of steps that were to be traced and could not be.
+
+    Args:
+        diagnostics: Counts them, too, and logs the first reason.
+    """
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self.count = 0
+        self._diagnostics = diagnostics
+
+    def add(self, why: str) -> None:
+        """Count a step."""
+        self.count += 1
+        self._diagnostics.drop(
+            "trace_skipped",
+            f"a step could not be traced ({why}); memlog counts how often that happens",
+        )

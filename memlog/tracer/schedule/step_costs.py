@@ -31,6 +31,10 @@ class StepCosts:
         self._traced_at = 0
         self._traced = 0
 
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds that tracing has cost, without set-up, and those of set-up."""
+        return self.budget.spent, self.budget.set_up
+
     def step_ended(self, now: float) -> None:
         """Count a step."""
         self.steps += 1

@@ -25,14 +25,14 @@ from memlog.events import Event
 from memlog.tracer.schedule.budget import DEFAULT_SHARE
 from memlog.tracer.schedule.call_waiter import CallWaiter, when_to_wait
 from memlog.tracer.schedule.frozen_modules import FrozenStart
-from memlog.tracer.schedule.iteration import OptimizerSchedule
+from memlog.tracer.schedule.iteration import OptimizerSchedule, TracedIteration
 from memlog.tracer.schedule.kept_trace import FROZEN_START_MISSED, KeptTrace, StepTrace
 from memlog.tracer.schedule.larger_steps import LargerSteps
-from memlog.tracer.schedule.open_window import OpenWindow
-from memlog.tracer.schedule.retry import RetryPolicy
+from memlog.tracer.schedule.open_window import OpenWindow, WindowSlot
+from memlog.tracer.schedule.retry import RetryPolicy, SkippedTraces
 from memlog.tracer.schedule.step_costs import StepCosts
 from memlog.tracer.schedule.top_modules import RootModules
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.trace_event import SeriesLayers, trace_event
 
 if TYPE_CHECKING:
     from memlog.trace.records import RecordedTrace
@@ -53,6 +53,7 @@ class PeriodicTracer:
 
     Attributes:
         larger_steps: Takes the events of the steps' ends, each before `after_step`.
+        costs: Cost of the traces so far.
     """
 
     def __init__(
@@ -67,19 +68,17 @@ class PeriodicTracer:
         self._diagnostics = diagnostics
         self._roots = RootModules(model)
         self._schedule = OptimizerSchedule(self._kept_trace.optimizer_begins, self._optimizer_ended)
+        self._iteration = TracedIteration(self._schedule)
         self._frozen_start = FrozenStart()
+        self._series = SeriesLayers()
         self._retry = RetryPolicy()
-        self._costs = StepCosts(share)
+        self.costs = StepCosts(share)
         self.larger_steps = LargerSteps()
         self._waiter = CallWaiter(self._called, diagnostics)
         self._subscription: OptimizerSubscription | None = None
         self._last_step: int | None = None
-        self._skipped = 0
-        # Guards what follows: windows open and close on any thread, in hooks, and signals interrupt.
-        self._lock = threading.RLock()
-        self._opening = False
-        self._open: OpenWindow | None = None
-        self._finished = False
+        self._skipped = SkippedTraces(diagnostics)
+        self._slot = WindowSlot()
         self.want()
 
     def want(self) -> None:
@@ -91,12 +90,12 @@ class PeriodicTracer:
     @property
     def tracing(self) -> bool:
         """True if the current step is traced."""
-        return self._open is not None
+        return self._slot.window is not None
 
     @property
     def busy(self) -> bool:
         """True if the current step is traced, or the next one will be."""
-        return self._open is not None or self._waiter.waiting
+        return self.tracing or self._waiter.waiting
 
     def after_step(self, step: int, *, may_trace: bool = True) -> None:
         """Record the end of a step, and decide whether to trace the next one.
@@ -106,41 +105,36 @@ class PeriodicTracer:
         now = time.perf_counter()
         self._last_step = step
         self._schedule.clock_stepped()
-        self._costs.step_ended(now)
+        self.costs.step_ended(now)
         with self._diagnostics.contained("keeping what was traced"):
             self._kept_trace.step_ended()
-        if self._open is None:
-            self._costs.plain_step(now)
-        elif self._schedule.iteration_done or self._schedule.too_rare:
+        if not self.tracing:
+            self.costs.plain_step(now)
+        elif self._iteration.is_done or self._iteration.too_rare:
             self._close()
         with self._diagnostics.contained("waiting for a step to trace"):
-            if self._open is None:
+            if not self.tracing:
                 if self._waiter.waiting and not self._may_wait():  # something was compiled since
                     self._waiter.stop_or_pause()
-                self._costs.settle(now)
+                self.costs.settle(now)
                 if self._retry.next_step(
                     allowed=may_trace
-                    and self._costs.may_trace(
+                    and self.costs.may_trace(
                         now, outdated=lambda: self.larger_steps.seen or self._is_outdated()
                     )
                 ):
                     self._frozen_start.reset()
                     self._wait_for_call()
-        self._costs.step_begins()
-
-    def cost(self) -> tuple[float, float]:
-        """Return the seconds that tracing has cost, without set-up, and those of set-up."""
-        return self._costs.budget.spent, self._costs.budget.set_up
+        self.costs.step_begins()
 
     def finish(self, *, failed: bool = True) -> None:
         """End the session; keep the events of an open step if it ``failed`` midway."""
-        with self._lock:
-            self._finished = True
+        self._slot.end()
         self._waiter.stop()
-        if self._open is not None:
+        if self.tracing:
             self._close(any_thread=True, failed=failed)
         elif self._retry.awaits_compiler:
-            self._skip("the run ended before torch.compile was done with the model")
+            self._skipped.add("the run ended before torch.compile was done with the model")
         with self._diagnostics.contained("keeping what was traced"):
             self._kept_trace.finish(outdated=self._is_outdated())
         if self._subscription is not None:
@@ -152,7 +146,7 @@ class PeriodicTracer:
     def _optimizer_ended(self, optimizer: Any) -> None:
         """Close the window if this was the last optimizer of the step: it may end after the clock."""
         self._kept_trace.optimizer_ended(optimizer)
-        if self._open is not None and self._schedule.steps and self._schedule.iteration_done:
+        if self.tracing and self._iteration.steps and self._iteration.is_done:
             self._close()
 
     def _is_outdated(self) -> bool:
@@ -163,17 +157,15 @@ class PeriodicTracer:
 
     def _wait_for_call(self) -> None:
         """Wait for the next module that is called for training, if torch is loaded."""
-        if "torch" not in sys.modules or self._finished or not self._may_wait():
+        if "torch" not in sys.modules or self._slot.ended or not self._may_wait():
             return
-        with self._lock:
-            if self._open is None and not self._opening:
-                self._waiter.start()
+        self._slot.if_free(self._waiter.start)
 
     def _may_wait(self) -> bool:
-        when = when_to_wait(self._roots, self._costs.steps)
+        when = when_to_wait(self._roots, self.costs.steps)
         if when == "never":
             self._retry.disable()
-            self._skip(
+            self._skipped.add(
                 "torch.compile is in use: its graphs hide layers and are compiled again for hooks"
             )
         else:
@@ -182,7 +174,7 @@ class PeriodicTracer:
 
     def _called(self, module: Any, inputs: Any) -> None:
         """Handle a module call outside compiled code."""
-        opened = self._open
+        opened = self._slot.window
         if opened is not None:
             if opened.thread is threading.current_thread() and opened.exceeds_limits(module):
                 self._abandon()
@@ -191,24 +183,11 @@ class PeriodicTracer:
         elif self._waiter.waiting and (
             self._roots.may_train(module) or self._frozen_start.is_step_start(module)
         ):
-            self._open_once(module, inputs)
+            self._slot.open(lambda: self._open_window(module, inputs), self._waiter.stop)
 
     # Opening and closing a window.
 
-    def _open_once(self, module: Any, inputs: Any) -> None:
-        """Open a window, unless another thread is doing so."""
-        with self._lock:
-            if self._opening or self._finished or self._open is not None:
-                return
-            self._opening = True
-        try:
-            self._open_window(module, inputs)
-        finally:
-            self._opening = False
-            if self._open is None:
-                self._waiter.stop()
-
-    def _open_window(self, module: Any, inputs: Any) -> None:
+    def _open_window(self, module: Any, inputs: Any) -> OpenWindow | None:
         began = time.perf_counter()
         try:
             # Imported here: they load parts of torch that most users of sessions never need.
@@ -217,11 +196,11 @@ class PeriodicTracer:
 
             if not may_open():
                 self._retry.postpone()
-                self._skip(
-                    "another torch dispatch mode, a transformation of torch.func, a compiled graph or a "
-                    "backward pass was active"
+                self._skipped.add(
+                    "another torch dispatch mode, a transformation of torch.func, a graph that is compiled "
+                    "or recorded, or a backward pass was active"
                 )
-                return
+                return None
             if self._subscription is None:
                 self._subscription = OptimizerSubscription(self._schedule, self._diagnostics)
             opened = OpenWindow(
@@ -230,28 +209,19 @@ class PeriodicTracer:
                 roots=self._roots.modules(),
                 optimizers=self._schedule.optimizers(),
                 diagnostics=self._diagnostics,
-                usual_step=self._costs.budget.median_step,
+                usual_step=self.costs.budget.median_step,
             )
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
             self._retry.done()
-            self._skip("the trace could not begin")
+            self._skipped.add("the trace could not begin")
             now = time.perf_counter()
-            self._costs.window_failed(now - began, now)
-            return
-        self._schedule.begin()
+            self.costs.window_failed(now - began, now)
+            return None
+        self._iteration.begin()
         self._frozen_start.window_opened()
-        self._costs.window_opened(began)
+        self.costs.window_opened(began)
         self._retry.done()
-        self._open = opened
-
-    def _take_open(self, *, any_thread: bool) -> OpenWindow | None:
-        """Take the open window of this thread, or of ``any_thread``, so that only the caller closes it."""
-        with self._lock:
-            opened = self._open
-            if opened is None or not (any_thread or opened.thread is threading.current_thread()):
-                return None
-            self._open = None
         return opened
 
     def _close(self, *, any_thread: bool = False, failed: bool | None = None) -> None:
@@ -259,17 +229,17 @@ class PeriodicTracer:
 
         ``failed``: at the end of the session, whether it failed; ``None`` at the end of a step.
         """
-        opened = self._open
+        opened = self._slot.window
         if opened is not None:
             orphaned = not opened.thread.is_alive() and not any_thread
             if opened.window.overflowed or orphaned:
                 self._abandon()
                 return
-        opened = self._take_open(any_thread=any_thread)
+        opened = self._slot.take(any_thread=any_thread)
         if opened is None:
             return
         self._waiter.stop()
-        self._costs.window_closed()
+        self.costs.window_closed()
         self.larger_steps.step_was_traced()
         with self._diagnostics.contained("tracing a step"):
             try:
@@ -280,7 +250,7 @@ class PeriodicTracer:
             self._keep(trace, opened.window, failed=failed)
 
     def _abandon(self) -> None:
-        opened = self._take_open(any_thread=True)
+        opened = self._slot.take(any_thread=True)
         if opened is None:
             return
         self._waiter.stop()
@@ -290,24 +260,25 @@ class PeriodicTracer:
                 opened.window.abandon()
             finally:
                 _remove(opened.window)
-        self._skip(f"it did not end within {OpenWindow.limits()}")
-        self._costs.forget_step()
+        self._skipped.add(f"it did not end within {OpenWindow.limits()}")
+        self.costs.forget_step()
         now = time.perf_counter()
-        self._costs.window_failed(now - opened.opened, now)
+        self.costs.window_failed(now - opened.opened, now)
 
     def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
         """Publish a trace, and keep it if it is the most representative; ``failed`` as in `_close`."""
-        schedule, step_ended = self._schedule, failed is None
+        schedule, iteration, step_ended = self._schedule, self._iteration, failed is None
+        step = self._last_step if step_ended else None
         step_trace = StepTrace(
             trace,
-            trace_event(trace.result, self._last_step if step_ended else None, self._skipped),
-            schedule.members(),
-            whole=step_ended and schedule.iteration_done,
-            warm=not schedule.state_is_new,
+            trace_event(trace.result, step, self._skipped.count, self._series),
+            iteration.members(),
+            whole=step_ended and iteration.is_done,
+            warm=not iteration.state_is_new,
         )
         if step_ended and not schedule.has_interval:
             by_hand = not schedule.optimizers()  # the user marks the steps
-            whole = by_hand or schedule.steps_all_of(window.roots())
+            whole = by_hand or iteration.steps_all_of(window.roots())
             self._kept_trace.add_undecided(step_trace, whole=whole)
             return
         if step_trace.whole and self._frozen_start.missed:
@@ -315,13 +286,6 @@ class PeriodicTracer:
         elif not step_trace.whole and not failed:
             step_trace = step_trace.as_partial()
         self._kept_trace.add(step_trace, outdated=self._is_outdated())
-
-    def _skip(self, why: str) -> None:
-        self._skipped += 1
-        self._diagnostics.drop(
-            "trace_skipped",
-            f"a step could not be traced ({why}); memlog counts how often that happens",
-        )
 
 
 def _remove(window: TraceWindow) -> None:

@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memlog.events import Trace, TracedLayer, TracedLine, now_us
 from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, TraceResult
 
 TOP = 8
-"""Maximum number of layers in a trace event."""
+"""Number of a trace's largest layers that its event names."""
+MAX_SERIES = 12
+"""Maximum number of layers of a run whose figures form series in trackers."""
 TOP_LINES = 4
 """Maximum number of the program's lines in a trace event."""
 
 
-def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trace:
+class SeriesLayers:
+    """Layers whose figures form series: the largest of the first trace, joined by the largest of later ones.
+
+    None leaves, so no series ends because another layer was larger in the next trace.
+    """
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+
+    def __contains__(self, path: str) -> bool:
+        """Return whether a layer's figures form series."""
+        return path in self._paths
+
+    def add(self, largest: Iterable[LayerFigures]) -> None:
+        """Add the largest layers of a trace, as long as there is room."""
+        for layer in largest:
+            if len(self._paths) < MAX_SERIES:
+                self._paths.add(layer.path)
+
+
+def trace_event(
+    result: TraceResult,
+    step: int | None,
+    skipped: int = 0,
+    series: SeriesLayers | None = None,
+) -> Trace:
     """Return the event of one traced step.
 
-    ``step`` is ``None`` if the step did not end. ``skipped`` windows could not open so far.
+    Args:
+        result: Result of the trace.
+        step: The step; ``None`` if it did not end.
+        skipped: Windows that could not open so far.
+        series: Layers of this run whose figures form series; the largest of this trace are added. ``None``:
+            this trace is the run's only one.
     """
-    ranked = sorted(result.layers, key=lambda layer: (-(layer.at_peak or 0), layer.path))[:TOP]
+    series = SeriesLayers() if series is None else series
+    ranked = sorted(result.layers, key=_rank)
+    series.add(ranked[:TOP])
+    told = ranked[:TOP] + [layer for layer in ranked[TOP:] if layer.path in series]
     held = sum(share.size for share in result.shares if share.path == OUTSIDE_PATH)
+    readable = result.peak is not None
     return Trace(
         time_us=now_us(),
         step=step,
@@ -26,7 +64,9 @@ def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trac
         exact=result.exactness == "exact",
         peak=result.peak,
         at_peak=result.categories,
-        layers=tuple(_layer(layer, readable=result.peak is not None) for layer in ranked),
+        layers=tuple(
+            _layer(layer, readable=readable, in_series=layer.path in series) for layer in told
+        ),
         unattributed=held if result.shares else None,
         truncated=result.truncated,
         duration_us=round(result.duration_ms * 1000),
@@ -37,7 +77,11 @@ def trace_event(result: TraceResult, step: int | None, skipped: int = 0) -> Trac
     )
 
 
-def _layer(layer: LayerFigures, *, readable: bool) -> TracedLayer:
+def _rank(layer: LayerFigures) -> tuple[int, int, str]:
+    return -(layer.at_peak or 0), -(layer.added or 0), layer.path
+
+
+def _layer(layer: LayerFigures, *, readable: bool, in_series: bool) -> TracedLayer:
     forward = layer.phase("forward")
     nothing = 0 if readable else None
     return TracedLayer(
@@ -46,4 +90,6 @@ def _layer(layer: LayerFigures, *, readable: bool) -> TracedLayer:
         peak=layer.peak,
         allocated=layer.allocated,
         kept=forward.kept if forward is not None else nothing,
+        added=layer.added,
+        in_series=in_series,
     )

@@ -39,7 +39,7 @@ TRAINER = """
 
     mlflow.set_tracking_uri(os.environ["WHERE"])
     session = memlog.init(
-        "mlflow", dir="runs", alerts=["host.rss > 1 KiB"], finish_timeout=5, name="mine",
+        "mlflow", dir="runs", alerts=["host.rss > 1 KiB"], finish_timeout=2, name="mine",
         config={"memlog": {"linger": 1}},
     )
     Path("graph.svg").write_text("<svg/>")
@@ -79,6 +79,9 @@ WITH_WANDB = """
 
 COMMANDS = """
     import sys
+
+    import mlflow
+    import wandb
 
     from memlog.cli.main import main
 
@@ -148,14 +151,14 @@ def whole_session(
     assert [path for path in files if b"sekret" in path.read_bytes()] == []
 
 
-def test_where_all_goes_well(tmp_path: Path) -> None:
+def test_no_secret_appears_when_all_goes_well(tmp_path: Path) -> None:
     with running_mlflow_server(tmp_path) as server:
         whole_session(tmp_path, server.url.replace("//", "//me:a b\tsekret uri@"))
         wait_until_delivered(tmp_path / "runs")
 
 
 @pytest.mark.parametrize(("how", "status"), [("own", None), ("ride", None), ("own", 401)])
-def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
+def test_no_secret_appears_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
     """The server works, or refuses every request but the one that opens a run."""
     with WandbServer() as server:
         if status is not None:
@@ -178,7 +181,7 @@ def test_with_wandb(tmp_path: Path, how: str, status: int | None) -> None:
     ("status", "user"),
     [(200, "me:sekret/u@ri"), (401, "me:a b\tsekret uri")],
 )
-def test_where_the_tracker_is_in_trouble(tmp_path: Path, status: int, user: str) -> None:
+def test_no_secret_appears_when_the_tracker_fails(tmp_path: Path, status: int, user: str) -> None:
     """Clients' errors often contain addresses."""
     with answering_server() as server:
         server.status = status

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -13,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support import thirdparty
+from support import child, thirdparty
 from support.journals import GIB, MadeRun, at, batch, finished_run
 from support.mlflow_server import sqlite_store
 
-from memlog.artifacts.speedscope_package import VERSION
+from memlog._internal.npm_package import SPEEDSCOPE
 from memlog.events import End, Run
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
@@ -43,15 +44,11 @@ def environment(**values: str) -> dict[str, str]:
 def memlog(
     directory: Path, *arguments: str, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=directory,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    process = child.start_memlog(
+        *arguments, directory=directory, inherited=environment(), **variables
     )
+    output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def complaint(directory: Path, *arguments: str, code: int, **variables: str) -> str:
@@ -178,9 +175,14 @@ def test_a_page_fits_its_terminal_and_cuts_no_id(tmp_path: Path, columns: int) -
     run = finished_run(root_of(tmp_path))
     problem = "the tracker is down, " * 12
     UploadState(backend="mlflow", stage="unreachable", problem=problem).save(run)
-    for arguments in (("runs",), ("show", "latest")):
-        shown = in_terminal(tmp_path, columns, *arguments).replace("\x1b[1m", "")
-        lines = [line.replace("\x1b[0m", "").replace("\x1b[2m", "") for line in shown.splitlines()]
+    for arguments in (
+        ("runs",),
+        ("show", "latest"),
+        ("watch", "latest"),
+        ("watch", "k7m", "--once"),
+    ):
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", in_terminal(tmp_path, columns, *arguments))
+        lines = shown.splitlines()
         assert max(map(len, lines)) <= columns
         assert "k7m2xq9a" in shown
 
@@ -271,7 +273,7 @@ def test_ctrl_c_ends_open_normally(tmp_path: Path, lines: int) -> None:
         ],
     }
     (tmp_path / "graph.json").write_text(json.dumps(document))
-    cached = tmp_path / "cache" / "memlog" / f"speedscope-{VERSION}"
+    cached = tmp_path / "cache" / "memlog" / f"speedscope-{SPEEDSCOPE.version}"
     cached.mkdir(parents=True)
     for name in ("index.html", "LICENSES.txt"):
         (cached / name).write_text("a page")

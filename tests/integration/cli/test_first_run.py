@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
 ]
 
-STEPS, HELD_FROM, HELD_MIB = 40, 17, 256
+STEPS, HELD_FROM, HELD_MIB = 20, 7, 256
 
 LOOP = f"""
     import sys

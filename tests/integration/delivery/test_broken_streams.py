@@ -147,7 +147,7 @@ def test_a_log_handler_that_raises_breaks_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["closed", "handler"])
-def test_nor_is_an_unchanged_loop_broken(tmp_path: Path, kind: str) -> None:
+def test_an_unchanged_loop_goes_on_without_streams(tmp_path: Path, kind: str) -> None:
     dropped, _ = train(tmp_path, kind, "after init", UNCHANGED)
     assert dropped["journal_write"] > 100
 

@@ -80,11 +80,11 @@ def recorded(directory: Path, backend_name: str) -> None:
 def test_sync_ends_soon(tmp_path: Path, backend_name: str, answer: str) -> None:
     recorded(tmp_path, backend_name)
     with misbehaving_server(answer) as server:
-        ended = command(server, tmp_path, "sync", "latest", "--timeout", "5")
+        ended = command(server, tmp_path, "sync", "latest", "--timeout", "2")
     assert ended.took < SOON
     assert ended.peak < SMALL
     assert ended.line.startswith(f"memlog: {backend_name}: ")
-    assert "gave up after 5 s" in ended.line
+    assert "gave up after 2 s" in ended.line
 
 
 @pytest.mark.parametrize("answer", ["a bomb of gzip", "a body byte by byte"])

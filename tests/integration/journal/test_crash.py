@@ -136,7 +136,7 @@ def test_a_helper_killed_at_random_moments_doubles_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_nor_does_one_that_delivers_to_a_server(tmp_path: Path) -> None:
+def test_a_killed_helper_that_delivers_to_a_server_doubles_nothing(tmp_path: Path) -> None:
     """A server goes on with what a client that is gone had asked for."""
     sqlite_store(tmp_path)  # its tables take seconds
     with running_mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db") as server:

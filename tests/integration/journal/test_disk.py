@@ -25,8 +25,8 @@ TRAINER = """
     import memlog
 
     {prepare}
-    config = {{"memlog": {{"segment_bytes": {segment_bytes}, "sample_interval": 60}}}}
-    session = memlog.init("local", dir=sys.argv[1], config=config)
+    config = {{"segment_bytes": {segment_bytes}, "sample_interval": 60, "quiet": True}}
+    session = memlog.init("local", dir=sys.argv[1], config={{"memlog": config}})
     while not any(path.stat().st_size for path in session.directory.glob("helper-*")):
         time.sleep(0.01)
     for step in range({steps}):
@@ -240,7 +240,7 @@ BUSY = """
 
     for _ in range(2):
         threading.Thread(target=compute, daemon=True).start()
-    session = memlog.init("local", dir="runs")
+    session = memlog.init("local", dir="runs", config={"quiet": True})
     for step in range(300):
         time.sleep(0.0001)   # gives up Python's lock, as torch's operations do
         session.step()

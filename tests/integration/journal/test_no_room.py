@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from support import child
 
-from memlog.events import Batch
 from memlog.journal import find_run, list_runs
 from memlog.reports import summarize
 
@@ -203,70 +202,6 @@ def test_an_init_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     assert hit > 10
     assert helpers == 0
     assert {run.id for run in list_runs(tmp_path / "runs")} == {run_id, kept_id}
-
-
-CLOSED = """
-    import glob
-
-    session = memlog.init("local", alerts=["host.tree > 900 TiB"], dir="runs")
-    for _ in range(3):
-        session.step()
-    {close}
-    files = [open(f"checkpoint-{{n}}.bin", "wb", buffering=0) for n in range(12)]
-    for file in files:
-        file.write(b"weights ")
-    {take}
-    for _ in range(500):
-        session.step()
-    session.finish()
-    for file in files:
-        file.write(b"and biases")
-    {leave}
-    print(json.dumps([session.health.dropped, session.health.faults]))
-"""
-
-
-def test_a_program_that_closes_every_descriptor_keeps_its_files_and_loses_no_event(
-    tmp_path: Path,
-) -> None:
-    close = "os.closerange(3, os.sysconf('SC_OPEN_MAX'))"
-    script = PREFACE + CLOSED.format(close=close, take="", leave="")
-    dropped, _ = json.loads(child.run(script, tmp_path, timeout=AT_MOST))
-    assert not dropped
-    for path in tmp_path.glob("checkpoint-*"):
-        assert path.read_bytes() == b"weights and biases"
-    run = find_run(tmp_path / "runs", "latest")
-    assert summarize(run).steps == 503
-
-
-TAKE = """
-    own = [number for number in map(int, os.listdir("/proc/self/fd")) if number > 100]
-    taken = [open(f"taken-{number}.bin", "wb", buffering=0) for number in own]
-    for file, number in zip(taken, own):
-        os.dup2(file.fileno(), number)
-"""
-LEAVE = """
-    for number in own:
-        os.write(number, b"is still mine")  # nobody has closed it
-"""
-
-
-def test_numbers_that_are_another_files_now_are_not_closed_and_soon_not_written(
-    tmp_path: Path,
-) -> None:
-    """What the journal wrote there until it looked again is counted."""
-    script = PREFACE + CLOSED.format(close="", take=TAKE.strip(), leave=LEAVE.strip())
-    dropped, _ = json.loads(child.run(script, tmp_path, timeout=AT_MOST))
-    taken = [path.read_bytes() for path in tmp_path.glob("taken-*")]
-    assert len(taken) >= 4  # the journal, the helper's pipe and the host's figures
-    assert all(content.endswith(b"is still mine") for content in taken)
-    written = sum(content.count(b"\n") for content in taken)
-    assert 0 < written <= 200
-    assert list(dropped) == ["journal_write"]
-    assert written <= dropped["journal_write"] < 200  # at most so many: since it looked last
-    run = find_run(tmp_path / "runs", "latest")
-    events = [entry.event for file in run.files() for entry in file.read()]
-    assert sum(isinstance(event, Batch) for event in events) == 503 - written
 
 
 CANCELLED = """

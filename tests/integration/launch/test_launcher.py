@@ -159,10 +159,11 @@ CHILDREN = (
             sys.exit(1)
 
     if __name__ == "__main__":
-        method, parent_steps = sys.argv[1], int(sys.argv[2])
+        parent_steps = int(sys.argv[1])
         train(parent_steps)
-        for steps, fail in ((3, False), (4, True))[method != "fork" :]:
-            child = multiprocessing.get_context(method).Process(target=work, args=(steps, fail))
+        for number, method in enumerate(sys.argv[2:]):
+            work_of_its_own = 3 + number, number % 2 == 1
+            child = multiprocessing.get_context(method).Process(target=work, args=work_of_its_own)
             child.start()
             child.join(120)
         train(parent_steps)
@@ -170,16 +171,18 @@ CHILDREN = (
 )
 
 
-@pytest.mark.parametrize(("method", "parent_steps"), [("fork", 5), ("spawn", 5), ("forkserver", 0)])
+@pytest.mark.parametrize(
+    ("parent_steps", "methods"), [(5, ("fork", "spawn")), (0, ("forkserver",))]
+)
 def test_a_child_process_that_trains_has_a_run_of_its_own(
-    tmp_path: Path, method: str, parent_steps: int
+    tmp_path: Path, parent_steps: int, methods: tuple[str, ...]
 ) -> None:
     """This also holds if its parent trains; each run has its own end."""
     write(tmp_path, CHILDREN)
-    launch(tmp_path, PYTHON, "train.py", method, str(parent_steps))
+    launch(tmp_path, PYTHON, "train.py", str(parent_steps), *methods)
     runs = [(len(run.steps), run.status) for run in recorded(tmp_path / "memlog_runs")]
     parents = [(10, "finished")] if parent_steps else []
-    children = [(3, "finished"), (4, "failed")] if method == "fork" else [(4, "failed")]
+    children = [(3, "finished"), (4, "failed")][: len(methods)]
     assert sorted(runs) == [*children, *parents]
 
 
@@ -235,20 +238,18 @@ def test_a_process_that_has_nothing_to_do_with_training_pays_next_to_nothing(
 
 
 @pytest.mark.usefixtures("ready_store")
-@pytest.mark.parametrize(("when", "options"), [("before", ()), ("after", ("--backend", "mlflow"))])
-def test_a_run_that_the_script_opens_is_joined(
-    tmp_path: Path, when: str, options: tuple[str, ...]
-) -> None:
+def test_a_run_that_the_script_opens_is_joined(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    opening = "mlflow.start_run(run_name='users')"
-    parts = [opening, "train(5)"] if when == "before" else ["train(5)", opening]
-    # The client is loaded before the first step: on a slow machine it takes longer than the seconds for
-    # which a named backend waits for the user's run.
-    begin = ["", "import mlflow", "mlflow.search_experiments()"]
-    script = "\n    ".join([*begin, *parts, "train(3)", "mlflow.log_metric('loss', 1.5)"])
-    write(tmp_path, TRAIN + script + "\n")
-    launch(tmp_path, PYTHON, "train.py", options=options)
+    script = """
+    import mlflow
+    mlflow.search_experiments()  # or loading the client takes longer than memlog waits for the run
+    train(5)
+    mlflow.start_run(run_name='users')
+    train(3)
+    """
+    write(tmp_path, TRAIN + script)
+    launch(tmp_path, PYTHON, "train.py", options=("--backend", "mlflow"))
     wait_until_delivered(tmp_path / "memlog_runs")
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])

@@ -1,6 +1,7 @@
 """What a user sees of a finding: at the end of training, in the tracker, in memlog's commands."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -34,11 +35,13 @@ NAMED = "`history`, a list in `__main__` (train.py:16), gains one tensor per ste
 
 
 def trained(folder: Path, how: str) -> str:
-    """Train to the end, and return the last line on standard error."""
+    """Train to the end, and return the verdict: the last line but one on standard error."""
     process = child.start(SCRIPT, folder, how, OMP_NUM_THREADS="1")
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    return errors.splitlines()[-1] if errors else ""
+    *_, verdict, link = errors.splitlines()
+    assert re.fullmatch(r"memlog: mlflow run '[\w-]+': `mlflow ui --backend-store-uri .*`", link)
+    return verdict
 
 
 def told(folder: Path, *arguments: str) -> str:
@@ -48,9 +51,9 @@ def told(folder: Path, *arguments: str) -> str:
 @pytest.mark.usefixtures("ready_store")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of what mlflow declares
 def test_a_finding_is_told_everywhere(tmp_path: Path) -> None:
-    last = trained(tmp_path, "leaks")
-    assert last.startswith(f"memlog: {NAMED}")
-    assert last.endswith(
+    verdict = trained(tmp_path, "leaks")
+    assert verdict.startswith(f"memlog: {NAMED}")
+    assert verdict.endswith(
         "Keep only its number (`.item()`) or a tensor without its graph (`.detach()`)."
     )
     assert told(tmp_path).splitlines()[0].startswith(NAMED)
@@ -79,7 +82,10 @@ def in_mlflow(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.usefixtures("ready_store")
 def test_a_healthy_run_says_so_in_one_line(tmp_path: Path) -> None:
-    assert "step" not in trained(tmp_path, "keeps nothing")
+    line = trained(tmp_path, "keeps nothing")
+    assert re.fullmatch(
+        r"memlog: peak [\d.]+ [MG]iB( of [\d.]+ GiB \(\d+%\))? (at|by) step \d+", line
+    )
     first = told(tmp_path).splitlines()[0]
     assert first.startswith("No growth: peak ")
     assert "steady since step" in first

@@ -1,13 +1,11 @@
 """Real training scripts: the ones that grow end with a finding, healthy ones with none."""
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import child
 
 from memlog.events import Finding
 from memlog.journal import RunDirectory
@@ -16,24 +14,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
-
-RUNNER = """
-import json, os, sys, traceback
-import torch
-folder, loop, scripts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-for number, (name, code) in enumerate(scripts.items()):
-    if os.fork():
-        assert os.wait()[1] == 0, name
-        continue
-    try:
-        os.environ["MEMLOG_DIR"] = os.path.join(folder, str(number))
-        exec(loop + code + "\\nmemlog.finish()", {"__name__": "__main__"})
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-"""
-"""Runs each script in a fork of its own, because importing torch takes longer than most of them."""
 
 LOOP = """
 import gc, mmap, os, tempfile, time
@@ -89,44 +69,46 @@ for batch in torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=1): t
 HEALTHY = {
     "a cache that fills": """
 cache = {}
-for n in range(240):
+for n in range(150):
     cache.setdefault(n % 60, torch.ones(300_000))
     train()
 """,
     "a buffer that is emptied": """
-for n in range(240):
+for n in range(150):
     train()
     kept.append(torch.ones(300_000))
     if n % 30 == 29: kept.clear()
 """,
     "garbage in cycles": """
 class Node: pass
-for _ in range(240):
+for _ in range(150):
     node = Node()
     node.itself, node.data = node, torch.ones(200_000)
     train()
 """,
     "a mapped file and a jump": """
 file = tempfile.NamedTemporaryFile()
-file.truncate(240_000_000)
+file.truncate(150_000_000)
 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-for n in range(240):
+for n in range(150):
     mapped[n * 1_000_000:(n + 1) * 1_000_000]
     train()
     if n == 100: kept.append(torch.ones(30_000_000))
 """,
     "inputs of many lengths": """
-for n in range(240): train(torch.randn(1 + n * 7919 % 3000, 64))
+for n in range(150): train(torch.randn(1 + n * 7919 % 3000, 64))
 """,
 }
 
 
 def findings(scripts: dict[str, str], folder: Path) -> dict[str, list[Finding]]:
     """Run scripts to their ends; return the findings of each trainer and its helper."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", RUNNER, str(folder), LOOP, json.dumps(scripts)]
-    subprocess.run(arguments, env=environment, check=True, timeout=300, cwd=folder)
-    return {name: list(_read(folder / str(number))) for number, name in enumerate(scripts)}
+    found = {}
+    for name, script in scripts.items():
+        (own := folder / name).mkdir()
+        child.run(LOOP + script + "\nmemlog.finish()", own, OMP_NUM_THREADS="1")
+        found[name] = list(_read(own / "memlog_runs"))
+    return found
 
 
 def _read(folder: Path) -> Iterator[Finding]:

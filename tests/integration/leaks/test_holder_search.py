@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memlog._internal.diagnostics import Diagnostics
 from memlog.leaks.holder_search import HolderSearch
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]
 
 HERE = Path(__file__).parent
 BEGIN = """import torch

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.leaks.frame_variables import running_variables
 from memlog.leaks.holder_search import HolderSearch
+from memlog.leaks.time_budget import TimeBudget
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]
 
 
 def train(search, steps=20, *, compiled=False):
@@ -142,3 +147,153 @@ def test_a_saved_tensor_is_not_unpacked():
         search.step_ended(step)
     assert unpacked == 0
     assert search.holders()[0].kind == "kept_graph"
+
+
+def test_modes_of_the_program_do_not_see_the_search():
+    seen = []
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    counts = []
+    for search in (None, new_search()):
+        seen.clear()
+        with Counting():
+            train(search)
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
+
+
+def test_code_of_modules_does_not_run():
+    class Strict(nn.Linear):
+        def __getattr__(self, name):
+            if name == "_orig_mod":
+                raise SystemExit(name)
+            return super().__getattr__(name)
+
+        def named_modules(self, *_args, **_kwargs):
+            assert not searching
+            return super().named_modules(*_args, **_kwargs)
+
+    search, kept, searching = new_search(), [], False
+    model = nn.Sequential(Strict(16, 16), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    searching = True
+    for step in range(20):
+        kept.append(model(torch.randn(8, 16)))
+        optimizer.step()
+        search.step_ended(step)
+    assert not search._diagnostics.faults
+    assert search.holders()[0].kind == "kept_graph"
+
+
+def test_parameters_can_be_swapped_during_a_search():
+    search = new_search()
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for step in range(20):
+            model(torch.randn(8, 16)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            search.step_ended(step)
+            model.double().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert search.complete
+
+
+def test_an_iteration_of_very_many_operations_is_not_watched_to_its_end():
+    search = HolderSearch(budget_seconds=60, step_seconds=60, diagnostics=Diagnostics())
+    search._budget = TimeBudget(0.05, clock=lambda: 0.0)
+    train(search, 1)
+    watch = search._watch
+    assert watch is not None
+    value = torch.ones(1)
+    for _ in range(100_000):
+        value = value + 1
+        if not watch._mode.measures:
+            break
+    assert watch.seconds < 0.1
+    nn.Identity()(value)
+    assert not _get_current_dispatch_mode_stack()
+    search.stop()
+
+
+def test_only_one_thread_goes_on_with_a_search():
+    hooks = len(module_hooks._global_forward_hooks)
+    search = new_search()
+    begin, others = search._begin, []
+
+    def slow_begin(step):
+        search._begin = begin
+        other = threading.Thread(target=lambda: others.append(search.step_ended(step + 1)))
+        other.start()
+        other.join()
+        begin(step)
+
+    search._begin = slow_begin
+    search.step_ended(0)
+    search.stop()
+    assert others == [False]
+    assert len(module_hooks._global_forward_hooks) == hooks
+
+
+def test_a_search_that_another_thread_stops_leaves_nothing():
+    search = new_search()
+    begin = search._begin
+    search._begin = lambda step: (search.stop(), begin(step))
+    assert search.step_ended(0)
+    assert not _get_current_dispatch_mode_stack()
+
+
+def test_variables_of_another_thread_stay_as_they_are():
+    begun, ended, values = threading.Event(), threading.Event(), []
+
+    def follow(_frame, event, _argument):
+        if event == "c_call" and not begun.is_set():
+            begun.set()
+            ended.wait(60)  # Python writes the variables back when this returns
+
+    def other():
+        number = 1
+        sys.setprofile(follow)
+        len("")
+        sys.setprofile(None)
+        values.append(number)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert begun.wait(60)
+    try:
+        running_variables(lambda _file: True)
+    finally:
+        ended.set()
+        thread.join()
+    assert values == [1]
+
+
+def test_no_bit_of_a_gradient_changes():
+    """Some derivatives are computed in another way below a dispatch mode."""
+
+    def gradients(search):
+        torch.manual_seed(0)
+        model = nn.Linear(64, 512)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        if search is not None:
+            search.step_ended(0)
+        out, value = model(torch.randn(256, 64)), torch.randn((), requires_grad=True)
+        filled = out.masked_fill(out > 0, value).cos().sum() + out[:8, :4].prod(1).sum()
+        filled.backward()
+        optimizer.step()
+        return value.grad, model.weight.grad
+
+    search = new_search()
+    with_search = gradients(search)
+    assert search._watch is not None
+    search.stop()
+    for one, other in zip(gradients(None), with_search, strict=True):
+        assert torch.equal(one, other)

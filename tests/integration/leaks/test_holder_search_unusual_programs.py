@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+from collections import Counter, OrderedDict, deque
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from memlog.leaks.holder_search import HolderSearch
 from memlog.leaks.python_memory import AllocationTrace
 from memlog.leaks.time_budget import TimeBudget
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]
 
 
 class Named(torch.autograd.Function):
@@ -111,6 +112,16 @@ def test_a_forked_process_is_not_watched():
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_forked_process_is_not_traced():
+    trace = AllocationTrace()
+    assert trace.start()
+    child = os.fork()
+    if not child:
+        os._exit(tracemalloc.is_tracing())
+    trace.stop()
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_tracing_that_the_program_starts_goes_on():
     original = tracemalloc.start
     trace = AllocationTrace()
@@ -134,8 +145,13 @@ def test_too_many_traced_allocations_end_the_trace():
     assert kept
 
 
-def test_elements_of_a_huge_list_are_not_looked_at():
+@pytest.mark.parametrize("kind", [list, deque, OrderedDict, Counter])
+def test_elements_of_a_huge_container_are_not_looked_at(kind):
     count = {"a": 1}
-    huge = [count] * 300_000
-    assert id(count) not in Census([huge], TimeBudget(60)).lengths
-    assert id(count) in Census([huge[:10]], TimeBudget(60)).lengths
+
+    def container(length):
+        values = [count] * length
+        return kind(dict(enumerate(values))) if issubclass(kind, dict) else kind(values)
+
+    assert id(count) not in Census([container(300_000)], TimeBudget(60)).lengths
+    assert id(count) in Census([container(10)], TimeBudget(60)).lengths

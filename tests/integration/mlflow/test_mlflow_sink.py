@@ -28,6 +28,7 @@ from support.mlflow_server import (
 
 from memlog.events import Alert, Artifact
 from memlog.sink import Point, Sink, TrackerRun
+from memlog_mlflow.uris import link_to
 
 pytestmark = IN_PROCESS
 
@@ -68,7 +69,9 @@ def test_a_joined_run_is_left_as_it_was(uri: str, client: MlflowClient) -> None:
     sink = sink_for(uri, run_id)
     assert isinstance(sink, Sink)
     sink.probe()
-    assert sink.open() == sink.open() == TrackerRun(run_id, uri)
+    link = link_to(uri, before.info.experiment_id, run_id)
+    name = before.info.run_name
+    assert sink.open() == sink.open() == TrackerRun(run_id, uri, name, link)
     sink.log_points(points(1000))
     sink.log_parameters({"torch": "2.9"})
     sink.close("failed")

@@ -19,12 +19,14 @@ needs_phiflow = pytest.mark.skipif(
     importlib.util.find_spec("phi") is None, reason="phiflow is not installed: group `examples`"
 )
 
+SETTINGS = {"PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "ignore"}  # PhiFlow warns
+
 BURGERS = """
     import json, sys
     import torch
-    torch.set_num_threads(1)
     from phi.torch.flow import *
     import memlog
+    torch.set_num_threads(1)
 
     @math.jit_compile
     def step(u, nu):
@@ -77,7 +79,7 @@ def test_every_evaluation_of_phiflows_l_bfgs_b_is_an_event_and_nothing_else_chan
         watched, evaluations, calls = solve(memlog.watch_loss(loss, verbose_evaluations=3), true * 0)
     print(json.dumps([bool((plain.values == watched.values).all), plain_calls, evaluations, calls]))
     """
-    output = child.run(script, tmp_path, timeout=100)
+    output = child.run(script, tmp_path, timeout=100, **SETTINGS)
     same, plain_calls, evaluations, calls = result(output)
     assert same
     assert plain_calls == evaluations == calls > 3
@@ -100,7 +102,7 @@ def test_a_batch_of_problems_shares_evaluations_and_prints_as_phiml_does(tmp_pat
         _, evaluations, calls = solve(memlog.watch_loss(loss), guess)
     print(json.dumps([evaluations, calls]))
     """
-    output = child.run(script, tmp_path, timeout=100, PYTHONIOENCODING="utf-8")
+    output = child.run(script, tmp_path, timeout=100, **SETTINGS)
     evaluations, calls = result(output)
     assert evaluations == calls
     assert len(events_in(runs_in(tmp_path)[0], Evaluation)) == calls
@@ -119,7 +121,7 @@ def test_gradients_and_jit_compiled_losses_can_be_watched(tmp_path: Path) -> Non
     traced = math.jit_compile(memlog.watch_loss(loss))
     print(json.dumps([float(value), *values, float(traced(true * 0))]))
     """
-    output = child.run(script, tmp_path, timeout=100, PYTHONWARNINGS="ignore")
+    output = child.run(script, tmp_path, timeout=100, **SETTINGS)
     assert result(output) == pytest.approx([121.8778] * 4, rel=1e-4)
     # A loss that is being traced has no value: its evaluations are told without one.
     assert len(lines_of(output, "  Loss evaluation ")) > 3
@@ -151,7 +153,7 @@ def test_no_error_of_memlogs_own_reaches_the_loss_where_it_would_hang_the_interp
     assert calls > 3
     memlog.finish()
     """
-    child.run(script, tmp_path, timeout=100)  # it ends by itself, and well
+    child.run(script, tmp_path, timeout=100, **SETTINGS)  # it ends by itself, and well
     assert fault in events_in(runs_in(tmp_path)[0], Health)[-1].faults
 
 
@@ -183,7 +185,7 @@ def test_field_operations_are_profiled_by_the_tracers_scopes(tmp_path: Path) -> 
     largest = float(math.max(abs((plain - traced).values)))
     print(json.dumps([evaluations, largest, layers, tracer.result.attributed, tracer.health.faults]))
     """
-    output = child.run(script, tmp_path, timeout=100, PYTHONWARNINGS="ignore")
+    output = child.run(script, tmp_path, timeout=100, **SETTINGS)
     evaluations, largest, layers, attributed, faults = result(output)
     assert faults == {}
     assert largest < 1e-4
@@ -214,7 +216,7 @@ def test_an_error_of_the_losss_own_is_recorded_before_phiflow_hangs(tmp_path: Pa
     sys.stdout.flush()
     os._exit(0)  # a thread of PhiFlow's waits for ever
     """
-    output = child.run(script, tmp_path, timeout=100)
+    output = child.run(script, tmp_path, timeout=100, **SETTINGS)
     assert result(output) == "diverged"
     assert "    Iteration 3: raised FloatingPointError" in output.splitlines()
     errors = [event.error for event in events_in(runs_in(tmp_path)[0], Evaluation)]
@@ -243,7 +245,9 @@ def test_scipy_minimises_a_watched_loss_and_sends_it_to_its_workers(tmp_path: Pa
                                         updating="deferred", rng=0)
         print(json.dumps([found.x.tolist(), found.nfev, found.nit, bool(spread.fun < 1)]))
     """
-    x, evaluations, iterations, spread = result(child.run(script, tmp_path, timeout=100))
+    x, evaluations, iterations, spread = result(
+        child.run(script, tmp_path, timeout=100, **SETTINGS)
+    )
     assert x == pytest.approx([1, 1], abs=1e-4)
     assert evaluations > iterations
     assert spread

@@ -3,41 +3,26 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from click.testing import CliRunner
 from support import child as user_program
 from support import device_snapshots
+from support.failing import LIMITED, child, ended, events, limited, only_run, wait_for_report
 from support.truth import wait_until_delivered
 
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.cli.sync import sync
-from memlog.events import Alert, Artifact, End, Event, OutOfMemory
-from memlog.journal import RunDirectory, list_runs, new_run
+from memlog.events import Alert, Artifact, End, OutOfMemory
+from memlog.journal import new_run
 from memlog.oom.allocator_snapshot import keep_snapshot
+from memlog.reports.page import html
 from memlog.trace.exporters import snapshot_graph
 
 pytestmark = pytest.mark.integration
-
-LIMITED = """
-    import resource
-    import memlog
-
-    GIB = 1024**3
-    with memlog.init("local") as session:
-        for _ in range(3):
-            session.step()
-        resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB))
-        {body}
-"""
 
 TORCH = """
     import resource
@@ -71,48 +56,6 @@ FOREVER = """
 """
 
 
-def child(tmp_path: Path, program: str, **options: Any) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "MEMLOG_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def ended(tmp_path: Path, program: str, code: int = 1) -> str:
-    """What a child that ends with a code prints as its error."""
-    with child(tmp_path, program) as process:
-        _, errors = process.communicate(timeout=150)
-    assert process.returncode == code, errors
-    return errors
-
-
-def limited(body: str) -> str:
-    return LIMITED.format(body=textwrap.indent(textwrap.dedent(body), " " * 8))
-
-
-def only_run(tmp_path: Path) -> RunDirectory:
-    (run,) = list_runs(tmp_path)
-    return run
-
-
-def events(run: RunDirectory) -> Iterator[Event]:
-    for file in run.files():
-        yield from (entry.event for entry in file.read())
-
-
-def wait_for_report(run: RunDirectory) -> str:
-    report = run.artifacts / "postmortem.md"
-    deadline = time.monotonic() + 60
-    while not any(isinstance(event, Alert) for event in events(run)):
-        assert time.monotonic() < deadline, (run.path / "helper.log").read_text()
-        time.sleep(0.1)
-    return report.read_text()
-
-
 def test_a_bytearray_too_large(tmp_path: Path) -> None:
     errors = ended(tmp_path, LIMITED.format(body="bytearray(8 * GIB)"))
     assert errors.rstrip().endswith("MemoryError")
@@ -125,6 +68,9 @@ def test_a_bytearray_too_large(tmp_path: Path) -> None:
     found = list(events(run))
     assert [event.status for event in found if isinstance(event, End)] == ["failed"]
     assert [event.kind for event in found if isinstance(event, Artifact)] == ["postmortem"]
+    page = html(run)
+    assert "Out of memory on the host after step 2" in page
+    assert "the limit on the process's address space (ulimit -v)" in page
     (alert,) = [event for event in found if isinstance(event, Alert)]
     assert (alert.level, alert.rule, alert.step) == ("error", "out of memory", 2)
 
@@ -162,57 +108,6 @@ def test_numpy_says_how_much_and_is_found_behind_what_left_the_program(tmp_path:
         in text
     )
     assert "The request was made outside the model's layers" in text
-
-
-# Narrow layers: large activations with little arithmetic.
-SHORT = """
-    import resource
-    import torch
-    import memlog
-
-    torch.set_num_threads(1)
-    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(8)))
-    optimizer = torch.optim.Adam(model.parameters())
-    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**28, in_use + 2**28))
-
-    def train(rows):
-        model(torch.randn(rows, 16)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with memlog.init("local", model=model, layers=True, finish_timeout=60):
-        {body}
-"""
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ("for step in range(40): train(16384 * (1 + step))", "peaked higher than every one before"),
-        (
-            "for step in range(8): train(4096)\n"
-            "        kept = [model(torch.randn(16384, 16)) for _ in range(1000)]",
-            "no earlier step's peak was more than",
-        ),
-        (
-            "kept = []\n        for step in range(40): train(4096); kept.append(torch.ones(2**22))",
-            "too few to find the cause",
-        ),
-    ],
-    ids=["grows", "keeps an evaluation's graphs", "keeps in few steps"],
-)
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
-def test_a_run_of_few_steps_is_told_what_its_steps_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
-) -> None:
-    # Else the allocator keeps what a step freed, in blocks of up to 32 MiB, as if the program had kept it.
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    assert "DefaultCPUAllocator" in ended(tmp_path, SHORT.format(body=body))
-    helps = wait_for_report(only_run(tmp_path)).partition("## What would help")[2]
-    assert told in helps
-    assert "something keeps memory of each step. " not in helps
-    assert "a peak of about" not in helps
 
 
 IN_A_WORKER = """
@@ -339,63 +234,6 @@ def test_an_error_of_another_kind_has_no_report(tmp_path: Path) -> None:
     }
 
 
-TRAINS = """
-    import os, resource, signal, time
-    import torch
-    import memlog
-
-    torch.set_num_threads(1)
-    blocks = (torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(4))
-    model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 1))
-    session = memlog.init("local", model=model, layers=True, finish_timeout=60)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def train(batch):
-        model(torch.randn(batch, 64)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    {body}
-"""
-GROWS = """
-    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**29, in_use + 2**29))
-    for exponent in (4, 4, 4, *range(17, 40)):
-        train(2**exponent)
-"""
-IS_KILLED = """
-    for _ in range(30):
-        train(64)
-    deadline = time.monotonic() + 60
-    graph = session.directory / "artifacts" / "worst-step.speedscope.json.gz"
-    while not graph.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_batch_that_grew_is_told_so_rather_than_a_lighter_optimizer(tmp_path: Path) -> None:
-    body = textwrap.indent(textwrap.dedent(GROWS), "    ")
-    errors = ended(tmp_path, TRAINS.format(body=body.strip()))
-    assert "DefaultCPUAllocator" in errors
-    helps = wait_for_report(only_run(tmp_path)).partition("## What would help")[2]
-    assert "The step that failed needed far more than the traced one" in helps
-    assert "A smaller batch, or shorter or smaller inputs" in helps
-    assert "`torch.utils.checkpoint`" in helps
-    assert "SGD" not in helps
-    assert "8 bits" not in helps
-
-
-def test_a_killed_trainers_newest_trace_is_named(tmp_path: Path) -> None:
-    body = textwrap.indent(textwrap.dedent(IS_KILLED), "    ")
-    ended(tmp_path, TRAINS.format(body=body.strip()), code=-signal.SIGKILL)
-    text = wait_for_report(only_run(tmp_path))
-    newest = text.partition("## The newest traced step")[2].partition("##")[0]
-    assert "(dispatch), at its peak of " in newest
-    assert "not what ended this run" in newest
-    assert "`worst-step.speedscope.json.gz`" in newest
-
-
 def alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -406,10 +244,10 @@ def alive(pid: int) -> bool:
 def test_a_process_group_that_is_killed_is_explained(tmp_path: Path) -> None:
     """As by a shell's or a scheduler's `kill -9 -GROUP`: the trainer and what it started."""
     program = (
-        "import subprocess, sys\nworker = subprocess.Popen(['sleep', '120'])"
+        "import os, subprocess, sys\nos.setsid()\nworker = subprocess.Popen(['sleep', '120'])"
         + textwrap.dedent(FOREVER).replace("print(helper", "print(worker.pid, helper")
     )
-    with child(tmp_path, program, start_new_session=True) as process:
+    with child(tmp_path, program) as process:
         worker, _ = map(int, process.stdout.readline().split())
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
@@ -466,7 +304,7 @@ def test_a_run_that_memlog_opened_has_failed_in_mlflow_and_has_the_files(tmp_pat
         for kind in ("postmortem", "flamegraph")
         for file in client.list_artifacts(run.info.run_id, f"memlog/artifacts/{kind}")
     }
-    assert names == {"postmortem.md", "worst-step.speedscope.json.gz"}
+    assert names == {"postmortem.md", "worst-step.html", "worst-step.speedscope.json.gz"}
     text = wait_for_report(only_run(tmp_path / "memlog_runs"))
     assert "16.0 GiB requested" in text
     assert "From the newest traced step, step 0 (dispatch), at its peak of" in text
@@ -546,94 +384,3 @@ def test_sync_explains_where_the_helper_died_too(tmp_path: Path) -> None:
     text = wait_for_report(run)
     assert "This report is by `memlog sync`" in text
     assert len([event for event in events(run) if isinstance(event, Alert)]) == 1
-
-
-UNDER_A_LIMIT = """
-    import ctypes, resource, time
-    import numpy as np
-    import torch
-    import memlog
-
-    MIB = 1024**2
-    torch.set_num_threads(1)
-    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 1))
-    scale = torch.ones(1, requires_grad=True)
-    memlog.init("local", model=model, layers=True, finish_timeout=60)
-    optimizer = torch.optim.Adam([*model.parameters(), scale])
-
-    def train():
-        model(torch.ones(64, 128)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        time.sleep(0.01)
-
-    def limit(more):
-        with open("/proc/self/status") as status:
-            (used,) = [int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize")]
-        resource.setrlimit(resource.RLIMIT_AS, (used + more * MIB,) * 2)
-
-    train()
-    {body}
-"""
-LARGER_AND_LARGER = """
-    limit(500)
-    for step in range(1000):
-        batch = torch.ones(1_600_000 * step)
-        (batch * scale).square().mean().backward()
-        train()
-"""
-MAPPED = """
-    with open("mapped", "wb") as file:
-        for _ in range(300):
-            file.write(bytes(MIB))
-    data = np.memmap("mapped", dtype=np.uint8, mode="r")
-    for step in range(100):
-        data[step * 3 * MIB : (step + 1) * 3 * MIB].max()
-        train()
-    time.sleep(1.5)
-    limit(400)
-    torch.empty(500 * MIB, dtype=torch.uint8)
-"""
-C_LIBRARY = """
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    libc.malloc.argtypes = [ctypes.c_size_t]
-    limit(500)
-    others = []
-    for _ in range(1000):
-        for _ in range(64):
-            if taken := libc.malloc(100_000):
-                ctypes.memset(taken, 1, 100_000)
-            else:
-                others.append(torch.ones(16384))
-        train()
-"""
-SHAPES = """
-    for _ in range(30):
-        train()
-    limit(4000)
-    torch.zeros(2**42)
-"""
-
-
-@pytest.mark.parametrize(
-    ("body", "told", "untold"),
-    [
-        (LARGER_AND_LARGER, "So the steps became larger", "something keeps"),
-        (MAPPED, "are pages of mapped files", "something keeps"),
-        (C_LIBRARY, "something keeps memory of each step", "It failed in the optimizer's step"),
-        (SHAPES, "16.0 TiB were requested in one piece, and the whole machine", "A higher limit"),
-    ],
-    ids=["larger and larger", "a mapped file", "a C library", "a wrong shape"],
-)
-def test_the_cause_that_is_named_is_the_one(
-    tmp_path: Path, body: str, told: str, untold: str
-) -> None:
-    program = UNDER_A_LIMIT.replace("{body}", textwrap.indent(textwrap.dedent(body), "    "))
-    with child(tmp_path, program, cwd=tmp_path) as process:
-        process.communicate(timeout=150)
-    text = wait_for_report(only_run(tmp_path))
-    assert text.startswith("# Out of memory on the host after step"), text
-    helps = text.partition("## What would help")[2]
-    assert told in helps
-    assert untold not in text

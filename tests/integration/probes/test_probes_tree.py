@@ -82,7 +82,7 @@ def test_a_process_that_is_left_out_is_not_counted() -> None:
         assert pss(reading) < 100 * MIB
 
 
-def test_nor_are_its_descendants() -> None:
+def test_descendants_of_a_process_left_out_are_not_counted() -> None:
     with ExitStack() as stack:
         helper, _ = stack.enter_context(running(PARENT, 100))
         worker, _ = stack.enter_context(running(PARENT, 1))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support import hyco
+from click.testing import CliRunner
+from support import child
 from support.training import Case, measured_peak, squares
+
+from memlog.cli.main import cli
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.integration
@@ -31,30 +32,16 @@ print(session.id)
 """
 
 
-def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=hyco.environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=100,
-        check=False,
-    )
-
-
 def test_a_gate_on_the_traced_peak_sees_the_optimizers_state_of_a_short_run(tmp_path: Path) -> None:
     from torch import nn
 
     runs = []
     for name in ("SGD", "Adam"):
-        done = child(tmp_path, "-c", PROGRAM, name)
-        assert done.returncode == 0, done.stderr
-        runs.append(done.stdout.split()[-1])
-    compared = child(
-        tmp_path, "-m", "memlog", "compare", *runs, "--json", "--fail-if", "trace.peak > +5%"
-    )
-    assert compared.returncode == 1
+        printed = child.run(PROGRAM, tmp_path, name, CUDA_VISIBLE_DEVICES="")
+        runs.append(printed.split()[-1])
+    gate = ("--dir", str(tmp_path / "memlog_runs"), "--json", "--fail-if", "trace.peak > +5%")
+    compared = CliRunner().invoke(cli, ["compare", *runs, *gate])
+    assert compared.exit_code == 1
     assert "the gate 'trace.peak > +5%' failed" in compared.stderr
     case = Case(
         lambda: nn.Sequential(*(p for _ in range(6) for p in (nn.Linear(512, 512), nn.ReLU()))),

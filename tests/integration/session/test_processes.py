@@ -52,7 +52,7 @@ def test_a_program_that_becomes_a_daemon_says_that_it_records_nothing(tmp_path: 
     script = """
     import torch
 
-    session = begin()
+    session = begin(config={"quiet": True})
     session.step()
     if os.fork():
         os._exit(0)
@@ -248,33 +248,3 @@ def test_a_working_directory_that_is_gone_costs_nothing(tmp_path: Path) -> None:
     assert list(session.directory.glob("helper-*")), (session.directory / "helper.log").read_text()
     """
     assert status_and_steps(tmp_path, script) == [("finished", 1)]
-
-
-def test_a_fork_while_another_thread_begins_a_run(tmp_path: Path) -> None:
-    """The child may begin a run of its own, whatever that thread was doing."""
-    script = """
-    import threading
-
-    over = False
-
-    def again():
-        while not over:
-            begin(finish_timeout=0)
-
-    thread = threading.Thread(target=again)
-    thread.start()
-    for number in range(15):
-        time.sleep(0.002 * number)
-        if os.fork() == 0:
-            signal.alarm(30)
-            memlog.init("local", dir="children", finish_timeout=0).step()
-            memlog.finish()
-            os._exit(0)
-    statuses = [os.wait()[1] for _ in range(15)]
-    over = True
-    thread.join()
-    memlog.finish()
-    assert statuses == [0] * 15, statuses
-    """
-    assert {run.status for run in ended(tmp_path, script)} == {"finished"}
-    assert len(list_runs(tmp_path / "children")) == 15

@@ -31,20 +31,26 @@ def axis_of(name: str) -> str:
     return f"memlog/{part.get(name.split('/')[1] if '/' in name else '', 'step')}"
 
 
-@pytest.fixture
-def server(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[WandbServer]:
-    """A server, and a process that has not talked to another before; wandb's files stand elsewhere."""
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WandbServer]:
+    """A server, and wandb's own process, which knows no other; its files stand elsewhere."""
     folder = tmp_path_factory.mktemp("wandb")
-    monkeypatch.chdir(folder)
-    with WandbServer() as running, pytest.MonkeyPatch.context() as environment:
-        for name, value in running.environment.items():
-            environment.setenv(name, value)
-        environment.setenv("WANDB_SILENT", "true")
-        environment.setenv("WANDB_DIR", str(folder))
-        yield running
+    with WandbServer() as made, pytest.MonkeyPatch.context() as process:
+        process.chdir(folder)
+        for name, value in made.environment.items():
+            process.setenv(name, value)
+        process.setenv("WANDB_SILENT", "true")
+        process.setenv("WANDB_DIR", str(folder))
+        process.setattr(_OpenRun, "_open", 1)  # so that no sink ends wandb's own process
+        yield made
         wandb.teardown()
+
+
+@pytest.fixture
+def server(running: WandbServer) -> WandbServer:
+    """The server without runs."""
+    running.forget()
+    return running
 
 
 @contextmanager
@@ -63,10 +69,13 @@ class TestWandb(SinkContract):
     }
 
     @pytest.fixture(autouse=True)
-    def _server(self, server: WandbServer) -> None:
+    def _server(self, server: WandbServer) -> Iterator[None]:
         self.server = server
         self.backend = WandbBackend()
         self.sinks: list[WandbSink] = []
+        yield
+        wandb.finish()
+        self.process_ends()
 
     def open_sink(self, target: Target) -> Sink:
         connection = Connection(self.server.url, self.server.environment)
@@ -142,8 +151,7 @@ class TestWandb(SinkContract):
         for sink in self.sinks:
             if sink._run is not None:
                 sink._run.run.finish()
-        wandb.teardown()
-        _OpenRun._open = 0
+        _OpenRun._open = 1
         self.sinks.clear()
 
 

@@ -44,7 +44,9 @@ FETCH = """
 
     backend = load_backend("wandb")
     store = backend.open_store(backend.connection())
-    (stored,) = store.list_artifacts(sys.argv[1])
+    listed = store.list_artifacts(sys.argv[1])
+    assert [(stored.name, stored.kind) for stored in listed[1:]] == [("report.html", "report")]
+    stored = listed[0]
     arrived = []
     Path("pulled").mkdir()
     path = store.fetch(sys.argv[1], stored, Path("pulled"), arrived.append)
@@ -104,9 +106,10 @@ def test_an_own_run_offline_has_every_step(tmp_path: Path) -> None:
     assert held.metrics["memory/epoch/host/rss_mib"]["step_metric"] == "memlog/epoch"
     assert held.config["memlog/python"]
     assert held.alerts == [{"title": "Host memory", "level": "ERROR"}]
-    (artifact,) = held.artifacts
-    assert artifact["type"] == "flamegraph"
+    artifact, report = held.artifacts
+    assert (artifact["type"], report["type"]) == ("flamegraph", "report")
     assert artifact["files"] == {"graph.json": str(run.artifacts / "graph.json")}
+    assert held.summary["memlog/report"]["_type"] == "html-file"
     assert UploadState.load(run, "wandb").stage == "done"
 
 

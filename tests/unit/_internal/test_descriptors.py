@@ -11,18 +11,6 @@ def opened(path: Path) -> Descriptor:
     return Descriptor(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
 
 
-def test_its_number_is_high_and_child_programs_do_not_inherit_it(tmp_path: Path) -> None:
-    descriptor = opened(tmp_path / "a")
-    assert descriptor.number > 100
-    assert not os.get_inheritable(descriptor.number)
-    os.write(descriptor.number, b"text")
-    number = descriptor.number
-    descriptor.close()
-    descriptor.close()
-    assert (tmp_path / "a").read_bytes() == b"text"
-    assert not Path(f"/proc/self/fd/{number}").exists()
-
-
 def test_a_number_that_is_another_files_now_is_left_alone(tmp_path: Path) -> None:
     descriptor = opened(tmp_path / "a")
     number = descriptor.number

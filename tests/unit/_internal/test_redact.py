@@ -133,7 +133,7 @@ def test_no_password_of_a_known_address_is_left_in_a_text(
         "anna:pa+s3cret@host",
     ],
 )
-def test_nor_where_it_stands_without_its_address(text: str) -> None:
+def test_a_remembered_password_is_hidden_without_its_address(text: str) -> None:
     remember("http://anna:pa s3cret@host:5000/?api_key=ke s3cret", "http://me:pw/s3cret@host", None)
     shown = without_credentials(text)
     assert "s3cret" not in shown

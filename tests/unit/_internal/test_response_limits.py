@@ -38,7 +38,7 @@ def test_it_ends_and_takes_a_bounded_part(answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["headers byte by byte", "a body byte by byte", "silence"])
-def test_so_it_does_for_pythons_own_client(answer: str) -> None:
+def test_the_limit_holds_for_pythons_own_client(answer: str) -> None:
     begun = time.monotonic()
     with misbehaving_server(answer) as server, pytest.raises((OSError, http.client.HTTPException)):
         urllib.request.urlopen(server.url, timeout=TIMEOUT).read()  # noqa: S310

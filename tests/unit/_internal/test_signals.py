@@ -17,6 +17,7 @@ from memlog.bus import EventBus
 from memlog.events import Batch, Event
 from memlog.journal import RunDirectory
 from memlog.journal.segment_output import SegmentFile
+from memlog.reports import summarize
 
 
 class TimeUp(TimeoutError):  # noqa: N818 - a user's own name for it
@@ -119,15 +120,15 @@ def steps(directory: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("handled")
-@pytest.mark.parametrize("when", ["before the write", "after the write"])
-def test_the_step_that_was_interrupted_is_in_the_journal_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+@pytest.mark.parametrize("written", [True, False])
+def test_the_step_that_was_interrupted_is_in_the_journal_once_or_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     write = SegmentFile.write
 
     def slow(file: SegmentFile, *line: Any) -> Any:
         monkeypatch.undo()
-        if when == "after the write":
+        if written:
             write(file, *line)
         interrupted()
 
@@ -138,9 +139,11 @@ def test_the_step_that_was_interrupted_is_in_the_journal_once(
             session.step()
         session.step()
     assert session.directory is not None
-    assert steps(session.directory) == [0, 1, 2]
+    assert steps(session.directory) == ([0, 1, 2] if written else [0, 2])
     assert not session.health.faults
     assert not session.health.dropped
+    lost = summarize(RunDirectory(session.directory)).health.dropped
+    assert lost == ({} if written else {"journal_lost": 1})
 
 
 @pytest.mark.usefixtures("handled")
@@ -162,11 +165,10 @@ def test_a_step_that_was_interrupted_before_it_had_an_event_is_counted(
 
 
 @pytest.mark.usefixtures("handled")
-@pytest.mark.parametrize("at", ["begin", "close"])
 def test_a_new_segment_that_was_interrupted_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(SegmentFile, at)
+    real = SegmentFile.close
 
     def slow(file: SegmentFile, *arguments: Any) -> None:
         monkeypatch.undo()
@@ -175,7 +177,7 @@ def test_a_new_segment_that_was_interrupted_loses_nothing(
 
     config = {"memlog": {"segment_bytes": 4096}}
     with memlog.init("local", dir=tmp_path, config=config) as session:
-        monkeypatch.setattr(SegmentFile, at, slow)
+        monkeypatch.setattr(SegmentFile, "close", slow)
         caught = 0
         for _ in range(200):
             try:

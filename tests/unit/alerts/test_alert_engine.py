@@ -220,7 +220,7 @@ def test_ctrl_c_in_the_callback_ends_an_ordinary_loop() -> None:
 def test_an_alert_is_a_metric_of_1_at_its_step() -> None:
     [alert] = alerts("host.rss > 1 GiB", rss(0, 0, 2))
     assert place(alert) == ("step", 2)
-    assert list(values(alert)) == [("memlog/alert", 1.0, "max")]
+    assert list(values(alert)) == [("memory/step/alert", 1.0, "max")]
 
 
 def test_an_alert_of_an_evaluation_or_of_an_epoch_without_steps_has_its_place_there() -> None:

@@ -34,6 +34,7 @@ def test_files_that_are_called_differently_are_kept_apart_in_every_sink(
         ("x.txt", "my/kind:x"),
         ("x.txt", "my kind x"),
         ("postmortem.md", "notes"),
+        ("report.html", "report"),
         (f"{'n' * 300}a.csv", "file"),
         (f"{'n' * 300}b.csv", "file"),
         ("k.txt", "k" * 300 + "a"),

@@ -30,8 +30,8 @@ def changed(change: Callable[[dict[str, Any]], object], *profiles: dict[str, Any
     return encoded(made)
 
 
-def test_a_sound_file_has_nothing_odd() -> None:
-    assert check(encoded(document())) == []
+def test_a_sound_file_is_accepted() -> None:
+    check(encoded(document()))
 
 
 def test_a_file_is_recognised_by_its_schema_whatever_its_name(tmp_path: Path) -> None:
@@ -128,18 +128,6 @@ def closing(frame: int, at: float) -> dict[str, Any]:
 def test_events_that_break_the_page_are_refused(events: list[object], message: str) -> None:
     with pytest.raises(UnopenableFileError, match=message):
         check(changed(setting("events", events), evented()))
-
-
-def test_what_is_shown_wrongly_is_said() -> None:
-    def change(made: dict[str, Any]) -> None:
-        made["shared"]["frames"].append({"name": "model"})
-        made["profiles"][0]["endValue"] = 9 * 2**20
-        made["profiles"][1]["endValue"] = 9
-
-    twice, weights, late = check(changed(change, sampled(), evented()))
-    assert "frames twice" in twice
-    assert "weights add up" in weights
-    assert "after its end" in late
 
 
 @given(st.recursive(st.none() | st.integers() | st.text() | st.floats(), st.lists))

@@ -131,8 +131,3 @@ def test_it_only_reads(server: PageServer, method: str) -> None:
     status, body, _ = ask(server, method=method)
     assert status == 405
     assert b"hello" not in body
-
-
-def test_head_has_no_body(server: PageServer) -> None:
-    status, body, headers = ask(server, method="HEAD")
-    assert (status, body, headers["Content-Length"]) == (200, b"", "12")

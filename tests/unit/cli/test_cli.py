@@ -70,6 +70,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "as_json": ["--json"],
             "directory": ["--dir"],
         },
+        "completion": {"shell": ["shell"]},
         "demo": {"steps": ["--steps"], "backend": ["--backend"]},
         "open": {
             "what": ["what"],
@@ -86,6 +87,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "force": ["--force"],
             "directory": ["--dir"],
         },
+        "report": {"runs": ["runs"], "output": ["-o", "--output"], "directory": ["--dir"]},
         "run": {
             "backends": ["--backend"],
             "alerts": ["--alert"],
@@ -105,6 +107,13 @@ def test_the_commands_and_their_options_are_frozen() -> None:
             "timeout": ["--timeout"],
             "replace": ["--own-run"],
             "trusted": ["--trust-address"],
+            "directory": ["--dir"],
+        },
+        "watch": {
+            "run": ["run"],
+            "once": ["--once"],
+            "interval": ["--interval"],
+            "as_json": ["--json"],
             "directory": ["--dir"],
         },
     }
@@ -318,8 +327,14 @@ def test_a_beginning_must_be_of_one_run_only(tmp_path: Path) -> None:
         MadeRun(tmp_path, name).write(batch(0, GIB)).closed()
     assert "run abc23 " in said("show", "abc")
     assert "run abd45 " in said("show", "abd45")
-    assert "2 runs begin with 'ab' (abc23, abd45): name more" in complaint("show", "ab", code=1)
-    assert "begins with 'xy': `memlog runs` lists them" in complaint("show", "xy", code=1)
+    several = complaint("show", "ab", code=1)
+    assert re.fullmatch(
+        r"2 runs begin with 'ab' \(abd45 of 2026-.*, abc23 of 2026-.*\): name more of the id",
+        several,
+    )
+    assert complaint("show", "xy", code=1).endswith(
+        "is called 'xy' or begins with it: `memlog runs` lists them"
+    )
     assert "no run" in complaint("show", "../abc23", code=1)
 
 

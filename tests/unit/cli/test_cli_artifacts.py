@@ -1,5 +1,6 @@
 """Output and errors of ``memlog pull`` and ``memlog open``."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -17,6 +18,7 @@ from support.journals import MadeRun, at
 from support.pickles import endless
 from support.stores import DictStore, stored
 
+from memlog._internal.npm_package import SPEEDSCOPE
 from memlog.artifacts.journal_store import kept
 from memlog.cli.main import cli
 from memlog.cli.open import _find
@@ -181,7 +183,7 @@ def test_a_snapshot_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
     whole = pickle.dumps(training(), 2)
     (tmp_path / "bomb.pickle").write_bytes(whole[:-1] + b"r\xff\xff\xff\x7f.")
     told = complaint("open", "bomb.pickle")
-    assert told.startswith("bomb.pickle is no pickle of a snapshot (ValueError)")
+    assert told.startswith("bomb.pickle is no pickle of a snapshot (IndexError)")
 
 
 def test_without_a_viewer_it_is_one_line_with_the_path(
@@ -190,7 +192,8 @@ def test_without_a_viewer_it_is_one_line_with_the_path(
     (tmp_path / "graph").write_bytes(GRAPH)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("memlog.artifacts.viewer.INSTALLED", tmp_path / "nowhere")
+    elsewhere = dataclasses.replace(SPEEDSCOPE, installed=tmp_path / "nowhere")
+    monkeypatch.setattr("memlog.artifacts.viewer.SPEEDSCOPE", elsewhere)
     told = complaint("open", "graph")
     assert str(tmp_path / "graph") in told
     assert "npm is not installed" in told

@@ -116,7 +116,7 @@ def test_a_local_run_goes_to_the_backend_that_is_named(
     assert list(backend.tracker.ended.values()) == ["killed"]
     # It ended without a word, and nobody had said so yet: the alert is the point more.
     [files] = backend.tracker.files.values()
-    assert list(files) == [("postmortem", "postmortem.md")]
+    assert list(files) == [("postmortem", "postmortem.md"), ("report", "report.html")]
     assert [alert.rule for alert in backend.tracker.alerts[f"own-{run.id}"]] == [
         "ended without a word"
     ]

@@ -89,6 +89,9 @@ def test_the_commands_say_it_in_one_line(
     run = honest.recorded(tmp_path, "bbbb2222")
     for seed in range(SHOWN):
         run.worst_step.write_bytes(honest.mutant(seed))
+        # Without the trace's events, a report shows what the journal has.
+        page = ["report", "bbbb", "-o", str(tmp_path / "report.html")]
+        assert CliRunner().invoke(cli, page).exit_code == 0
         for command in (["advise", "bbbb"], ["compare", "aaaa", "bbbb"]):
             result = CliRunner().invoke(cli, command, prog_name="memlog")
             assert isinstance(result.exception, SystemExit | None), (seed, result.exception)

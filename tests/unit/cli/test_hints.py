@@ -86,23 +86,48 @@ def test_no_page_has_pip_do_what_an_older_one_cannot_or_install_what_is_in_no_in
         assert not any(word.startswith("memlog-ml") for word in words), where
 
 
+def lines_to_type(page: Path) -> Iterator[str]:
+    """Yield the commands of memlog's in blocks of sh, as prose after a dollar sign."""
+    for block in re.findall(
+        r"^```sh\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    ):
+        for line in block.splitlines():
+            if line.startswith("memlog "):
+                yield f"$ {line}"
+
+
+def test_commands_in_blocks_of_sh_exist_with_their_options() -> None:
+    checked = 0
+    for page in PAGES:
+        for line in lines_to_type(page):
+            match = _MEMLOG.search(line)
+            assert match is not None, line
+            expect_known(match, f"{page.relative_to(ROOT)}: {line}")
+            checked += 1
+    assert checked > 10
+
+
 @pytest.mark.parametrize("paths", [CODE, PAGES], ids=["code", "pages"])
 def test_commands_of_memlogs_own_exist_with_their_options(paths: list[Path]) -> None:
     checked = 0
     for where, match in named(paths, _MEMLOG):
-        command = cli.commands.get(match[1])
-        assert command is not None, where
-        known = {
-            name
-            for parameter in command.params
-            if isinstance(parameter, click.Option)
-            for name in (*parameter.opts, *parameter.secondary_opts)
-        }
-        mine = match[2].partition(" -- ")[0]  # what follows is the user's command
-        used = {word.partition("=")[0] for word in re.findall(r"(?<=\s)--?[a-z][\w-]*", mine)}
-        assert used <= known | {"--help"}, where
+        expect_known(match, where)
         checked += 1
     assert checked > 20
+
+
+def expect_known(match: re.Match[str], where: str) -> None:
+    command = cli.commands.get(match[1])
+    assert command is not None, where
+    known = {
+        name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    mine = match[2].partition(" -- ")[0]  # what follows is the user's command
+    used = {word.partition("=")[0] for word in re.findall(r"(?<=\s)--?[a-z][\w-]*", mine)}
+    assert used <= known | {"--help"}, where
 
 
 _NAMES_A_RUN = re.compile(r"\bmemlog (?:sync|show|open|pull|advise|compare) \{")

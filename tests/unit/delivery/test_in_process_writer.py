@@ -10,6 +10,7 @@ from support.journals import batch
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.in_process.writer import INTERVAL, InProcessWriter
+from memlog.delivery.run_report import keep_report
 from memlog.events import Alert, Artifact
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.sink import Point, Rows
@@ -23,6 +24,7 @@ class Users:
         self.is_open = True
         self.rows: list[dict[str, float]] = []
         self.artifacts: list[str] = []
+        self.reports: list[str] = []
 
     def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
         self.before, self.after = before, after
@@ -48,7 +50,8 @@ class Users:
     def log_alert(self, alert: Alert) -> None: ...
 
     def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:  # noqa: ARG002 - the protocol's
-        self.artifacts.append(file.read_text())
+        kept = self.reports if artifact.is_report else self.artifacts
+        kept.append(file.read_text())
 
     def end(self) -> None:
         self.before()
@@ -134,6 +137,23 @@ def test_the_end_of_a_run_waits_for_its_last_steps(tmp_path: Path) -> None:
     assert [steps_in(series) for series in users.artifacts] == [set(range(50))]
     trainer.finish()
     assert trainer.writer.state.stage == "done"
+
+
+def test_a_run_that_the_user_ends_first_has_a_report_and_lacks_nothing(tmp_path: Path) -> None:
+    trainer, users = Trainer(tmp_path), Users()
+    trainer.open(users)
+    for number in range(5):
+        trainer.step(number, users)
+    users.end()
+    [report] = users.reports
+    assert "<h1" in report
+    # The helper process makes the report of the whole run later, and no one can write it to this run.
+    final = keep_report(trainer.run, "report.html")
+    assert final is not None
+    trainer.bus.publish(final)
+    trainer.finish()
+    assert (trainer.writer.state.stage, trainer.writer.state.whole) == ("done", ["same"])
+    assert len(users.reports) == 1
 
 
 def test_what_is_published_as_a_run_ends_is_waited_for_although_a_pass_is_under_way(

@@ -137,7 +137,9 @@ def test_a_journal_cannot_send_a_file_from_elsewhere(
     assert tracker.files == {}
 
 
-def test_nor_through_a_link(run: RunDirectory, journal: JournalWriter) -> None:
+def test_a_journal_cannot_send_a_file_through_a_link(
+    run: RunDirectory, journal: JournalWriter
+) -> None:
     (run.path.parent / "secret").write_text("key")
     run.artifacts.mkdir()
     (run.artifacts / "link").symlink_to(run.path.parent / "secret")

@@ -13,12 +13,12 @@ from support.journals import GIB, MIB, MadeRun, batch, cuda
 from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.helper.retention import Retention
+from memlog.delivery.helper.retention import WINDOW, Retention
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, backpressure
-from memlog.journal.compaction import WHOLE_SEGMENT, compact, compacted_window
+from memlog.journal.compaction import compact, is_compactable
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import Summary, summarize
 from memlog.settings import Settings
@@ -125,7 +125,7 @@ def test_undelivered_segments_are_thinned_alike_and_the_oldest_first(tmp_path: P
     enforce(run, file.size * 9 // 10)
     windows = [header.compaction.window if header.compaction else 0 for header in file.headers()]
     assert windows == sorted(windows, reverse=True)
-    assert set(windows) == {100, 0}
+    assert set(windows) == {WINDOW, 0}
     assert windows[-1] == 0  # it is still being written
 
 
@@ -140,17 +140,14 @@ def test_positions_mean_the_same_as_before(tmp_path: Path) -> None:
     """Reading from any position gives the events that are left, at their old positions."""
     run = filled(tmp_path, 200).directory
     before = {entry.seq: entry for entry in entries(run)}
-    for window in (10, 100, WHOLE_SEGMENT):
-        for path in sorted(run.path.glob("*.jsonl"))[:-1]:
-            compact(path, window, lambda e: {} if isinstance(e, Batch) else None, delivered=False)
-        left = entries(run)
-        assert len(left) < len(before)
-        assert all(
-            (e.event, e.start, e.end) == before[e.seq][1:2] + before[e.seq][3:] for e in left
-        )
-        for at in before.values():
-            rest = [entry.seq for entry in trainer(run).read(at.end)]
-            assert rest == [entry.seq for entry in left if entry.seq > at.seq]
+    for path in sorted(run.path.glob("*.jsonl"))[:-1]:
+        compact(path, 10, lambda e: {} if isinstance(e, Batch) else None, delivered=False)
+    left = entries(run)
+    assert len(left) < len(before)
+    assert all((e.event, e.start, e.end) == before[e.seq][1:2] + before[e.seq][3:] for e in left)
+    for at in before.values():
+        rest = [entry.seq for entry in trainer(run).read(at.end)]
+        assert rest == [entry.seq for entry in left if entry.seq > at.seq]
 
 
 def test_a_compaction_that_fails_leaves_the_segment_as_it_was(
@@ -183,8 +180,8 @@ def test_a_damaged_segment_is_left_alone_and_the_others_are_not(tmp_path: Path) 
     before = first.read_bytes(), second.read_bytes()
     enforce(run, 2 * 1024**2)
     assert (first.read_bytes(), second.read_bytes()) == before
-    windows = [compacted_window(path) for path in sorted(run.path.glob("*.jsonl"))]
-    assert windows == [0, None, *[WHOLE_SEGMENT] * (len(windows) - 3), 0]
+    can_be = [is_compactable(path) for path in sorted(run.path.glob("*.jsonl"))]
+    assert can_be == [True, False, *[False] * (len(can_be) - 3), True]
 
 
 def test_a_gap_that_somebody_made_up_leads_nowhere(tmp_path: Path) -> None:

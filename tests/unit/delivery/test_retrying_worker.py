@@ -33,13 +33,13 @@ def run_with(
     """Run it without waiting, with an action at some pauses; return how long the pauses would have been."""
     pauses: list[float] = []
 
-    def wait(_event: threading.Event, timeout: float = 0.0) -> bool:
+    def wait(timeout: float) -> bool:
         pauses.append(timeout)
         at_pause.get(len(pauses), lambda: None)()
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Event, "wait", wait)
+        patch.setattr(thread._wake, "wait", wait)
         thread._run()
     return pauses
 

@@ -12,7 +12,7 @@ from memlog.events import Loss, Sample
 from memlog.journal import RunDirectory
 
 MIB = 2**20
-RSS, TREE, LOSS = "memory/host/rss_mib", "memory/host/tree_mib", "memlog/loss"
+RSS, TREE, LOSS = "memory/host/rss_mib", "memory/host/tree_mib", "memory/step/loss"
 
 
 class Users:

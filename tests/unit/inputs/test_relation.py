@@ -205,3 +205,28 @@ def test_a_small_rise_does_not_matter() -> None:
     )
     higher = of_lengths(range(960, 1200, 8), lambda n: MIB * n)  # a quarter more
     assert not matters(required(relation(higher)))
+
+
+def test_lengths_that_rise_from_step_to_step_have_a_rate_and_a_forecast() -> None:
+    found = required(relation(of_lengths(range(64, 1025, 32), lambda length: 0.9 * MIB * length)))
+    finding = larger_steps(found, 30, found.peak, free=round(28.8 * MIB) * 100)
+    assert finding.rate == pytest.approx(32 * 0.9 * MIB, rel=0.01)
+    assert (finding.since_step, finding.forecast) == (0, (130, 131))
+    assert finding.limit == found.peak + round(28.8 * MIB) * 100
+
+
+def test_no_forecast_far_beyond_the_lengths_so_far_or_from_a_parabola() -> None:
+    line = required(relation(of_lengths(range(64, 1025, 32), lambda length: 0.9 * MIB * length)))
+    assert larger_steps(line, 30, line.peak, free=100 * line.peak).forecast is None
+    curve = required(relation(of_lengths(range(64, 1025, 32), lambda length: 1000 * length**2)))
+    finding = larger_steps(curve, 30, curve.peak, free=curve.peak)
+    assert finding.forecast is None
+    assert finding.rate == pytest.approx(32 * 2000 * 1024, rel=0.02)
+
+
+def test_lengths_that_also_fall_have_no_rate() -> None:
+    source = numbers(1)
+    lengths = [200 + 16 * step + source.randrange(-90, 90) for step in range(60)]
+    found = required(relation(of_lengths(lengths, lambda length: 0.9 * MIB * length)))
+    finding = larger_steps(found, 60, found.peak, free=found.peak)
+    assert (finding.rate, finding.forecast, finding.since_step) == (None, None, None)

@@ -184,7 +184,7 @@ def test_a_full_disk_costs_the_events_it_has_no_room_for(
     journal = writer(tmp_path, health)
     journal.append(batch(0))
     full = os.open("/dev/full", os.O_WRONLY)
-    fd = journal._output._file._fd
+    fd = journal._output._file._descriptor.number
     kept = os.dup(fd)
     os.dup2(full, fd)
     journal.append(batch(1))

@@ -11,6 +11,8 @@ from memlog.leaks.containers import Census, ElementSizes, growing
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.time_budget import TimeBudget
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 
 class Hostile(list):
     """A list whose methods may not run."""

@@ -3,7 +3,7 @@
 import ctypes
 import gc
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -137,6 +137,32 @@ def test_each_series_is_judged_by_itself() -> None:
     assert device.forecast is not None
     low, high = device.forecast
     assert low - 20 <= 1950 <= high + 20
+
+
+def fragmented(reserved: Callable[[int], float], split: Callable[[int], float]) -> list[Finding]:
+    """Return the findings on a device whose tensors hold 1,000 MiB, from made-up figures in MiB."""
+    found: list[Event] = []
+    judge = GrowthDetector(NOBODY, GrowthFindings(found.append))
+    for step in range(1000):
+        figures = (1000 * MIB, int(reserved(step) * MIB), None, None, int(split(step) * MIB))
+        device = DeviceReading("cuda0", *figures)
+        judge(Batch(at(step), step, GIB, None, None, (device,)))
+    judge.finish()
+    return [one for one in found if isinstance(one, Finding)]
+
+
+def test_blocks_that_are_partly_in_use_and_grow_are_fragmentation() -> None:
+    [found] = fragmented(lambda step: 1200 + 20 * (step // 20), lambda step: 150 + step)
+    assert (found.kind, found.where) == ("device_fragmentation", "cuda0")
+    assert found.rate == pytest.approx(MIB, rel=0.05)
+    assert found.step is not None
+    assert found.step >= 400
+
+
+def test_no_fragmentation_without_a_growing_reserve_or_split_blocks() -> None:
+    assert not fragmented(lambda _: 1200, lambda step: min(step, 200))
+    assert not fragmented(lambda step: 1200 + 20 * (step // 20), lambda _: 150)
+    assert not fragmented(lambda step: 1200 + min(step, 300), lambda step: 100 + min(step, 300))
 
 
 def garbage(size: int) -> None:
@@ -315,6 +341,7 @@ def test_a_forecast_is_an_interval_or_nothing(
         ("shared_memory", "shared_memory", None),
         ("child:DataLoader worker 3", "worker_process", "DataLoader worker 3"),
         ("cuda0.allocated", "growth", "cuda0"),
+        ("cuda0.fragmented", "device_fragmentation", "cuda0"),
     ],
 )
 def test_the_series_decides_the_kind_of_finding(series: str, kind: str, where: str | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from collections import deque
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +14,15 @@ from memlog.leaks.inert_access import container_base
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
 from memlog.leaks.time_budget import TimeBudget
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _thawed() -> Iterator[None]:
+    """The search sees no frozen objects, and what was collected is frozen: this module, too."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 class Target:

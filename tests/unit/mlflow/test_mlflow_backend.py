@@ -82,13 +82,14 @@ def test_what_a_broken_mlflow_raises_is_passed_on(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_innermost_run_of_this_thread_is_found(database: str) -> None:
-    finder = MlflowBackend()
+    finder, link = MlflowBackend(), f"mlflow ui --backend-store-uri {database}"
     assert finder.active_run() is None
     with mlflow.start_run(run_name="outer") as outer:
-        assert finder.active_run() == TrackerRun(outer.info.run_id, database, "outer")
+        found = TrackerRun(outer.info.run_id, database, "outer", link)
+        assert finder.active_run() == found
         with mlflow.start_run(run_name="inner", nested=True) as inner:
-            assert finder.active_run() == TrackerRun(inner.info.run_id, database, "inner")
-        assert finder.active_run() == TrackerRun(outer.info.run_id, database, "outer")
+            assert finder.active_run() == TrackerRun(inner.info.run_id, database, "inner", link)
+        assert finder.active_run() == found
         seen: list[TrackerRun | None] = []
         thread = threading.Thread(target=lambda: seen.append(finder.active_run()))
         thread.start()

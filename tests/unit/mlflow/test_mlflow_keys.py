@@ -43,7 +43,7 @@ def test_different_names_get_different_keys(names: list[str]) -> None:
     "name",
     [
         "memory/host/rss_mib",
-        "memory/layers/encoder.layers.0/peak_mib",
+        "memory/layers/encoder.layers.0.peak_mib",
         "memory/scope/forward pass: warm-up/mib",
         "a" * MAX_KEY,
         ".hidden",

@@ -110,8 +110,8 @@ def test_an_experiment_that_somebody_else_creates_first_is_used(
     uri: str, client: MlflowClient
 ) -> None:
     overtaken = OvertakenClient(uri)
-    run_id = runs.find_or_create(overtaken, Target(MEMLOG_RUN, joined=None, project="shared"))
+    run = runs.find_or_create(overtaken, Target(MEMLOG_RUN, joined=None, project="shared"))
     assert overtaken.overtaken
     shared = client.get_experiment_by_name("shared")
     assert shared is not None
-    assert client.get_run(run_id).info.experiment_id == shared.experiment_id
+    assert client.get_run(run.info.run_id).info.experiment_id == shared.experiment_id

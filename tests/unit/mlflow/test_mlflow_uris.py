@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog_mlflow.uris import absolute_uri, is_folder, scheme_of
+from memlog_mlflow.uris import absolute_uri, is_folder, link_to, scheme_of
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,21 @@ def test_schemes_are_told_apart() -> None:
     assert is_folder("/data/mlruns")
     assert is_folder("file:///data/mlruns")
     assert not is_folder("databricks")
+
+
+@pytest.mark.parametrize(
+    ("uri", "link"),
+    [
+        ("http://host:5000", "http://host:5000/#/experiments/7/runs/0a1b"),
+        ("https://me:secret@host/flow/", "https://host/flow/#/experiments/7/runs/0a1b"),
+        ("sqlite:////data/mlflow.db", "mlflow ui --backend-store-uri sqlite:////data/mlflow.db"),
+        ("/my data/mlruns", "mlflow ui --backend-store-uri '/my data/mlruns'"),
+        ("file:///data/mlruns", "mlflow ui --backend-store-uri file:///data/mlruns"),
+        ("postgresql://me:secret@host/db", None),
+        ("databricks", None),
+    ],
+)
+def test_a_link_leads_to_the_run_or_to_the_command_that_shows_it(
+    uri: str, link: str | None
+) -> None:
+    assert link_to(uri, "7", "0a1b") == link

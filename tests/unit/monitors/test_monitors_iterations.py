@@ -35,7 +35,7 @@ def test_scipys_iterations_are_counted_once(
 ) -> None:
     from scipy.optimize import minimize
 
-    with memlog.init("local", dir=tmp_path) as session:
+    with memlog.init("local", dir=tmp_path, config={"quiet": True}) as session:
         assert session.directory
         with memlog.track_iterations("L-BFGS-B") as iterations:
             found = solve() if through_the_module else solve(minimize, callback=iterations)

@@ -19,7 +19,7 @@ import torch
 
 import memlog
 from memlog.monitors import _deferred_losses, _publishing
-from memlog.monitors._losses import Pending, Value, known, read
+from memlog.monitors._losses import LossValue, Pending, known, read
 
 pytestmark = pytest.mark.usefixtures("nothing_goes_wrong_inside")
 
@@ -79,8 +79,8 @@ def test_every_kind_of_loss_is_understood_and_handed_back(returned: Any, expecte
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_what_is_no_finite_number_is_printed_and_has_no_value(number: float) -> None:
-    assert read(torch.tensor(number)) == Value(None, str(number))
-    assert read(number) == Value(None, str(number))
+    assert read(torch.tensor(number)) == LossValue(None, str(number))
+    assert read(number) == LossValue(None, str(number))
 
 
 def test_fake_and_transformed_tensors_have_no_number() -> None:
@@ -256,7 +256,7 @@ def test_a_loss_on_its_way_is_not_waited_for_and_order_is_kept() -> None:
     late, device, got = _deferred_losses.DeferredLosses(), SlowDevice(), []
     threads = []
 
-    def then(value: Value | None) -> None:
+    def then(value: LossValue | None) -> None:
         threads.append(threading.current_thread())
         got.append(value)
 

@@ -15,7 +15,7 @@ import pytest
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import DeviceReading
-from memlog.probes._backends import Figures, parse_flat, parse_nested
+from memlog.probes._backends import DeviceFigures, parse_flat, parse_nested
 from memlog.probes.accelerator import AcceleratorProbe
 
 GIB = 1024**3
@@ -145,12 +145,12 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_parses_both_forms_of_statistics(parse: Any) -> None:
     stats = nested(3 * GIB, 5 * GIB, 4 * GIB, GIB)
 
-    assert parse(stats) == Figures(3 * GIB, 5 * GIB, 4 * GIB, GIB)
+    assert parse(stats) == DeviceFigures(3 * GIB, 5 * GIB, 4 * GIB, GIB)
 
 
 @pytest.mark.parametrize("parse", [parse_nested, parse_flat])
 def test_what_the_statistics_lack_is_unknown(parse: Any) -> None:
-    assert parse({}) == Figures(None, None, None, None)
+    assert parse({}) == DeviceFigures(None, None, None, None)
 
 
 def test_without_torch_there_is_nothing_and_torch_stays_away(

@@ -49,7 +49,7 @@ def test_every_metric_is_summed_up_under_its_trackers_name(tmp_path: Path) -> No
 
 def test_a_metric_says_where_it_was_known(tmp_path: Path) -> None:
     metrics = summarize(finished_run(tmp_path)).metrics
-    loss = metrics["memlog/loss"]
+    loss = metrics["memory/step/loss"]
     assert (loss.axis, loss.first_index, loss.last_index) == ("step", 0, 199)
     assert (loss.last, loss.min, loss.max) == (2.01, 2.01, 4.0)
     tree = metrics["memory/host/tree_mib"]

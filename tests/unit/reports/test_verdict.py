@@ -116,6 +116,6 @@ def test_what_reaches_its_limit_first_comes_first() -> None:
         "shared_memory",
         "worker_process",
         "kept_tensors",
-        "unowned_gradients",
         "growth",
+        "unowned_gradients",
     ]

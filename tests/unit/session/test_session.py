@@ -4,6 +4,8 @@ import contextlib
 import copy
 import os
 import pickle
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from support.sinks import ListSink, ListTracker
 
 import memlog
 from memlog.events import Alert, Batch, End, Epoch, Event, Health, Parameters, Run, now_us
-from memlog.journal import RunDirectory, find_run
+from memlog.journal import Binding, RunDirectory, find_run
 from memlog.sink import Target
 
 
@@ -307,6 +309,44 @@ def test_an_invalid_argument_is_one_line_with_the_remedy(
 def test_an_unknown_status_is_an_error() -> None:
     with pytest.raises(memlog.ConfigurationError, match="'finished', 'failed' or 'killed'"):
         memlog.init("local").finish("done")  # type: ignore[arg-type]
+
+
+def test_its_text_tells_the_run_the_tracker_and_the_state(runs: Path) -> None:
+    assert repr(memlog.init(enabled=False)) == "<memlog.Session disabled>"
+    with memlog.init("local") as session:
+        begun = f"<memlog.Session run {session.id}"
+        assert repr(session) == f"{begun}, recording, no step yet>"
+        train(1_001)
+        assert repr(session) == f"{begun}, recording, step 1,000>"
+        assert repr(pickle.loads(pickle.dumps(session))) == f"{begun}, ended>"  # noqa: S301 - its own
+        assert session._live is not None
+        session._live._journal.bind("mlflow", Binding("0a1b2c", None, "quiet-bear-42"))
+    assert repr(session) == f"{begun}, mlflow run 'quiet-bear-42', ended>"
+    shutil.rmtree(runs / str(session.id))
+    assert repr(session) == f"{begun}, ended>"
+    assert session._repr_html_() is None
+
+
+def test_only_public_names_are_listed() -> None:
+    assert dir(memlog) == sorted(memlog.__all__)
+    assert memlog.MemoryTracer is not None  # loaded on first use
+    assert dir(memlog) == sorted(memlog.__all__)
+
+
+def test_a_quiet_session_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with memlog.init("local", config={"quiet": True}):
+        train(3)
+    assert capsys.readouterr().err == ""
+    with memlog.init("local") as session:
+        train(3)
+    first, peak, last = capsys.readouterr().err.splitlines()
+    folder, watch = session.directory, f"`memlog watch {session.id}`"
+    assert first == f"memlog: run {session.id} is recorded in {folder}: {watch}"
+    assert re.fullmatch(
+        r"memlog: peak [\d.]+ [MG]iB( of [\d.]+ GiB \(\d+%\))? (at|by) step \d", peak
+    )
+    assert last == f"memlog: run {session.id}: `memlog show {session.id}`"
+    assert "quiet" not in events(session.id, Run)[0].settings  # type: ignore[union-attr]
 
 
 def test_the_public_names_are_fixed() -> None:

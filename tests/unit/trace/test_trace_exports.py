@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ from support import speedscope
 from support.models import GPT, text
 
 from memlog import ConfigurationError, MemoryTracer
+from memlog._internal.units import format_bytes
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.trace import exporters
 
@@ -73,6 +75,38 @@ def test_the_flame_graph_is_valid_and_holds_the_peak(tracer: MemoryTracer, tmp_p
     assert roots == {"forward", "backward", "recompute", "optimizer"}
     assert in_order["endValue"] == sum(layer.allocated for layer in tracer.result.layers)
     assert milliseconds["endValue"] == pytest.approx(tracer.result.duration_ms)
+
+
+def test_its_title_tells_the_model_the_step_and_the_peak(tracer: MemoryTracer) -> None:
+    document = exporters.flame_graph(tracer.recording, "step 160")
+    title = f"GPT, step 160: {format_bytes(tracer.result.peak)} at the peak"
+    assert document["name"] == document["profiles"][0]["name"] == title
+    assert document["activeProfileIndex"] == 0
+    bound = msgspec.structs.replace(tracer.result, exactness="lower bound", device="cuda:1")
+    partial = msgspec.structs.replace(tracer.recording, result=bound)
+    assert (
+        f"GPT: at least {format_bytes(bound.peak)} on cuda:1"
+        in exporters.flame_graph(partial)["name"]
+    )
+    times_only = msgspec.structs.replace(bound, peak=None, shares=(), categories={})
+    without = msgspec.structs.replace(tracer.recording, result=times_only)
+    assert exporters.flame_graph(without, "step 2")["name"] == "GPT, step 2"
+
+
+def test_categories_have_clearly_different_colours(tracer: MemoryTracer) -> None:
+    """Speedscope's colour is a frame's place among the profile's frames, by file and name."""
+    document = exporters.flame_graph(tracer.recording)
+    at_peak = document["profiles"][0]
+    used = {frame for sample in at_peak["samples"] for frame in sample}
+    frames = [document["shared"]["frames"][number] for number in sorted(used)]
+    ordered = sorted(frames, key=lambda frame: frame.get("file", "") + frame["name"])
+    places = [n for n, frame in enumerate(ordered) if frame["name"].startswith("[")]
+    assert len(places) == len(tracer.result.categories) >= 4
+    circle = [*places, places[0] + len(ordered)]
+    apart = [after - before for before, after in itertools.pairwise(circle)]
+    assert min(apart) >= len(ordered) // len(places) - 1
+    kinds = {frame["name"]: frame["file"].strip("\N{WORD JOINER}") for frame in frames}
+    assert (kinds["blocks.0.mlp.0"], kinds["[activations]"]) == ("Linear", "category")
 
 
 def test_a_cut_trace_makes_a_valid_flame_graph_whose_bytes_are_complete() -> None:

@@ -59,7 +59,7 @@ def test_one_slow_step_does_not_buy_tracing() -> None:
     assert budget.spent == pytest.approx(0.4)
 
 
-def test_nor_does_a_machine_that_becomes_slower() -> None:
+def test_a_slower_machine_does_not_buy_tracing() -> None:
     budget = settled(share=1.0, step=0.1)
     budget.traced_step(0.1, between=0.0)  # by the clock tracing was free
     assert budget.spent > 0
@@ -118,7 +118,7 @@ def test_a_short_runs_second_half_is_traced_too(seconds: float, dearer: float) -
 
 
 @pytest.mark.parametrize("dearer", [0.4, 1.7, 3.0])
-def test_what_that_costs_is_within_the_share_of_a_run_that_goes_on(dearer: float) -> None:
+def test_a_long_run_keeps_its_share(dearer: float) -> None:
     budget, _ = trained(1.0, dearer, 5_000)
     assert budget.spent <= 0.01 * 5_000
 

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import threading
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,20 @@ def test_the_users_dispatch_modes_work_inside_and_around() -> None:
         model(BATCH)
     assert mode.count > inside
     assert tracer.result.attributed == 1.0
+
+
+def test_no_window_opens_while_a_graph_is_recorded() -> None:
+    """It would be recorded, too, and ``torch.jit.trace`` fails if a second recording differs."""
+    opened = []
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        opened.append(may_open())
+        return 2 * x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(doubled, torch.ones(2), check_trace=False)
+    assert opened == [False]
 
 
 def test_a_window_that_is_closed_below_the_users_mode_leaves_later() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memlog.sink import Backend, Connection, InProcessBackend
 from memlog_wandb import backend, environment
-from memlog_wandb.addresses import address_of, offline_folder, run_path, server_of
+from memlog_wandb.addresses import address_of, link_to, offline_folder, run_path, server_of
 from memlog_wandb.names import artifact_name, artifact_type, cut_title, safe_key
 
 
@@ -35,7 +35,7 @@ def test_no_run_where_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "key", ["memory/host/rss_mib", "memory/layers/blocks.0.mlp/peak_mib", "a-b_c d"]
+    "key", ["memory/host/rss_mib", "memory/layers/blocks.0.mlp.peak_mib", "a-b_c d"]
 )
 def test_a_fine_key_stays(key: str) -> None:
     assert safe_key(key) == key
@@ -109,6 +109,19 @@ def test_an_offline_runs_address_tells_its_folder_and_project() -> None:
     assert run_path(str(address_of(settings)))[:] == (None, None, "abc")
     assert offline_folder("https://wandb.example/me/p/runs/abc") is None
     assert server_of(address_of(SimpleNamespace(_noop=True))) is None
+
+
+def test_a_link_leads_to_the_run_or_uploads_it() -> None:
+    import wandb
+
+    online = wandb.Settings(
+        base_url="https://wandb.example", entity="me", project="p", run_id="abc", mode="online"
+    )
+    assert link_to(online) == "https://wandb.example/me/p/runs/abc"
+    assert link_to(wandb.Settings(run_id="abc", mode="online")) is None  # no entity yet
+    offline = SimpleNamespace(_offline=True, sync_dir="/w/offline run-1-abc")
+    assert link_to(offline) == "wandb sync '/w/offline run-1-abc'"
+    assert link_to(SimpleNamespace(_noop=True)) is None
 
 
 def test_the_users_own_run_and_connection_stay_out_of_the_helper(

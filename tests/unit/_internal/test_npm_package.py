@@ -1,5 +1,6 @@
-"""Fetching speedscope's build: only with the pinned hash, unpacked into one folder."""
+"""Fetching browser libraries through npm: only with the pinned hash, unpacked into one folder."""
 
+import dataclasses
 import io
 import os
 import tarfile
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from memlog.artifacts import speedscope_package, viewer
-from memlog.artifacts.speedscope_package import FetchError, extract, fetch, is_complete, verify
+from memlog._internal import npm_package
+from memlog._internal.npm_package import SPEEDSCOPE, UPLOT, FetchError, NpmPackage
+from memlog.artifacts import viewer
 from memlog.errors import ViewerUnavailableError
 
 SOUND = {
@@ -44,11 +46,19 @@ def npm_that(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PATH", str(folder))
 
 
-def unpacked(tmp_path: Path, files: dict[str, bytes], *extra: tarfile.TarInfo) -> Path:
+def unpacked(tmp_path: Path, files: dict[str, bytes], package: NpmPackage = SPEEDSCOPE) -> Path:
     target = tmp_path / "target"
     target.mkdir()
-    extract(tarball(tmp_path / "package.tgz", files, *extra), target)
+    package.extract(tarball(tmp_path / "package.tgz", files), target)
     return target
+
+
+@pytest.fixture
+def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An install that was built without npm, of a user with an empty cache."""
+    elsewhere = dataclasses.replace(SPEEDSCOPE, installed=tmp_path / "nowhere")
+    monkeypatch.setattr(viewer, "SPEEDSCOPE", elsewhere)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def test_the_build_and_its_licences_are_unpacked_and_nothing_else(tmp_path: Path) -> None:
@@ -59,7 +69,29 @@ def test_the_build_and_its_licences_are_unpacked_and_nothing_else(tmp_path: Path
     collected = (target / "LICENSES.txt").read_text()
     for owner in ("Jamie Wong", "SIL OPEN FONT LICENSE", "Jason Miller", "Khan Academy"):
         assert owner in collected
-    assert is_complete(target)
+    assert SPEEDSCOPE.is_complete(target)
+
+
+def test_of_uplot_the_script_the_style_and_the_licence_are_unpacked(tmp_path: Path) -> None:
+    files = {
+        "package/LICENSE": b"MIT License: Leon Sorokin",
+        "package/dist/uPlot.iife.min.js": b"script",
+        "package/dist/uPlot.iife.js": b"readable script",
+        "package/dist/uPlot.min.css": b"style",
+    }
+    target = unpacked(tmp_path, files, UPLOT)
+    names = {path.name for path in target.iterdir()}
+    assert names == {"uPlot.iife.min.js", "uPlot.min.css", "LICENSES.txt"}
+    assert "Leon Sorokin" in (target / "LICENSES.txt").read_text()
+    assert UPLOT.is_complete(target)
+
+
+def test_what_may_not_be_fetched_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    package = dataclasses.replace(UPLOT, installed=tmp_path / "nowhere")
+    npm_that(tmp_path / "bin", f"touch '{tmp_path}/asked'", monkeypatch)
+    assert package.find(None) is None
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_tampered_tarball_is_refused_and_leaves_nothing(
@@ -67,12 +99,12 @@ def test_a_tampered_tarball_is_refused_and_leaves_nothing(
 ) -> None:
     tampered = tarball(tmp_path / "tampered.tgz", SOUND)
     with pytest.raises(FetchError, match="its hash is sha512-"):
-        verify(tampered)
+        SPEEDSCOPE.verify(tampered)
     npm_that(tmp_path / "bin", f"/bin/cp '{tampered}' speedscope-1.25.0.tgz", monkeypatch)
     cache = tmp_path / "cache"
     cache.mkdir()
     with pytest.raises(FetchError, match=r"not speedscope 1\.25\.0"):
-        fetch(cache / "speedscope")
+        SPEEDSCOPE.fetch(cache / "speedscope")
     assert list(cache.iterdir()) == []
 
 
@@ -84,7 +116,7 @@ FAILURES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
 
 
 def test_npms_own_reason_and_a_remedy_that_fits_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complaint = """echo 'npm error code ECONNREFUSED
 npm error errno ECONNREFUSED
@@ -92,8 +124,6 @@ npm error FetchError: request to http://127.0.0.1:9/speedscope failed, reason: c
 npm error A complete log of this run can be found in: /root/x.log' >&2
 exit 1"""
     npm_that(tmp_path / "bin", complaint, monkeypatch)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
     with pytest.raises(ViewerUnavailableError) as raised:
         viewer.find_viewer(print)
     told = str(raised.value)
@@ -108,40 +138,35 @@ exit 1"""
 
 @pytest.mark.parametrize("message", FAILURES)
 def test_without_a_working_npm_it_is_one_line(
-    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nothing_installed: None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAILURES[message](tmp_path / "bin", monkeypatch)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
     with pytest.raises(ViewerUnavailableError, match=message):
         viewer.find_viewer(print)
     assert list((tmp_path / "memlog").iterdir()) == []
 
 
 def test_the_cache_is_used_without_asking_npm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
-    cached = tmp_path / "memlog" / f"speedscope-{speedscope_package.VERSION}"
+    cached = tmp_path / "memlog" / f"speedscope-{SPEEDSCOPE.version}"
     cached.mkdir(parents=True)
-    extract(tarball(tmp_path / "package.tgz", SOUND), cached)
+    SPEEDSCOPE.extract(tarball(tmp_path / "package.tgz", SOUND), cached)
     told: list[str] = []
     assert viewer.find_viewer(told.append) == cached
     assert told == []
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nothing_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(viewer, "INSTALLED", tmp_path / "nowhere")
     with pytest.raises(ViewerUnavailableError, match="file"):
         viewer.find_viewer(print)
 
 
 def test_a_relative_cache_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert viewer.cache_directory() == Path(os.path.expanduser("~/.cache/memlog"))  # noqa: PTH111 - an independent way
+    assert npm_package.cache_directory() == Path(os.path.expanduser("~/.cache/memlog"))  # noqa: PTH111 - an independent way

@@ -1,0 +1,52 @@
+"""Show a speedscope file's bytes in MiB.
+
+Speedscope's unit ``bytes`` labels 1024² bytes "MB" and puts its ticks at powers of ten of bytes: 9.54 MB,
+19.07 MB. It shows numbers without a unit as they are. So the page gets MiB without a unit, and the profile's
+name tells that they are MiB. The file itself keeps its bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memlog._internal.units import MIB
+
+_KIB = 1024
+
+
+def in_binary_units(content: bytes, title: str) -> bytes:
+    """Return a file with its profiles of bytes in MiB, or in KiB if a profile has less than 1 MiB.
+
+    Args:
+        content: The file, which is checked.
+        title: Title if the file has none.
+    """
+    try:
+        document = msgspec.json.decode(content)
+    except msgspec.MsgspecError:
+        return content  # a field that speedscope ignores has a number that is too large
+    document["name"] = document.get("name") or title
+    document["profiles"] = [_scaled(profile) for profile in document["profiles"]]
+    return msgspec.json.encode(document)
+
+
+def _scaled(profile: dict[str, Any]) -> dict[str, Any]:
+    span = profile["endValue"] - profile["startValue"]
+    if profile["unit"] != "bytes" or span < _KIB:
+        return profile
+    divisor, unit = (MIB, "MiB") if span >= MIB else (_KIB, "KiB")
+    # Division by a power of two is exact.
+    scaled = {
+        **profile,
+        "name": f"{profile['name']} (in {unit})",
+        "unit": "none",
+        "startValue": profile["startValue"] / divisor,
+        "endValue": profile["endValue"] / divisor,
+    }
+    if profile["type"] == "sampled":
+        scaled["weights"] = [weight / divisor for weight in profile["weights"]]
+    else:
+        scaled["events"] = [{**event, "at": event["at"] / divisor} for event in profile["events"]]
+    return scaled

@@ -1,0 +1,81 @@
+"""Candidates for the shell's completion: runs and backends. Nothing is printed here, also no warning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+
+import click
+from click.shell_completion import CompletionItem
+
+from memlog.journal import list_runs
+from memlog.journal.run_names import names_of
+from memlog.journal.runs import LATEST
+from memlog.settings import runs_directory
+from memlog.sink import LOCAL, find_backends
+
+_MOST = 100
+"""Most runs that are looked at, the newest first."""
+
+
+def complete_runs(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return ids and names that begin with what is typed, the newest run first."""
+    known = {LATEST: "the newest run"}
+    with _silent():
+        newest = reversed(list_runs(runs_directory(context.params.get("directory"))))
+        for run in islice(newest, _MOST):
+            with suppress(Exception):  # one bad folder must not end the completion
+                names = [name for name in names_of(run) if _is_plain(name)]
+                known[run.id] = names[0] if names else "run"
+                for name in names:
+                    known.setdefault(name, f"run {run.id}")
+    return [
+        CompletionItem(name, help=about)
+        for name, about in known.items()
+        if name.startswith(incomplete)
+    ]
+
+
+def complete_files_and_runs(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return the same, and let the shell add files."""
+    return [*complete_runs(context, parameter, incomplete), CompletionItem(incomplete, "file")]
+
+
+def complete_files(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Let the shell complete files."""
+    return [CompletionItem(incomplete, "file")]
+
+
+def complete_backends(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return the installed backends."""
+    names = [LOCAL]
+    with _silent():
+        names += find_backends()
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def _is_plain(name: str) -> bool:
+    """Return True if every shell takes the name as one word, unquoted."""
+    return name.isascii() and all(char.isalnum() or char in "._-+@=" for char in name)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep warnings and errors, such as those about runs that can't be read, out of the prompt."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with suppress(Exception):
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,56 @@
+"""``memlog report``: a run's report as one HTML file, or a comparison of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from memlog._internal.units import format_bytes
+from memlog.cli.options import SETTINGS, dir_option
+from memlog.cli.output import one_line
+from memlog.errors import ConfigurationError
+from memlog.journal import find_run
+from memlog.reports.page import comparison_html, html
+from memlog.settings import runs_directory
+
+
+@click.command(
+    "report", context_settings=SETTINGS, short_help="Write a run's report as a web page."
+)
+@click.argument("runs", metavar="RUN [RUN_B]", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    default=Path("report.html"),
+    show_default=True,
+    help="File to write; an older one is replaced.",
+)
+@dir_option
+def report_run(runs: Sequence[str], output: Path, directory: Path | None) -> None:
+    """Write a run's report: one HTML file that opens with a double click, without a network.
+
+    It begins with the verdict and what to do; then memory over the steps, what it is made of, which layers
+    hold it and what would help. With two runs it compares the second with the first. A RUN is a run's id, the
+    unique beginning of one, or "latest".
+    """
+    if len(runs) > 2:  # noqa: PLR2004 - a page compares two
+        raise ConfigurationError(
+            "name one run, or two to compare: `memlog compare` takes more than two"
+        )
+    root = runs_directory(directory)
+    found = [find_run(root, name) for name in runs]
+
+    def announce(line: str) -> None:
+        click.echo(f"memlog: {line}", err=True)
+
+    if len(found) == 1:
+        page = html(found[0], announce=announce)
+    else:
+        page = comparison_html(found[0], found[1], announce=announce)
+    content = page.encode()
+    output.write_bytes(content)
+    shown = output.absolute().as_uri()
+    click.echo(one_line(f"wrote {output} ({format_bytes(len(content))}): open {shown}"))

@@ -1,0 +1,92 @@
+"""The report of a run as one of the run's files, so that every tracker gets it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, Event
+from memlog.journal import RunDirectory
+
+if TYPE_CHECKING:
+    from memlog.reports.page.run_reader import RunReader
+
+logger = logging.getLogger("memlog.delivery")
+
+_LONG = 5_000
+"""Steps from which on the journal is read during the run, so that its end need not wait for that."""
+_EACH = 500
+"""Events that are read at once: some milliseconds, in which the helper process takes no sample."""
+
+
+def keep_report(run: RunDirectory, name: str, reader: RunReader | None = None) -> Artifact | None:
+    """Make a run's report and save it in the run's folder.
+
+    Args:
+        run: The run.
+        name: Name of the file in the folder.
+        reader: A reader that has read a part of the journal; ``None``: the whole journal is read now.
+
+    Returns:
+        The event that describes the file; ``None`` if the run has no reading of memory.
+
+    Raises:
+        OSError: The journal can't be read, or the file can't be written.
+    """
+    # Imported here: only the end of a run needs them, and they would delay the helper's first sample.
+    from tempfile import TemporaryDirectory  # noqa: PLC0415
+
+    from memlog.journal.artifacts import keep  # noqa: PLC0415
+    from memlog.reports.page import html  # noqa: PLC0415
+    from memlog.reports.page.run_reader import RunReader  # noqa: PLC0415
+
+    reader = reader or RunReader(run)
+    reader.read()
+    if not reader.has_readings:
+        return None
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / REPORT_FILE
+        file.write_text(html(reader), encoding="utf-8")
+        return keep(run, file, name, REPORT_KIND)
+
+
+class HelpersReport:
+    """Report that the helper process makes when the run ends.
+
+    Args:
+        run: The run.
+        publish: Called with the file's event.
+        diagnostics: Counts errors; nothing is raised.
+    """
+
+    def __init__(
+        self, run: RunDirectory, publish: Callable[[Event], object], diagnostics: Diagnostics
+    ) -> None:
+        self._run = run
+        self._publish = publish
+        self._diagnostics = diagnostics
+        self._reader: RunReader | None = None
+
+    def look(self, step: int | None) -> None:
+        """Read some events ahead if the run is long; ``step`` is its newest step."""
+        if step is None or step < _LONG:
+            return
+        with self._diagnostics.contained("reading ahead for the report"):
+            if self._reader is None:
+                from memlog.reports.page.run_reader import RunReader  # noqa: PLC0415
+
+                self._reader = RunReader(self._run)
+            self._reader.read(_EACH)
+
+    def publish(self) -> None:
+        """Make the report and publish it."""
+        begun = time.monotonic()
+        with self._diagnostics.contained("making the report"):
+            artifact = keep_report(self._run, REPORT_FILE, self._reader)
+            if artifact is not None:
+                self._publish(artifact)
+                logger.info("made the run's report in %.2f s", time.monotonic() - begun)

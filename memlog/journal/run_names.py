@@ -1,0 +1,57 @@
+"""The names by which a run is known: memlog's id, the name passed to ``init``, ids and names in trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from memlog._internal.redact import without_credentials
+from memlog.events import Run
+from memlog.journal.delivery_state import read_states
+from memlog.journal.format import Binding
+from memlog.journal.runs import RunDirectory
+
+_FIRST_EVENTS = 5
+"""Events of the trainer among which its `Run` stands first, unless the journal is damaged."""
+
+
+def names_of(run: RunDirectory) -> list[str]:
+    """Return the names of a run, without memlog's id and without repetitions: those for people come first.
+
+    These are the name passed to ``init``, and the name and id of each tracker's run, as memlog found it.
+    """
+    bindings = [*_joined(run), *_opened(run)]
+    names = [_given(run), *(each.name for each in bindings), *(each.run_id for each in bindings)]
+    return list(dict.fromkeys(without_credentials(name) for name in names if name))
+
+
+def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
+    """Return by backend the run of the user's that was joined last, or else the run that memlog opened."""
+    opened = {state.backend: state.own_run for state in read_states(run)}
+    found = {backend: binding for backend, binding in opened.items() if binding is not None}
+    # The helper process knows no more about a run than the trainer does.
+    for file in run.files():
+        if file.process.startswith("trainer"):
+            for header in file.headers():
+                found.update(header.bindings)
+    return found
+
+
+def _given(run: RunDirectory) -> str | None:
+    for file in run.files():
+        if file.process.startswith("trainer"):
+            events = (entry.event for entry in islice(file.read(), _FIRST_EVENTS))
+            return next((event.name for event in events if isinstance(event, Run)), None)
+    return None
+
+
+def _joined(run: RunDirectory) -> Iterable[Binding]:
+    """Yield the user's runs: a new segment begins with each."""
+    for file in run.files():
+        for header in file.headers():
+            yield from header.bindings.values()
+
+
+def _opened(run: RunDirectory) -> Iterable[Binding]:
+    """Yield the runs that memlog opened."""
+    return (state.own_run for state in read_states(run) if state.own_run is not None)

@@ -1,0 +1,275 @@
+"""Gradients of parameters that no optimizer owns, such as those of a teacher that is not frozen.
+
+Autograd adds to such a gradient in each backward pass, and nothing clears or uses it. A gradient counts as
+such if all of this is true:
+
+- No ``torch.optim.Optimizer`` that exists has its parameter.
+- In whole iterations that are watched, no operation outside a backward pass reads or writes it, besides
+  those that compute or clip a norm. So it is not that of a training loop with an update of its own.
+- Until another watch, dozens of steps later, it is the same tensor, and its version rises in each step no
+  more than in the watched ones: nothing has cleared it meanwhile.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from memlog._internal import fork
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.units import MIB, format_bytes
+from memlog.events import Finding, now_us
+from memlog.leaks.frame_variables import all_objects
+from memlog.leaks.inert_access import bases, instance_dict
+from memlog.leaks.kind_table import KindTable
+from memlog.leaks.live_tensors import storage_of
+from memlog.leaks.owner_chain import OwnerSearch
+from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.watched_storages import StorageMode, plain_tensors
+from memlog.tracer import torch_private
+from memlog.tracer.hooks.deferred_removal import remove_when_possible
+
+_WATCHED: Final = 3
+"""Iterations that are watched, each time."""
+_BETWEEN: Final = 24
+"""Steps between the two watches."""
+_LEAST_BYTES: Final = MIB
+_LEAST_SHARE: Final = 0.02
+"""Least share of all parameters' gradients."""
+_SECONDS: Final = 0.5
+"""Processor seconds for one pass over all objects, or for the search for the owner."""
+_NAMED: Final = 8
+"""Parameters whose owners are searched."""
+_BATCH: Final = 20_000
+_MAX_TENSORS: Final = 20_000
+"""Tensors that are looked at in the arguments of one operation."""
+_PASSIVE: Final = frozenset(
+    ("detach", "alias", "view", "norm", "linalg_vector_norm", "_foreach_norm", "mul_", "_foreach_mul_")
+)  # fmt: skip
+"""Operations that compute or clip a norm, and views, whose own use is seen."""
+_base: Any = torch._C.TensorBase
+
+
+class _Gradient(NamedTuple):
+    """A gradient at the end of a step."""
+
+    parameter: weakref.ref[Any]
+    storage: int
+    version: int
+    size: int
+
+
+class UnownedGradients:
+    """Search for gradients that no optimizer owns. Call `step_ended` on the training thread.
+
+    Args:
+        diagnostics: Counter of memlog's own errors.
+
+    Attributes:
+        finding: What was found; ``None``: nothing.
+        watching: True while whole iterations are watched.
+    """
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self.finding: Finding | None = None
+        self.watching = False
+        self._gradients: dict[int, _Gradient] = {}
+        self._all_bytes = 0
+        self._begun_at = self._ended_at = 0
+        self._per_step = 0.0
+        self._mode: StorageMode | None = None
+
+    @property
+    def pending(self) -> bool:
+        """True if there are gradients without an owner, about which nothing is certain yet."""
+        return bool(self._gradients)
+
+    def look(self, step: int) -> None:
+        """Look at all parameters once, at the end of a step, and begin to watch if some have no owner."""
+        self._gradients, self._all_bytes = _unowned(TimeBudget(_SECONDS))
+        self._per_step = 0.0
+        if self._matters():
+            self._watch(step)
+        else:
+            self._gradients = {}
+
+    def step_ended(self, step: int) -> None:
+        """Go on after an optimizer step."""
+        if self.watching and step - self._begun_at >= _WATCHED:
+            self._end_watch(step)
+        elif not self.watching and self._gradients and step - self._ended_at >= _BETWEEN:
+            self._gradients = _still(self._gradients, self._per_step * (step - self._ended_at))
+            if self._matters():
+                self._watch(step)
+            else:
+                self._gradients = {}
+
+    def stop(self) -> None:
+        """End the watch. A second call is harmless."""
+        self.watching = False
+        self._gradients = {}
+        self._remove_mode()
+
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
+        """Forget the gradients that an operation outside a backward pass uses."""
+        del kind, out, inside
+        if torch_private.backward_task() != torch_private.NO_TASK:
+            return
+        if torch_private.operation_name(func) in _PASSIVE:
+            return
+        for tensor in plain_tensors(args, _MAX_TENSORS):
+            self._gradients.pop(storage_of(tensor), None)
+
+    def before_change(self, values: Any) -> None:
+        """Do nothing: the mode calls this only when it measures."""
+
+    def leave(self) -> bool:
+        """Remove the dispatch mode if possible; return True once it is removed."""
+        return self._mode is None or self._mode.leave()
+
+    def _watch(self, step: int) -> None:
+        self.watching, self._begun_at = True, step
+        mode = self._mode = StorageMode(self, self._diagnostics)
+        # A forked child has a copy of this thread's modes, and is not watched.
+        fork.renew(mode, "_observer", lambda: None)
+        mode.begin()
+
+    def _end_watch(self, step: int) -> None:
+        self.watching = False
+        self._remove_mode()
+        is_second = self._per_step > 0
+        before = self._gradients
+        self._gradients = _still(before, float("inf"))
+        if not self._matters():
+            self._gradients = {}
+            return
+        rises = [one.version - before[key].version for key, one in self._gradients.items()]
+        self._per_step = max(rises) / (step - self._begun_at)
+        self._ended_at = step
+        if is_second:
+            self.finding = self._finding(step)
+            self._gradients = {}
+
+    def _remove_mode(self) -> None:
+        if self._mode is not None:
+            self._mode.stop_observing()
+            remove_when_possible(self)
+
+    def _matters(self) -> bool:
+        size = sum(one.size for one in self._gradients.values())
+        return size >= max(_LEAST_BYTES, _LEAST_SHARE * self._all_bytes)
+
+    def _finding(self, step: int) -> Finding:
+        largest = sorted(self._gradients.values(), key=lambda one: -one.size)
+        size = sum(one.size for one in largest)
+        parameters = [one.parameter() for one in largest[:_NAMED]]
+        name, place = _name([one for one in parameters if one is not None])
+        what = f"Parameters of `{name}`{place}" if name else "Parameters"
+        return Finding(
+            time_us=now_us(),
+            step=step,
+            kind="unowned_gradients",
+            title=f"{what} get gradients that no optimizer uses or clears: they take {format_bytes(size)} "
+            "and the time to compute them",
+            where=f"`{name}`{place}" if name else None,
+            since_step=None,
+            rate=None,
+            forecast=None,
+            limit=None,
+            evidence=(
+                f"{len(largest)} parameters that require gradients are in no optimizer; until step {step}, "
+                f"backward passes added to the same gradients for at least {_BETWEEN} steps",
+                f"in {2 * _WATCHED} watched iterations, nothing but backward passes used them",
+            ),
+            confidence="high",
+            remedy=_remedy(name),
+        )
+
+
+def _remedy(name: str) -> str:
+    freeze = f"`{name}.requires_grad_(False)`" if name.isidentifier() else "`requires_grad_(False)`"
+    return (
+        f"If it is not to be trained, freeze it ({freeze}) or call it under `torch.no_grad()`; otherwise add "
+        "its parameters to the optimizer."
+    )
+
+
+def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
+    """Return the gradients of parameters that no optimizer owns by their storage, and the bytes of all."""
+    parameters: list[Any] = []
+    owned: set[int] = set()
+    kinds = KindTable(_kind)
+    objects = all_objects()
+    with budget.running():
+        for batch in budget.batches(objects, _BATCH):
+            for one, kind in kinds.select(batch):
+                if kind == "parameter":
+                    parameters.append(one)
+                else:
+                    owned.update(map(id, _parameters_of(one)))
+        found = {id(one): gradient for one in parameters if (gradient := _gradient_of(one))}
+        size = sum(one.size for one in found.values())
+        if budget.spent:
+            return {}, size
+    return {one.storage: one for key, one in found.items() if key not in owned}, size
+
+
+def _kind(kind: type) -> str | None:
+    if kind is torch.nn.Parameter:
+        return "parameter"
+    return "optimizer" if any(base is torch.optim.Optimizer for base in bases(kind)) else None
+
+
+def _parameters_of(optimizer: Any) -> Iterable[Any]:
+    groups = (instance_dict(optimizer) or {}).get("param_groups")
+    for group in groups if type(groups) is list else ():
+        parameters = group.get("params") if type(group) is dict else None
+        yield from parameters if type(parameters) is list else ()
+
+
+def _gradient_of(parameter: Any) -> _Gradient | None:
+    gradient = _base.grad.__get__(parameter)
+    if type(gradient) is not torch.Tensor or _base.grad_fn.__get__(gradient) is not None:
+        return None
+    storage = storage_of(gradient)
+    if not storage:
+        return None
+    size = _base.untyped_storage(gradient).nbytes()
+    return _Gradient(weakref.ref(parameter), storage, _base._version.__get__(gradient), size)
+
+
+def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
+    """Return those gradients that are the same tensors and were added to, at most so many times."""
+    found = {}
+    for key, before in gradients.items():
+        parameter = before.parameter()
+        now = None if parameter is None else _gradient_of(parameter)
+        if now and now.storage == key and 0 < now.version - before.version <= most:
+            found[key] = now
+    return found
+
+
+def _name(parameters: list[Any]) -> tuple[str, str]:
+    """Return what all of these parameters belong to, and the function or module whose variable that is."""
+    budget = TimeBudget(_SECONDS)
+    with budget.running():
+        chains = OwnerSearch(budget, [parameters]).chains(parameters)
+        owners = [describe(chain, frozenset()) for chain in chains if chain is not None]
+        texts = [_whole(one) for one in owners]
+    if not texts or not all(texts):
+        return "", ""
+    parts = [text.split(".")[:-1] or [text] for text in texts]  # without the parameter's own name
+    common = [
+        each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))
+    ]
+    return ".".join(common), f" {owners[0].place}" if common and owners[0].place else ""
+
+
+def _whole(owner: Owner) -> str:
+    return f"{owner.expression}{owner.contents}"

@@ -1,0 +1,303 @@
+"""Evaluation without ``no_grad``: forward passes that record graphs, which no backward pass uses.
+
+While the watch is on, global hooks notice each outermost call of a module in evaluation mode with gradients
+enabled. The last node of each output in it, also of the modules inside, gets a hook that a backward pass
+calls. The hook belongs to the graph and is freed with it. So memlog knows of each pass, without keeping
+anything alive, whether a backward pass used a part of its graph, and whether the graph is freed.
+
+Passes that one line of the program makes are judged together: it counts if several graphs were freed unused,
+and none was used. A model in training mode is not judged: rollouts, and generators whose output is detached,
+are meant so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.units import MIB, format_bytes
+from memlog.events import Finding, now_us
+from memlog.leaks.autograd_graphs import GraphWalk
+from memlog.leaks.inert_access import instance_dict, is_kind, shown, type_name
+from memlog.leaks.live_tensors import storage_of
+from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.watched_storages import plain_tensors
+from memlog.tracer import torch_private
+from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
+
+_FEWEST: Final = 3
+"""Fewest graphs that were freed unused."""
+_LEAST_BYTES: Final = 4 * MIB
+"""Least size of such a graph."""
+_MEASURED: Final = 5
+"""Graphs of one line that are measured."""
+_SECONDS: Final = 0.1
+"""Processor seconds for measuring one graph."""
+_MAX_PENDING: Final = 256
+_MAX_MARKS: Final = 2000
+"""Maximum number of nodes of one pass that get a hook."""
+_MAX_LINES: Final = 64
+_CALL_SECONDS: Final = 3e-6
+"""Time that the hooks take for each call of a module, about."""
+_SHARE: Final = 0.0025
+"""Share of the time that they may take."""
+_ALLOWANCE: Final = 0.02
+"""Seconds that they may take in any case."""
+_base: Any = torch._C.TensorBase
+
+
+class _Line:
+    """Passes that one line of the program has made in one class of module."""
+
+    def __init__(self, text: str, module: str) -> None:
+        self.text, self.module = text, module
+        self.unused = 0
+        self.used = False
+        self.sizes: list[int] = []
+
+
+class _Mark:
+    """Hook on the nodes of one pass's graph. It dies with the graph."""
+
+    __slots__ = ("__weakref__", "line")
+
+    def __init__(self, line: _Line) -> None:
+        self.line = line
+
+    def __call__(self, _gradients: Any) -> None:
+        self.line.used = True
+
+
+class _Pass:
+    """Running outermost call of a module in evaluation mode."""
+
+    __slots__ = ("depth", "first_node", "inputs", "mark", "marks", "module")
+
+    def __init__(self, module: Any, inputs: set[int], mark: _Mark, first_node: int) -> None:
+        self.module = weakref.ref(module)
+        self.inputs = inputs
+        self.mark = mark
+        self.first_node = first_node
+        self.depth = 1
+        self.marks = 0
+
+
+class UnusedGraphs:
+    """Watch over forward passes on the thread that steps the optimizer.
+
+    Args:
+        diagnostics: Counter of memlog's own errors.
+
+    Attributes:
+        finding: What was found; ``None``: nothing.
+    """
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self.finding: Finding | None = None
+        self._thread = threading.get_ident()
+        self._begun = time.monotonic()
+        self._spent = self._newest = 0.0
+        self._calls = 0
+        self._handles: list[Any] = []
+        self._caller = CallingLines()
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._pending: list[tuple[weakref.ref[_Mark], _Line]] = []
+        self._pass: _Pass | None = None
+
+    def step_ended(self, step: int) -> None:
+        """Judge the passes so far, and decide whether to watch until the next step's end."""
+        self._pass = None
+        if self._handles:
+            self._newest = self._calls * _CALL_SECONDS
+            self._spent += self._newest
+            self._calls = 0
+        self.judge(step)
+        allowed = _ALLOWANCE + _SHARE * (time.monotonic() - self._begun)
+        compiles = torch_private.compiler_in_use()
+        if self.finding is not None or compiles or self._spent + self._newest > allowed:
+            self.stop()
+        elif not self._handles:
+            self._begin()
+
+    def judge(self, step: int) -> None:
+        """Look which graphs are freed; the finding is then there if there is one."""
+        left = []
+        for reference, line in self._pending:
+            if line.used:
+                continue
+            if reference() is None:
+                line.unused += 1
+            else:
+                left.append((reference, line))
+        self._pending = left
+        for line in self._lines.values():
+            if self.finding is None and line.unused >= _FEWEST and not line.used:
+                size = median(line.sizes) if line.sizes else 0
+                if size >= _LEAST_BYTES:
+                    self.finding = _finding(line, int(size), step)
+
+    def stop(self) -> None:
+        """Remove the hooks. A second call is harmless."""
+        if self._handles:
+            while self._handles:
+                self._handles.pop().remove()
+            COMPILE_WARNING_FILTER.remove(self)
+        self._pass = None
+
+    def _begin(self) -> None:
+        COMPILE_WARNING_FILTER.add(self)
+        self._handles.append(register_module_forward_pre_hook(self._module_begins))
+        self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
+
+    def _module_begins(self, module: Any, args: Any) -> None:
+        self._calls += 1
+        if torch_private.compiler_in_use():
+            self.stop()  # before this module is compiled: it would be compiled again without the hooks
+            return
+        running = self._pass
+        if running is not None:
+            if running.module() is module and threading.get_ident() == self._thread:
+                running.depth += 1
+            return
+        if vars(module).get("training") is not False or not torch.is_grad_enabled():
+            return
+        with self._diagnostics.contained("noticing an evaluation"):
+            self._pass_begins(module, args)
+
+    def _pass_begins(self, module: Any, args: Any) -> None:
+        if threading.get_ident() != self._thread or not _is_plain():
+            return
+        number = torch_private.next_sequence_number()
+        if number is None or len(self._pending) >= _MAX_PENDING:
+            return
+        place = self._caller.current_line()
+        text = self._caller.lines[place - 1] if place else ""
+        key = text, type_name(module)
+        if key not in self._lines and len(self._lines) >= _MAX_LINES:
+            return
+        line = self._lines.setdefault(key, _Line(*key))
+        if not line.used:
+            inputs = {storage_of(tensor) for tensor in plain_tensors(args)}
+            self._pass = _Pass(module, inputs, _Mark(line), number)
+
+    def _module_ends(self, module: Any, _args: Any, output: Any) -> None:
+        running = self._pass
+        if running is None or threading.get_ident() != self._thread:
+            return
+        with self._diagnostics.contained("noticing the end of an evaluation"):
+            if torch.compiler.is_compiling() or torch_private.tracing_graph():
+                return
+            nodes = _mark(output, running)
+            if running.module() is not module:
+                return
+            running.depth -= 1
+            if not running.depth:
+                self._pass = None
+                if running.marks:
+                    self._pass_ended(running, nodes, module)
+
+    def _pass_ended(self, running: _Pass, nodes: list[Any], module: Any) -> None:
+        line = running.mark.line
+        self._pending.append((weakref.ref(running.mark), line))
+        if len(line.sizes) < _MEASURED:
+            began = time.perf_counter()
+            line.sizes.append(_size_of(nodes, running, module))
+            self._spent += time.perf_counter() - began
+
+
+def _is_plain() -> bool:
+    """Return whether a module is called outside backward passes and transformations."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch_private.tracing_graph()
+        or torch_private.backward_task() != torch_private.NO_TASK
+        or torch_private.in_functorch_transform()
+    )
+
+
+def _mark(output: Any, running: _Pass) -> list[Any]:
+    """Let the last nodes of a module's outputs call the pass's hook; return those that this pass made."""
+    nodes = []
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in plain_tensors(output):
+            node = _base.grad_fn.__get__(tensor)
+            number = None if node is None else torch_private.sequence_number(node)
+            if number is None or number < running.first_node:
+                continue
+            nodes.append(node)
+            if running.marks < _MAX_MARKS:
+                running.marks += 1
+                node.register_prehook(running.mark)
+    return nodes
+
+
+def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
+    """Return the bytes that graphs keep, without the module's parameters and inputs."""
+    end = torch_private.next_sequence_number()
+    if end is None:
+        return 0
+    budget = TimeBudget(_SECONDS)
+    with budget.running():
+        walk = GraphWalk(running.first_node, end, budget)
+        kept = {key: size for node in nodes for key, size in walk.kept_by(node).items()}
+        for key in running.inputs | _own_storages(module):
+            kept.pop(key, None)
+    return sum(kept.values())
+
+
+def _own_storages(module: Any) -> set[int]:
+    """Return the storages of a module's parameters and buffers, and of those of the modules inside."""
+    found: set[int] = set()
+    waiting, seen = [module], set[int]()
+    while waiting:
+        attributes = instance_dict(waiting.pop()) or {}
+        if id(attributes) in seen:
+            continue
+        seen.add(id(attributes))
+        for registry in ("_parameters", "_buffers"):
+            values = attributes.get(registry)
+            if type(values) is dict:
+                found.update(
+                    storage_of(one) for one in values.values() if is_kind(one, torch.Tensor)
+                )
+        inner = attributes.get("_modules")
+        if type(inner) is dict:
+            waiting += [one for one in inner.values() if one is not None]
+    return found
+
+
+def _finding(line: _Line, size: int, step: int) -> Finding:
+    place, _, _called = line.text.partition(": ")
+    where, _, function = place.partition(" in ")
+    by = f"`{shown(function)}()` ({where})" if function else where or "The program"
+    return Finding(
+        time_us=now_us(),
+        step=step,
+        kind="forward_without_backward",
+        title=f"{by} calls a {line.module} in evaluation mode and records graphs that no backward pass uses: "
+        f"each takes {format_bytes(size)} until its output is freed",
+        where=where or None,
+        since_step=None,
+        rate=None,
+        forecast=None,
+        limit=None,
+        evidence=(
+            f"{line.unused} graphs of this line were freed and no backward pass had used any",
+            f"a graph of it kept {format_bytes(size)} of tensors besides parameters",
+        ),
+        confidence="high",
+        remedy="Run the evaluation under `torch.no_grad()` or `torch.inference_mode()`: `model.eval()` alone "
+        "still records graphs.",
+    )

@@ -1,0 +1,100 @@
+"""Search for gradients that a program computes, or prepares to compute, and never uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import Event, Finding
+
+if TYPE_CHECKING:
+    from memlog.leaks.unowned_gradients import UnownedGradients
+    from memlog.leaks.unused_graphs import UnusedGraphs
+
+_FIRST = 8
+"""Steps after which all parameters are looked at for the first time."""
+_FACTOR = 8
+"""Factor of the steps after which they are looked at again."""
+_SHARE = 0.005
+"""Share of the run's time that such looks may take after the first."""
+
+
+class WastedGradients:
+    """Search on the training thread, in a session that traces layers. No method raises.
+
+    Args:
+        publish: Takes the findings.
+        diagnostics: Counter of memlog's own errors.
+    """
+
+    def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
+        # Imported here: they load parts of torch, which the program has loaded by now.
+        from memlog.leaks.unowned_gradients import UnownedGradients  # noqa: PLC0415
+        from memlog.leaks.unused_graphs import UnusedGraphs  # noqa: PLC0415
+        from memlog.leaks.watched_storages import may_watch  # noqa: PLC0415
+
+        self._publish = publish
+        self._may_watch = may_watch
+        self._diagnostics = diagnostics
+        self._unowned: UnownedGradients | None = UnownedGradients(diagnostics)
+        self._unused: UnusedGraphs | None = UnusedGraphs(diagnostics)
+        self._begun = time.monotonic()
+        self._spent = 0.0
+        self._steps = 0
+        self._next_look = _FIRST
+
+    @property
+    def watching(self) -> bool:
+        """True while whole iterations are watched with a dispatch mode."""
+        return self._unowned is not None and self._unowned.watching
+
+    def after_step(self, step: int, *, busy: bool) -> None:
+        """Go on after an optimizer step.
+
+        Args:
+            step: Its number.
+            busy: Whether something else looks into the next step.
+        """
+        self._steps += 1
+        with self._diagnostics.contained("looking for unused gradients"):
+            self._look_for_unowned(step, busy=busy)
+            self._look_for_unused(step)
+
+    def finish(self, step: int | None) -> None:
+        """Judge a last time, and leave nothing in torch."""
+        with self._diagnostics.contained("looking for unused gradients"):
+            if self._unused is not None and step is not None:
+                self._unused.judge(step)
+                self._unused.stop()
+                self._take(self._unused.finding)
+            if self._unowned is not None:
+                self._unowned.stop()
+
+    def _look_for_unused(self, step: int) -> None:
+        if self._unused is not None:
+            self._unused.step_ended(step)
+            if self._take(self._unused.finding):
+                self._unused = None
+
+    def _look_for_unowned(self, step: int, *, busy: bool) -> None:
+        search = self._unowned
+        if search is None or (busy and not search.watching):
+            return
+        if search.watching or search.pending:
+            if search.watching or self._may_watch():
+                search.step_ended(step)
+        elif self._steps >= self._next_look and self._may_watch():
+            began = time.monotonic()
+            if self._spent <= _SHARE * (began - self._begun):
+                search.look(step)
+                self._spent += time.monotonic() - began
+                self._next_look = _FACTOR * self._steps
+        if self._take(search.finding):
+            self._unowned = None
+
+    def _take(self, finding: Finding | None) -> bool:
+        if finding is not None:
+            self._publish(finding)
+        return finding is not None

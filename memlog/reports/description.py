@@ -1,0 +1,136 @@
+"""Describe a run on a tracker's page, in Markdown: the verdict, a small table, and how to see the rest."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from memlog._internal.units import format_bytes, format_duration
+from memlog.errors import TraceNotFoundError
+from memlog.events import Trace
+from memlog.journal import RunDirectory
+from memlog.reports.aggregates import ALLOCATED, HOST, TREE
+from memlog.reports.schema import HealthFacts, Peak, Summary
+from memlog.reports.summary import summarize
+from memlog.reports.worst_step import read_worst_step
+
+_SHOWN = 4
+"""Most categories that are named, and layers."""
+_MOST_PEAKS = 10
+_MAX_TEXT = 300
+"""Most characters of a row's text: names come from the user's program."""
+
+
+def description(run: RunDirectory, backend: str) -> str:
+    """Return the description of a run that is over, short enough for a tracker's text field.
+
+    Args:
+        run: The run.
+        backend: Name of the tracker's backend.
+    """
+    summary, traced = summarize(run), None
+    with suppress(TraceNotFoundError, OSError):
+        traced = read_worst_step(run).event
+    elsewhere = _memlog("pull", f"{run.id} --backend {backend} -o out")
+    rows = [f"| {_cell(name)} | {_cell(text)} |" for name, text in _rows(summary, traced)]
+    return "\n".join(
+        [
+            f"**{_one_line(summary.verdict)}**",
+            "",
+            "| memory | by memlog |",
+            "| --- | --- |",
+            *rows,
+            "",
+            f"The rest is on {_one_line(summary.run.host or 'the machine that trained')}:",
+            "",
+            "```",
+            *_commands(run, has_graph=traced is not None),
+            "```",
+            "",
+            f"On another machine, `{elsewhere}` fetches its files.",
+        ]
+    )
+
+
+def _rows(summary: Summary, traced: Trace | None) -> Iterator[tuple[str, str]]:
+    steps = f"{summary.steps:,} steps" if summary.steps else "no steps"
+    if summary.run.duration_s is not None:
+        steps += f" in {format_duration(summary.run.duration_s)}"
+    yield "Run", f"{summary.status}, {steps}"
+    yield from _peaks(summary)
+    if traced is not None and traced.peak is not None:
+        where = "A step that did not end" if traced.step is None else f"Step {traced.step:,}"
+        peak = f"{'' if traced.exact else 'at least '}{format_bytes(traced.peak)} in tensors"
+        yield f"{where}, traced", f"{peak}: {_sizes(traced.at_peak)}"
+        layers = {layer.path: layer.at_peak for layer in traced.layers if layer.at_peak}
+        if layers:
+            yield "Its largest layers", _sizes(layers)
+    if summary.alerts:
+        first = summary.alerts[0]
+        more = f" and {len(summary.alerts) - 1:,} more" if len(summary.alerts) > 1 else ""
+        yield "Alerts", f"{first.title}{more}"
+    yield "memlog itself", _health(summary.health)
+
+
+def _peaks(summary: Summary) -> Iterator[tuple[str, str]]:
+    names = {HOST: "Peak of the process", TREE: "Peak with its child processes"}
+    host = summary.peaks[HOST].bytes or 0
+    known = [
+        (kind, peak)
+        for kind, peak in summary.peaks.items()
+        # Shared pages count once in the tree's level, so without child processes it is the lower one.
+        if peak.bytes is not None and not (kind == TREE and peak.bytes <= host)
+    ]
+    for kind, peak in known[:_MOST_PEAKS]:
+        device = kind.removesuffix(ALLOCATED)
+        facts = summary.run.devices.get(device)
+        if kind in names:
+            yield names[kind], _peak(peak, None)
+        elif facts is not None:
+            yield f"Peak on {device}", _peak(peak, facts.capacity_bytes)
+
+
+def _peak(peak: Peak, capacity: int | None) -> str:
+    of = "" if capacity is None else f" of {format_bytes(capacity)}"
+    at = "" if peak.step is None else f", at step {peak.step:,}"
+    return f"{format_bytes(peak.bytes)}{of}{at}"
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    named = [f"{name} {format_bytes(size)}" for name, size in ordered[:_SHOWN]]
+    return ", ".join(named) + (", …" if len(ordered) > _SHOWN else "")
+
+
+def _health(health: HealthFacts) -> str:
+    cost = health.overhead_ms_per_step
+    parts = [] if cost is None else [f"{cost:.3g} ms a step"]
+    for counts, what in ((health.dropped, "lost"), (health.faults, "failed")):
+        if counts:
+            parts.append(f"{what}: {', '.join(f'{name} {n:,}' for name, n in counts.items())}")
+    if not (health.dropped or health.faults):
+        parts.append("nothing was lost")
+    return "; ".join(parts)
+
+
+def _commands(run: RunDirectory, *, has_graph: bool) -> Iterator[str]:
+    """Yield commands that work in every directory of that machine: nobody knows where the reader is."""
+    where = f"{run.id} --dir {shlex.quote(str(run.path.absolute().parent))}"
+    yield _memlog("show", where)
+    if has_graph:
+        yield f"{_memlog('open', where)}    # the traced step's layers, as a flame graph"
+    yield _memlog("report", f"{where} -o report.html")
+
+
+def _memlog(command: str, arguments: str) -> str:
+    return f"memlog {command} {arguments}"
+
+
+def _cell(text: str) -> str:
+    cut = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+    return _one_line(cut).replace("|", "\\|")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

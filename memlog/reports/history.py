@@ -1,0 +1,44 @@
+"""A long series in bounded memory, for a small chart."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+_MOST = 240
+"""Most intervals. Beyond it, each two neighbours become one."""
+_SHOWN = 120
+"""Most values that are returned."""
+
+
+class History:
+    """Highest value of each interval of a series; all intervals have the same length."""
+
+    def __init__(self) -> None:
+        self._length = 1
+        self._highest: list[int] = []
+        self._in_last = 0
+
+    def add(self, value: int) -> None:
+        """Add the next value."""
+        if self._highest and self._in_last < self._length:
+            self._highest[-1] = max(self._highest[-1], value)
+            self._in_last += 1
+            return
+        if len(self._highest) >= _MOST:
+            # All intervals are complete, and their number is even.
+            self._highest = highest_of(self._highest, _MOST // 2)
+            self._length *= 2
+        self._highest.append(value)
+        self._in_last = 1
+
+    def values(self) -> list[int]:
+        """Return at most `_SHOWN` values, in order."""
+        return highest_of(self._highest, _SHOWN)
+
+
+def highest_of(values: list[int], count: int) -> list[int]:
+    """Return at most ``count`` values: the highest of each of as many equal parts."""
+    if len(values) <= count:
+        return list(values)
+    edges = [round(at * len(values) / count) for at in range(count + 1)]
+    return [max(values[first:last]) for first, last in pairwise(edges)]

@@ -1,0 +1,254 @@
+"""State of a run while it goes on, from its journal, of which each part is read once."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from memlog.events import (
+    Batch,
+    Epoch,
+    Evaluation,
+    Event,
+    Loss,
+    PeakSource,
+    Sample,
+)
+from memlog.journal import Entry, Position, RunDirectory
+from memlog.journal.format import START
+from memlog.journal.run_names import names_of
+from memlog.reports.accumulator import Accumulator
+from memlog.reports.aggregates import ALLOCATED, HOST, TREE
+from memlog.reports.history import History
+from memlog.reports.schema import AlertFacts, FindingFacts, RunStatus
+from memlog.reports.summary import alert_facts, finding_facts, iso_time
+
+SCHEMA = 1
+ALERTS_SHOWN = 5
+"""Most alerts that the document lists, the newest last."""
+_RATE_OVER_US = 10_000_000
+"""Microseconds over which the number of steps per second is measured."""
+_RATE_STEPS = 1_000
+"""Most steps over which it is measured."""
+
+
+class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of memory: now, at most, and available. ``None``: unknown."""
+
+    name: str
+    """``host.rss`` (the process), ``host.tree`` (with its child processes), or the device's name."""
+    current_bytes: int | None
+    peak_bytes: int | None
+    peak_source: PeakSource | None
+    peak_step: int | None
+    limit_bytes: int | None
+    """Bytes that the process and its children may use, or the device's capacity."""
+    history_bytes: list[int]
+    """At most 120 values from the first step to the last: of neighbouring steps the highest."""
+
+
+class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a distributed training."""
+
+    rank: int
+    run: str
+    status: RunStatus
+    step: int | None
+    memory: LiveMemory | None
+    """Memory of its accelerator, or of its process if it has none."""
+    alerts: int
+
+
+class LiveState(msgspec.Struct, frozen=True, kw_only=True):
+    """Document of ``memlog watch --json``. Within one `SCHEMA`, fields are only added."""
+
+    schema: int = SCHEMA
+    run: str
+    directory: str
+    names: list[str]
+    """Name passed to ``init``, and names and ids of the trackers' runs."""
+    status: RunStatus
+    step: int | None
+    """Last step; ``None``: there was none."""
+    evaluation: int | None
+    epoch: int | None
+    loss: float | None
+    steps_per_s: float | None
+    elapsed_s: float | None
+    """Seconds from the run's begin to its newest event."""
+    newest_event: str | None
+    """Time of the newest event, in ISO 8601."""
+    memory: list[LiveMemory]
+    verdict: str
+    """The most important finding with its growth and forecast, or that nothing grew."""
+    findings: list[FindingFacts]
+    alerts: list[AlertFacts]
+    """The newest `ALERTS_SHOWN`, the newest last."""
+    alerts_total: int
+    ranks: list[LiveRank]
+    """All ranks of a distributed training, this run's too; empty if the run trains alone."""
+    dropped: int
+    faults: int
+
+
+class LiveRun:
+    """Follower of one run's journal.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self._totals = Accumulator()
+        self._positions: dict[str, Position] = {}
+        self._histories: dict[str, History] = {}
+        self._current: dict[str, int | None] = {}
+        self._host_limit: int | None = None
+        self._epoch: int | None = None
+        self._evaluation: int | None = None
+        self._loss: float | None = None
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_RATE_STEPS)
+        self._alive = True
+
+    def update(self) -> None:
+        """Read what was written since the last call.
+
+        Raises:
+            OSError: The run's folder can't be read.
+        """
+        # Before reading: the journal of a run that ends meanwhile then has its end event.
+        self._alive = self.run.is_alive()
+        for file in self.run.files():
+            for entry in file.read(self._positions.get(file.process, START)):
+                self._take(file.process, entry)
+                self._positions[file.process] = entry.end
+
+    @property
+    def status(self) -> RunStatus:
+        """Status of the run when it was read last; ``killed`` if its process is gone without an end."""
+        if self._totals.end is not None:
+            return self._totals.end.status
+        return "running" if self._alive else "killed"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The run's parameters, such as its rank."""
+        return self._totals.parameters
+
+    def _take(self, process: str, entry: Entry) -> None:
+        self._totals.take(process, entry)
+        event = entry.event
+        if isinstance(event, (Batch, Evaluation)):
+            self._level(HOST, event.rss)
+            for device in event.devices:
+                self._level(device.name, device.allocated)
+        if isinstance(event, Batch):
+            self._recent.append((event.time_us, event.step))
+        elif isinstance(event, Sample):
+            self._current[TREE] = event.tree_pss
+            # A journal of an older memlog has only the limit of the control group.
+            self._host_limit = event.host_limit or event.cgroup_limit or self._host_limit
+        else:
+            self._note(event)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Loss):
+            self._loss = event.value
+        elif isinstance(event, Epoch):
+            self._epoch = event.epoch
+        elif isinstance(event, Evaluation):
+            self._evaluation = event.evaluation
+            self._loss = event.value
+
+    def _level(self, name: str, size: int | None) -> None:
+        self._current[name] = size
+        if size is not None:
+            self._histories.setdefault(name, History()).add(size)
+
+    def state(self, ranks: list[LiveRank] | None = None) -> LiveState:
+        """Return the state as it was read last."""
+        totals = self._totals
+        begun, newest = _begun_us(self.run), totals.newest_us
+        alerts = sorted(totals.alerts, key=lambda alert: alert.time_us)
+        health = [event for event, _ in totals.health.values()]
+        return LiveState(
+            run=self.run.id,
+            directory=str(self.run.path),
+            names=names_of(self.run),
+            status=self.status,
+            step=self._last_step,
+            evaluation=self._evaluation,
+            epoch=self._epoch,
+            loss=self._loss,
+            steps_per_s=self._steps_per_s(),
+            elapsed_s=None if begun is None or newest is None else (newest - begun) / 1e6,
+            newest_event=iso_time(newest),
+            memory=self._memory(),
+            verdict=totals.verdict.verdict(
+                self.status, self._last_step, totals.peaks.summary(), totals.devices
+            ),
+            findings=[finding_facts(event) for event in totals.verdict.findings],
+            alerts=[alert_facts(event) for event in alerts[-ALERTS_SHOWN:]],
+            alerts_total=len(alerts) + totals.omitted["alerts"],
+            ranks=ranks or [],
+            dropped=sum(totals.dropped.values())
+            + sum(sum(event.dropped.values()) for event in health),
+            faults=sum(sum(event.faults.values()) for event in health),
+        )
+
+    def as_rank(self, rank: int) -> LiveRank:
+        """Return this run's row among the ranks of a training."""
+        memory = self._memory()
+        # Devices stand last.
+        return LiveRank(
+            rank=rank,
+            run=self.run.id,
+            status=self.status,
+            step=self._last_step,
+            memory=next((one for one in memory[::-1] if one.name != TREE), None),
+            alerts=len(self._totals.alerts),
+        )
+
+    @property
+    def _last_step(self) -> int | None:
+        return self._totals.last_step if self._totals.last_step >= 0 else None
+
+    def _memory(self) -> list[LiveMemory]:
+        devices = [name for name in self._current if name not in (HOST, TREE)]
+        kinds = [name for name in (HOST, TREE) if self._current.get(name) is not None]
+        return [self._one(name) for name in (*kinds, *sorted(devices))]
+
+    def _one(self, name: str) -> LiveMemory:
+        kind, limit = name, self._host_limit
+        if name not in (HOST, TREE):
+            device = self._totals.devices.get(name)
+            kind, limit = name + ALLOCATED, None if device is None else device.capacity
+        peak = self._totals.peaks.summary().get(kind)
+        history = self._histories.get(name)
+        return LiveMemory(
+            name=name,
+            current_bytes=self._current.get(name),
+            peak_bytes=peak.bytes if peak else None,
+            peak_source=peak.source if peak else None,
+            peak_step=peak.step if peak else None,
+            limit_bytes=limit,
+            history_bytes=[] if history is None else history.values(),
+        )
+
+    def _steps_per_s(self) -> float | None:
+        if self.status != "running" or len(self._recent) < 2:  # noqa: PLR2004 - a rate needs two
+            return None
+        last_us, last = self._recent[-1]
+        first_us, first = next(
+            (when, step) for when, step in self._recent if when >= last_us - _RATE_OVER_US
+        )
+        if first == last:  # a step takes longer than that
+            first_us, first = self._recent[-2]
+        return (last - first) / (last_us - first_us) * 1e6 if last_us > first_us else None
+
+
+def _begun_us(run: RunDirectory) -> int | None:
+    header = run.trainer()
+    return None if header is None else header.begun_us

@@ -1,0 +1,226 @@
+"""Facts that only the report shows: series of memory, marks on them, traced steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from memlog.events import (
+    Alert,
+    Artifact,
+    Batch,
+    Device,
+    DeviceReading,
+    Epoch,
+    Evaluation,
+    Event,
+    Finding,
+    OutOfMemory,
+    Recorded,
+    Sample,
+    Scope,
+    Trace,
+)
+from memlog.journal import RunDirectory
+from memlog.reports.page.series import MOST_POINTS, Chart, CurveFold
+from memlog.reports.verdict import failure_title
+from memlog.sink import Axis
+
+MarkKind: TypeAlias = Literal[
+    "failure", "growth", "alert", "trace", "epoch", "evaluation", "checkpoint", "file", "block"
+]
+
+_KINDS: tuple[MarkKind, ...] = get_args(MarkKind)
+"""Of several marks at one index, the first kind is the most important."""
+_MOST_MARKS = 400
+"""Most marks of one kind; further ones are counted."""
+_MOST_TRACES = 1_000
+_HOST = "host"
+_CHECKPOINT = ("checkpoint", "ckpt", "weights", "state_dict")
+"""Words in the kind, name or label of what saves the model."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Something that happened at an index of the chart's axis."""
+
+    kind: MarkKind
+    at: int
+    text: str
+
+
+class RunSeries(msgspec.Struct, frozen=True):
+    """Memory over the run."""
+
+    axis: Axis
+    charts: list[Chart]
+    """The accelerators first; empty: there was no reading."""
+    marks: list[Mark]
+    omitted: dict[str, int]
+    """Number of marks beyond the first `_MOST_MARKS` of a kind."""
+    traces: list[Trace]
+    """The traced steps, in order."""
+
+
+def run_series(run: RunDirectory, *, points: int = MOST_POINTS) -> RunSeries:
+    """Read a run's series.
+
+    Args:
+        run: The run.
+        points: Most points of a line.
+    """
+    fold = SeriesFold(points)
+    for file in run.files():
+        for entry in file.read():
+            fold.take(file.process, entry.event)
+    return fold.series()
+
+
+class SeriesFold:
+    """Series of a run, in bounded memory.
+
+    Args:
+        points: Most points of a line.
+    """
+
+    def __init__(self, points: int = MOST_POINTS) -> None:
+        self._points = points
+        self._axes: dict[Axis, dict[str, CurveFold]] = {"step": {}, "evaluation": {}, "epoch": {}}
+        self._devices: dict[str, Device] = {}
+        self._limit: int | None = None
+        self._marks: list[tuple[Axis, Mark]] = []
+        self._counts: Counter[MarkKind] = Counter()
+        self._traces: list[Trace] = []
+        self._steps: dict[str, int] = {}
+        """Last step of each process."""
+
+    def take(self, process: str, event: Event) -> None:
+        """Add an event of a process, in the journal's order."""
+        if isinstance(event, Batch):
+            self._steps[process] = event.step
+            self._take_batch(event)
+        elif isinstance(event, Sample):
+            self._take_sample(event)
+        else:
+            self._take_rare(event, self._steps.get(process))
+
+    def _take_batch(self, event: Batch) -> None:
+        host = self._fold("step", _HOST)
+        host.add("resident set", "level", event.step, event.rss)
+        host.add("peak so far", "peak", event.step, event.rss_peak)
+        self._read("step", event.step, event.devices)
+
+    def _take_sample(self, event: Sample) -> None:
+        # An older memlog recorded the container's limit only.
+        limit = event.cgroup_limit if event.host_limit is None else event.host_limit
+        self._limit = self._limit if limit is None else limit
+        if event.step is not None and (event.tree_processes or 1) > 1:
+            fold = self._fold("step", _HOST)
+            fold.add("with child processes", "tree", event.step, event.tree_pss)
+
+    def _take_rare(self, event: Event, step: int | None) -> None:
+        if isinstance(event, Device):
+            self._devices[event.name] = event
+        elif isinstance(event, Trace):
+            self._take_trace(event)
+        elif isinstance(event, Epoch):
+            self._take_epoch(event)
+        elif isinstance(event, Evaluation):
+            self._take_evaluation(event, step)
+        else:
+            self._take_mark(event, step)
+
+    def _take_mark(self, event: Event, step: int | None) -> None:
+        if isinstance(event, Alert):
+            if event.step is not None:
+                self._mark("step", "alert", event.step, f"{event.level}: {event.title}")
+            elif event.evaluation is not None:
+                self._mark("evaluation", "alert", event.evaluation, event.title)
+        elif isinstance(event, Finding):
+            self._mark("step", "growth", event.since_step, f"growth begins: {event.title}")
+        elif isinstance(event, OutOfMemory):
+            self._mark("step", "failure", step, failure_title(event, step))
+        elif isinstance(event, Artifact):
+            kind = _kind_of("file", event.kind, event.name)
+            self._mark("step", kind, step, f"file saved: {event.name}")
+        elif isinstance(event, (Scope, Recorded)):
+            self._mark("step", _kind_of("block", event.label), event.step, event.label)
+
+    def _take_trace(self, event: Trace) -> None:
+        if len(self._traces) < _MOST_TRACES:
+            self._traces.append(event)
+        if event.step is not None:
+            self._mark("step", "trace", event.step, "traced step")
+
+    def _take_epoch(self, event: Epoch) -> None:
+        host = self._fold("epoch", _HOST)
+        host.add("resident set", "level", event.epoch, event.rss)
+        host.add("peak so far", "peak", event.epoch, event.rss_peak)
+        self._read("epoch", event.epoch, event.devices)
+        self._mark("step", "epoch", event.step, f"end of epoch {event.epoch:,}")
+
+    def _take_evaluation(self, event: Evaluation, step: int | None) -> None:
+        host = self._fold("evaluation", _HOST)
+        host.add("resident set", "level", event.evaluation, event.rss)
+        self._read("evaluation", event.evaluation, event.devices)
+        self._mark("step", "evaluation", step, f"evaluation {event.evaluation:,}")
+
+    def _read(self, axis: Axis, index: int, devices: tuple[DeviceReading, ...]) -> None:
+        for device in devices:
+            fold = self._fold(axis, device.name)
+            fold.add("allocated", "level", index, device.allocated)
+            fold.add("peak", "peak", index, device.peak)
+            fold.add("reserved", "reserved", index, device.reserved)
+
+    def _fold(self, axis: Axis, name: str) -> CurveFold:
+        known = self._axes[axis]
+        if name not in known:
+            known[name] = CurveFold(self._points)
+        return known[name]
+
+    def _mark(self, axis: Axis, kind: MarkKind, at: int | None, text: str) -> None:
+        if at is None:
+            return
+        self._counts[kind] += 1
+        if self._counts[kind] <= _MOST_MARKS:
+            self._marks.append((axis, Mark(kind, at, text)))
+
+    @property
+    def has_readings(self) -> bool:
+        """True if memory was read at least once."""
+        return any(not fold.is_empty for folds in self._axes.values() for fold in folds.values())
+
+    def series(self) -> RunSeries:
+        """Return the series on the first axis that has readings."""
+        axis: Axis = next((axis for axis, folds in self._axes.items() if folds), "step")
+        folds = self._axes[axis]
+        names = sorted(folds, key=lambda name: (name == _HOST, name))
+        return RunSeries(
+            axis=axis,
+            charts=[self._chart(name, folds[name]) for name in names if not folds[name].is_empty],
+            marks=sorted(
+                {mark for on, mark in self._marks if on == axis},
+                key=lambda m: (m.at, _KINDS.index(m.kind)),
+            ),
+            omitted={
+                kind: count - _MOST_MARKS
+                for kind, count in self._counts.items()
+                if count > _MOST_MARKS
+            },
+            traces=sorted(self._traces, key=lambda trace: trace.time_us),
+        )
+
+    def _chart(self, name: str, fold: CurveFold) -> Chart:
+        if name == _HOST:
+            return fold.chart(name, "Host memory", self._limit)
+        device = self._devices.get(name)
+        product = None if device is None else device.product
+        title = f"{name} ({product})" if product else name
+        return fold.chart(name, title, None if device is None else device.capacity)
+
+
+def _kind_of(otherwise: MarkKind, *texts: str) -> MarkKind:
+    """Return ``checkpoint`` for what saves the model."""
+    saves = any(word in text.lower() for text in texts for word in _CHECKPOINT)
+    return "checkpoint" if saves else otherwise

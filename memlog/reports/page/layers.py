@@ -1,0 +1,142 @@
+"""The worst traced step's memory as a tree of layers, and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from memlog.events import Trace
+from memlog.trace.encoding import OUTSIDE_PATH
+from memlog.trace.records import RecordedTrace
+from memlog.trace.result import with_parents
+
+_MOST_NODES = 4_000
+"""Most nodes of a tree; the smallest are joined."""
+_DEEPEST = 64
+"""Most layers inside each other: a trace's file may come from elsewhere."""
+_ROWS = 15
+
+
+class Node(msgspec.Struct):
+    """A layer, or a category of memory in a layer."""
+
+    name: str
+    """Last part of the layer's path, or the category's name."""
+    size: int = 0
+    """Bytes, with those of all nodes below."""
+    category: str = ""
+    """Category, if the node is no layer."""
+    kind: str = ""
+    """Name of the layer's class; empty if unknown."""
+    children: list[Node] = []
+
+    def child(self, name: str, category: str = "") -> Node:
+        """Return the child of a name, which is added if it is missing."""
+        for known in self.children:
+            if known.name == name and known.category == category:
+                return known
+        made = Node(name, category=category, children=[])
+        self.children.append(made)
+        return made
+
+
+class LayerRow(msgspec.Struct, frozen=True):
+    """A layer of the table. Sizes are bytes; ``None`` if unknown."""
+
+    path: str
+    kind: str
+    at_peak: int
+    mostly: str
+    """Category with the most bytes; empty if unknown."""
+    allocated: int | None
+
+
+def layer_tree(trace: RecordedTrace) -> Node:
+    """Return the memory in use at a traced step's peak, by layer and category."""
+    kinds = dict(zip(trace.paths, trace.kinds, strict=False))
+    root = Node("all", children=[])
+    model = trace.paths[1] if len(trace.paths) > 1 else ""
+    for share in trace.result.shares:
+        stack = with_parents(share.path, model)[:_DEEPEST]
+        at = root
+        at.size += share.size
+        for level, path in enumerate(stack):
+            above = stack[level - 1] if level else ""
+            at = at.child(_last_part(path, above))
+            at.kind = kinds.get(path, "")
+            at.size += share.size
+        if share.line:
+            at = at.child(share.line)
+            at.size += share.size
+        at.child(share.category, share.category).size += share.size
+    return _bounded(root)
+
+
+def event_tree(event: Trace) -> Node | None:
+    """Return the layers of a trace whose events are not at hand; ``None`` if it names no layer."""
+    held = [(layer.path, layer.at_peak) for layer in event.layers if layer.at_peak]
+    if not held or event.peak is None:
+        return None
+    root = Node("all", size=event.peak, children=[])
+    for path, size in held:
+        root.child(path).size = size
+    rest = event.peak - sum(size for _, size in held)
+    if rest > 0:
+        root.child("other layers, and outside modules").size = rest
+    return _bounded(root)
+
+
+def layer_rows(trace: RecordedTrace) -> list[LayerRow]:
+    """Return the layers and lines that held most at the peak, the largest first."""
+    kinds = dict(zip(trace.paths, trace.kinds, strict=False))
+    held: dict[str, dict[str, int]] = {}
+    for share in trace.result.shares:
+        sizes = held.setdefault(share.holder, {})
+        sizes[share.category] = sizes.get(share.category, 0) + share.size
+    allocated = {layer.path: layer.allocated for layer in trace.result.layers}
+    allocated.update({line.line: line.allocated for line in trace.result.lines})
+    largest = sorted(held.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    return [
+        LayerRow(
+            path=holder,
+            kind=kinds.get(holder, ""),
+            at_peak=sum(sizes.values()),
+            mostly=max(sizes, key=lambda name: sizes[name]),
+            allocated=allocated.get(holder),
+        )
+        for holder, sizes in largest[:_ROWS]
+    ]
+
+
+def _last_part(path: str, above: str) -> str:
+    """Return a path without that of the layer above: the icicle shows one part in each row."""
+    if path == OUTSIDE_PATH:
+        return "outside modules"
+    return path.removeprefix(f"{above}.") if above else path
+
+
+def _bounded(root: Node) -> Node:
+    """Sort the nodes by size; join the smallest if there are too many."""
+    sizes = sorted((node.size for node in _all(root)), reverse=True)
+    least = sizes[_MOST_NODES] if len(sizes) > _MOST_NODES else 0
+    _tidy(root, least)
+    return root
+
+
+def _all(node: Node) -> Iterable[Node]:
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        yield at
+        waiting.extend(at.children)
+
+
+def _tidy(root: Node, least: int) -> None:
+    for node in _all(root):
+        small = [child for child in node.children if child.size <= least]
+        kept = [child for child in node.children if child.size > least]
+        kept.sort(key=lambda child: (bool(child.category), -child.size, child.name))
+        if size := sum(child.size for child in small):
+            kept.append(Node(f"{len(small):,} smaller", size=size, children=[]))
+        node.children = kept

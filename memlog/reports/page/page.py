@@ -1,0 +1,242 @@
+"""Assembly of the page: from a run, from a traced step, from two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
+
+import msgspec
+from msgspec.structs import replace
+
+from memlog._internal.units import format_bytes
+from memlog._version import __version__
+from memlog.errors import TraceNotFoundError
+from memlog.journal import RunDirectory
+from memlog.reports.page import comparison, layer_sections, run_sections, sections
+from memlog.reports.page.facts import RunSeries
+from memlog.reports.page.layer_sections import TracedStep, step_title
+from memlog.reports.page.layers import event_tree, layer_rows, layer_tree
+from memlog.reports.page.library import Library, load_library
+from memlog.reports.page.markup import Child, el, write
+from memlog.reports.page.ranks import find_ranks, rank_chart
+from memlog.reports.page.run_reader import RunReader
+from memlog.reports.page.series import Chart, peak_name
+from memlog.reports.schema import Summary
+from memlog.reports.step_ranking import advise_with, not_the_largest
+from memlog.reports.traced_steps import TraceFold
+from memlog.reports.worst_step import read_worst_step
+from memlog.trace import encoding
+from memlog.trace.predict import advise
+from memlog.trace.records import RecordedTrace
+
+Announce = Callable[[str], object]
+
+_MOST_EVENTS = 200_000
+"""Most events of a traced step for which changes are predicted: a second of work."""
+
+
+def html(
+    what: RunDirectory | Summary | RunReader | RecordedTrace, *, announce: Announce | None = None
+) -> str:
+    """Return the report as one HTML document. Notebooks use this function, as ``memlog report`` does.
+
+    A notebook shows the document in ``<iframe sandbox="allow-scripts" srcdoc="…">``. It needs no storage and
+    no other file, and sends nothing.
+
+    Args:
+        what: A run, which may still be running; its summary; a reader that has read a part of its journal
+            already; or a traced step.
+        announce: Called with one line before uPlot, which draws the charts, is fetched if this install lacks
+            it; ``None``: it is not fetched. Without it the charts can't be zoomed.
+    """
+    library = load_library(announce)
+    if isinstance(what, RecordedTrace):
+        return _trace_page(what, library)
+    if isinstance(what, Summary):
+        what = RunDirectory(Path(what.run.directory))
+    return _run_page(RunReader(what) if isinstance(what, RunDirectory) else what, library)
+
+
+def comparison_html(
+    first: RunDirectory, second: RunDirectory, *, announce: Announce | None = None
+) -> str:
+    """Return a report that compares a run with a first one, as one HTML document."""
+    library = load_library(announce)
+    compared = comparison.compared(first, second)
+    return _document(
+        f"{compared.names[1]} compared with {compared.names[0]}",
+        [el("strong", "Two runs compared")],
+        comparison.parts(compared, library.missing),
+        _data(compared.charts, compared.axis, []),
+        library,
+    )
+
+
+def _run_page(reader: RunReader, library: Library) -> str:
+    summary = reader.summary()
+    series = reader.series.series()
+    step = _traced_step(reader, series)
+    series = replace(series, charts=[_with_peak(chart, summary) for chart in series.charts])
+    ranks = find_ranks(reader.run, summary)
+    if ranks and (chart := rank_chart(ranks)) is not None:
+        series = replace(series, charts=[*series.charts, chart])
+    parts = [
+        el("div", sections.verdict(summary), class_="headline"),
+        sections.tiles(sections.key_figures(summary, series)),
+        sections.bad_end(reader.run),
+        sections.memory(series, library.missing),
+        sections.traced(series.traces),
+        None if step is None else layer_sections.icicle(step),
+        None if step is None else layer_sections.largest(step),
+        run_sections.ranks(ranks),
+        run_sections.alerts(summary),
+        run_sections.provenance(summary),
+        run_sections.health(summary),
+    ]
+    about: list[Child] = [
+        el("strong", summary.run.name or f"run {summary.run.id}"),
+        el("span", summary.status, class_=f"pill {summary.status}"),
+        el("span", f"run {summary.run.id}") if summary.run.name else None,
+        el("span", sections.moment(summary.run.begun)),
+    ]
+    data = _data(series.charts, series.axis, series.marks, step)
+    return _document(summary.run.name or summary.run.id, about, parts, data, library)
+
+
+def _with_peak(chart: Chart, summary: Summary) -> Chart:
+    peak = summary.peaks.get(peak_name(chart))
+    if peak is None or peak.bytes is None or peak.step is None or not summary.steps:
+        return chart
+    return replace(chart, peak=(peak.step, peak.bytes))
+
+
+def _trace_page(trace: RecordedTrace, library: Library) -> str:
+    model = trace.paths[1] if len(trace.paths) > 1 else "a block of code"
+    result = trace.result
+    predicted = advise(trace) if _is_cheap(trace) else None
+    step = TracedStep(model, layer_tree(trace), layer_rows(trace), predicted, None)
+    held = ", ".join(
+        f"{name} {format_bytes(size)}"
+        for name, size in sorted(result.categories.items(), key=lambda item: -item[1])[:3]
+    )
+    headline = f"{model} needs {format_bytes(result.peak)} at its peak on {result.device}: {held}."
+    tiles = [
+        ("Peak in tensors", format_bytes(result.peak), result.exactness),
+        ("Before", format_bytes(result.before), "live when the trace began"),
+        ("After", format_bytes(result.end), "live when it ended"),
+        ("Duration", f"{result.duration_ms:,.1f} ms", "with tracing"),
+    ]
+    parts = [
+        el("div", el("h1", headline, class_="verdict"), class_="headline"),
+        sections.tiles(tiles),
+        layer_sections.icicle(step) if step.tree.size else None,
+        layer_sections.largest(step),
+    ]
+    about: list[Child] = [el("strong", model), el("span", f"{result.engine} engine")]
+    return _document(model, about, parts, _data([], "step", [], step), library)
+
+
+def _traced_step(reader: RunReader, series: RunSeries) -> TracedStep | None:
+    """Return the worst traced step; without its events as far as the journal has it."""
+    try:
+        event, trace = read_worst_step(reader.run)
+    except TraceNotFoundError:
+        return _step_of_journal(series)
+    model = trace.paths[1] if len(trace.paths) > 1 else ""
+    predicted, remark = None, None
+    if _is_cheap(trace):
+        predicted, standing = advise_with(reader.ranking, event, trace)
+        remark = not_the_largest(standing, event.step, predicted)
+    return TracedStep(
+        step_title(event, model), layer_tree(trace), layer_rows(trace), predicted, remark
+    )
+
+
+def _step_of_journal(series: RunSeries) -> TracedStep | None:
+    fold = TraceFold()
+    for event in series.traces:
+        fold.take(event)
+    if fold.worst is None or (tree := event_tree(fold.worst)) is None:
+        return None
+    return TracedStep(step_title(fold.worst, ""), tree, [], None, None)
+
+
+def _is_cheap(trace: RecordedTrace) -> bool:
+    return len(trace.events) <= _MOST_EVENTS * encoding.EVENT_BYTES
+
+
+def _data(
+    charts: list[Chart], axis: str, marks: Iterable[Any], step: TracedStep | None = None
+) -> bytes:
+    """Return the data of the script, as JSON."""
+    document = {
+        "axis": axis,
+        "charts": charts,
+        "marks": list(marks),
+        "tree": None if step is None else _packed(step),
+    }
+    return msgspec.json.encode(document)
+
+
+def _packed(step: TracedStep) -> dict[str, Any]:
+    """Return the tree as nested arrays, which are a third as long as objects."""
+    from memlog.reports.page.drawings import color  # noqa: PLC0415
+
+    def pack(node: Any) -> list[Any]:
+        return [
+            node.name,
+            node.size,
+            color(node.category) if node.category else "",
+            node.kind,
+            [pack(child) for child in node.children],
+        ]
+
+    return {"title": step.title, "root": pack(step.tree)}
+
+
+def _document(
+    title: str,
+    about: list[Child],
+    parts: Iterable[Element | None],
+    data: bytes,
+    library: Library,
+) -> str:
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=library.policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("meta", name="referrer", content="no-referrer"),
+        el("title", f"{title}: memory report"),
+        _raw("style", library.style),
+    )
+    body = el(
+        "body",
+        el("a", "Skip to the verdict", href="#main", class_="skip"),
+        el("header", el("span", "memlog", class_="brand"), about),
+        el("main", sections.joined(list(parts)), id="main"),
+        el("footer", f"Made by memlog {__version__}. This page loads nothing and sends nothing."),
+        _raw("script", _harmless(data), type="application/json", id="data"),
+        _raw("script", library.script),
+    )
+    return write(el("html", head, body, lang="en"))
+
+
+def _raw(name: str, text: str, /, **attributes: str) -> Element:
+    """Return a script or style; its text is written as it is."""
+    made = el(name, **attributes)
+    made.text = text
+    return made
+
+
+def _harmless(data: bytes) -> str:
+    """Return JSON in which no text can end the script that it is in."""
+    return (
+        data.decode()
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )

@@ -1,0 +1,67 @@
+"""One pass over a run's journal for everything that reports show; it can continue while the journal grows."""
+
+from __future__ import annotations
+
+from memlog.journal import JournalFile, Position, RunDirectory
+from memlog.journal.format import START
+from memlog.reports.accumulator import Accumulator
+from memlog.reports.page.facts import SeriesFold
+from memlog.reports.schema import Summary
+from memlog.reports.step_ranking import RankingFold
+from memlog.reports.summary import summary_of
+
+
+class RunReader:
+    """Reader of a run's journal, in bounded memory.
+
+    Args:
+        run: The run.
+
+    Attributes:
+        run: The run.
+        series: Memory over the run.
+        ranking: Levels of the steps.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.series = SeriesFold()
+        self.ranking = RankingFold()
+        self._totals = Accumulator()
+        self._files: dict[str, tuple[JournalFile, Position]] = {}
+
+    def read(self, most: int | None = None, *, complete: bool = False) -> None:
+        """Read events that were not read before.
+
+        Args:
+            most: Most events to read; ``None``: all.
+            complete: Whether no process writes to the journal any more.
+        """
+        left = most
+        for found in self.run.files():
+            file, at = self._files.setdefault(found.process, (found, START))
+            for entry in file.read(at, complete=complete):
+                at = entry.end
+                self._totals.take(file.process, entry)
+                self.series.take(file.process, entry.event)
+                self.ranking.take(entry.event)
+                if left is not None:
+                    left -= 1
+                    if left <= 0:
+                        break
+            self._files[found.process] = (file, at)
+            if left is not None and left <= 0:
+                return
+
+    @property
+    def has_readings(self) -> bool:
+        """True if memory was read at least once."""
+        return self.series.has_readings
+
+    def summary(self) -> Summary:
+        """Read the rest of the journal, and return the run's summary."""
+        # Before reading: the journal of a run that ends meanwhile then has its end event.
+        alive = self.run.is_alive()
+        self.read(complete=not alive)
+        files = [file for file, _ in self._files.values()]
+        return summary_of(self.run, self._totals, files, alive=alive)

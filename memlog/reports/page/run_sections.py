@@ -1,0 +1,154 @@
+"""Sections about the job, the run's alerts and origin, and memlog itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from xml.etree.ElementTree import Element
+
+from memlog._internal.units import format_bytes
+from memlog.reports.page import drawings, sections
+from memlog.reports.page.markup import Child, el, prose, table
+from memlog.reports.page.ranks import Rank
+from memlog.reports.page.series import peak_name
+from memlog.reports.schema import Delivery, HealthFacts, Summary
+
+
+def ranks(found: Sequence[Rank]) -> Element | None:
+    """Return the section with the ranks side by side; ``None`` for a process that trained alone."""
+    if not found:
+        return None
+    peaks = [_peak_of(rank) for rank in found]
+    most = max((peak for peak in peaks if peak is not None), default=0)
+    rows: list[list[Child | list[Child]]] = []
+    for rank, peak in zip(found, peaks, strict=True):
+        bar: list[Child] = [drawings.share_bar((peak or 0) / most, "level") if most else None]
+        rows.append(
+            [
+                f"{rank.rank}",
+                [format_bytes(peak), *bar],
+                "unknown" if rank.chart.limit is None else format_bytes(rank.chart.limit),
+                f"{rank.summary.steps:,}",
+                rank.summary.status,
+                rank.summary.run.host or "unknown",
+                prose(rank.summary.verdict),
+                el("code", rank.summary.run.id),
+            ]
+        )
+    known = [peak for peak in peaks if peak is not None]
+    apart = max(known) - min(known) if known else 0
+    headings = ["rank", "peak", "limit", "steps", "status", "host", "verdict", "run"]
+    return sections.section(
+        "ranks", f"{len(found)} ranks side by side",
+        el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart."),
+        table("Ranks", headings, rows, numbers=(2, 3)),
+    )  # fmt: skip
+
+
+def _peak_of(rank: Rank) -> int | None:
+    peak = rank.summary.peaks.get(peak_name(rank.chart))
+    return None if peak is None else peak.bytes
+
+
+def alerts(summary: Summary) -> Element | None:
+    """Return the section with the alerts; ``None`` if there was none."""
+    if not summary.alerts:
+        return None
+    rows: list[list[Child | list[Child]]] = [
+        [
+            _place(alert.step, alert.evaluation, alert.epoch),
+            el("span", alert.level, class_=f"pill {alert.level}"),
+            prose(alert.title),
+            prose(alert.text),
+            el("code", alert.rule),
+        ]
+        for alert in summary.alerts[: sections.LISTED]
+    ]
+    return sections.section(
+        "alerts", "Alerts", table("Alerts", ["at", "level", "what", "details", "rule"], rows)
+    )
+
+
+def _place(step: int | None, evaluation: int | None, epoch: int | None) -> str:
+    for axis, index in (("step", step), ("evaluation", evaluation), ("epoch", epoch)):
+        if index is not None:
+            return f"{axis} {index:,}"
+    return "before the first step"
+
+
+def provenance(
+    summary: Summary, name: str = "origin", title: str = "Where the run came from"
+) -> Element:
+    """Return the section with the run's origin."""
+    run = summary.run
+    facts = {
+        "run": f"{run.name} ({run.id})" if run.name else run.id,
+        "project": run.project,
+        "status": summary.status,
+        "begun": sections.moment(run.begun),
+        "ended": sections.moment(run.ended),
+        "duration": sections.duration(run.duration_s) if run.duration_s is not None else None,
+        "host": run.host,
+        "process": None if run.pid is None else str(run.pid),
+        "devices": ", ".join(
+            f"{name} ({device.product or 'unknown'}, {format_bytes(device.capacity_bytes)})"
+            for name, device in run.devices.items()
+        ),
+        "folder": run.directory,
+        **{_parameter(name): value for name, value in run.parameters.items() if name != "devices"},
+    }
+    return sections.section(name, title, _facts(facts))
+
+
+def _parameter(name: str) -> str:
+    """Return a parameter's name in words."""
+    return (
+        f"{name.removesuffix('_mib').replace('_', ' ')}{' (MiB)' if name.endswith('_mib') else ''}"
+    )
+
+
+def _facts(facts: Mapping[str, str | None]) -> Element:
+    return el(
+        "dl",
+        [el("div", el("dt", name), el("dd", value)) for name, value in facts.items() if value],
+        class_="facts",
+    )
+
+
+def health(summary: Summary) -> Element:
+    """Return the section about memlog itself."""
+    known = summary.health
+    facts = {
+        "events recorded": f"{known.published:,}",
+        "lost": _counted(known.dropped),
+        "errors in memlog": _counted(known.faults),
+        "time taken from training": _overhead(known),
+        "time for traced steps": _tracing(summary),
+        **{f"sent to {name}": _delivered(one) for name, one in known.delivered.items()},
+        **{f"rule {rule}": f"never judged: {why}" for rule, why in known.unjudged.items()},
+    }
+    return sections.section("health", "memlog's own health", _facts(facts))
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+
+
+def _overhead(known: HealthFacts) -> str:
+    if known.overhead_ms_total is None:
+        return "unknown"
+    a_step = known.overhead_ms_per_step
+    per_step = "" if a_step is None else f"{a_step:.3f} ms a step, "
+    return f"{per_step}{known.overhead_ms_total:,.1f} ms in all"
+
+
+def _tracing(summary: Summary) -> str | None:
+    if summary.traced.cost_ms is None:
+        return None
+    if not summary.traced.steps:
+        return None
+    return f"{summary.traced.cost_ms:,.0f} ms more than other steps, {summary.traced.steps:,} traced steps"
+
+
+def _delivered(one: Delivery) -> str:
+    problem = f": {one.problem}" if one.problem else ""
+    return f"{one.points:,} points when this report was made ({one.stage}){problem}"

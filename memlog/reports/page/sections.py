@@ -1,0 +1,322 @@
+"""Sections of the page about one run, top to bottom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from xml.etree.ElementTree import Element
+
+from memlog._internal.safe_files import read_plain
+from memlog._internal.units import format_bytes
+from memlog.events import Trace
+from memlog.journal import RunDirectory
+from memlog.reports.page import drawings
+from memlog.reports.page.facts import Mark, RunSeries
+from memlog.reports.page.markdown import rendered
+from memlog.reports.page.markup import Child, el, prose, table
+from memlog.reports.page.series import Chart, peak_name
+from memlog.reports.schema import FindingFacts, Peak, Summary
+
+_TABLE_ROWS = 20
+_POSTMORTEM = "postmortem.md"
+_HELPS = "\n## What would help\n"
+_MOST_TEXT = 256 * 1024
+LISTED = 100
+"""Most alerts, and most marks, in a list."""
+_TRACED_ROWS = 60
+
+
+def section(name: str, title: str, *content: Child | list[Child]) -> Element:
+    """Return a section with a heading."""
+    children = [part for one in content for part in (one if isinstance(one, list) else [one])]
+    return el(
+        "section", el("h2", title, id=name), children, aria_labelledby=name, class_=f"part {name}"
+    )
+
+
+def verdict(summary: Summary) -> list[Child]:
+    """Return the verdict as the page's headline, with the remedy and the evidence."""
+    finding = summary.findings[0] if summary.findings else None
+    tone = "bad" if finding is not None or summary.status in ("failed", "killed") else "good"
+    headline, rest = _first_sentence(summary.verdict)
+    parts: list[Child] = [el("h1", *prose(headline), class_=f"verdict {tone}")]
+    if rest:
+        parts.append(el("p", *prose(rest), class_="lead"))
+    if finding is not None and finding.remedy:
+        parts.append(el("p", el("strong", "What to do: "), *prose(finding.remedy), class_="remedy"))
+    if finding is not None:
+        parts.append(_evidence(finding))
+    parts += [_further(other) for other in summary.findings[1:]]
+    return parts
+
+
+def _first_sentence(text: str) -> tuple[str, str]:
+    """Return a text's first sentence, and the rest."""
+    found = re.search(r"(?<=[.])\s+(?=[A-Z`])", text)
+    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+
+
+def _evidence(finding: FindingFacts) -> Element:
+    items = [el("li", *prose(line)) for line in finding.evidence]
+    return el(
+        "details",
+        el("summary", f"Evidence (confidence: {finding.confidence})"),
+        el("ul", items) if items else el("p", "None was recorded."),
+    )
+
+
+def _further(finding: FindingFacts) -> Element:
+    remedy = (
+        [el("p", el("strong", "What to do: "), *prose(finding.remedy))] if finding.remedy else []
+    )
+    return el(
+        "details",
+        el("summary", "Also: ", *prose(finding.title)),
+        remedy,
+        el("ul", [el("li", *prose(line)) for line in finding.evidence]),
+    )
+
+
+def tiles(pairs: Sequence[tuple[str, str, str]]) -> Element:
+    """Return the key figures: name, value, remark."""
+    return el(
+        "dl",
+        [
+            el("div", el("dt", name), el("dd", value), el("dd", remark, class_="remark"))
+            for name, value, remark in pairs
+        ],
+        class_="tiles",
+    )
+
+
+def key_figures(summary: Summary, series: RunSeries) -> list[tuple[str, str, str]]:
+    """Return a run's key figures, as far as they are known."""
+    shown: list[tuple[str, str, str]] = []
+    for chart in series.charts[:2]:
+        peak = summary.peaks.get(peak_name(chart))
+        if peak is not None and peak.bytes is not None:
+            name = "Peak, process" if chart.id == "host" else f"Peak, {chart.id}"
+            shown.append((name, format_bytes(peak.bytes), _of_limit(peak, chart.limit)))
+    worst = summary.traced
+    if worst.worst_peak_bytes is not None:
+        at = (
+            "of a step that did not end"
+            if worst.worst_step is None
+            else f"step {worst.worst_step:,}"
+        )
+        remark = f"{at}{_mostly(series, worst.worst_step)}"
+        name = "Peak in tensors" if worst.worst_exact else "Peak in tensors, at least"
+        shown.append((name, format_bytes(worst.worst_peak_bytes), remark))
+    shown.append(
+        (_steps(summary, series), f"{_count(summary, series):,}", duration(summary.run.duration_s))
+    )
+    if (cost := _cost(summary)) is not None:
+        shown.append(("memlog's own cost", *cost))
+    return shown
+
+
+def _cost(summary: Summary) -> tuple[str, str] | None:
+    """Return the share of the run that memlog took, with a remark; ``None`` if unknown."""
+    health, duration = summary.health, summary.run.duration_s
+    if health.overhead_ms_total is None or not duration:
+        return None
+    lost = sum(health.dropped.values())
+    remark = f"of the run; {f'{lost:,} events lost' if lost else 'nothing lost'}"
+    return f"{health.overhead_ms_total / 1e3 / duration:.2%}", remark
+
+
+def _mostly(series: RunSeries, step: int | None) -> str:
+    """Return the largest category of a traced step, with its share."""
+    event = next((trace for trace in series.traces if trace.step == step and trace.peak), None)
+    if event is None or not event.at_peak:
+        return ""
+    name, size = max(event.at_peak.items(), key=lambda item: item[1])
+    return f", {size / (event.peak or size):.0%} {name}"
+
+
+def _of_limit(peak: Peak, limit: int | None) -> str:
+    where = "" if peak.step is None else f"at step {peak.step:,}"
+    source = {"exact": "", "watermark": "at most", "sampled": "at least", None: ""}[peak.source]
+    if limit and peak.bytes is not None:
+        of = f"{peak.bytes / limit:.0%} of {format_bytes(limit)}"
+        return ", ".join(part for part in (of, where) if part)
+    return ", ".join(part for part in (source, where) if part)
+
+
+def _steps(summary: Summary, series: RunSeries) -> str:
+    return "Steps" if summary.steps or series.axis == "step" else f"{series.axis.title()}s"
+
+
+def _count(summary: Summary, series: RunSeries) -> int:
+    if summary.steps or not series.charts:
+        return summary.steps
+    return max(chart.x[-1] + chart.width for chart in series.charts)
+
+
+def bad_end(run: RunDirectory) -> Element | None:
+    """Return memlog's explanation of a bad end; ``None`` if there is none."""
+    try:
+        text = read_plain(run.path, f"{run.artifacts.name}/{_POSTMORTEM}", _MOST_TEXT)
+    except OSError:
+        return None
+    _, _, body = text.decode("utf-8", "replace").partition("\n")  # the first line is the verdict
+    before, heading, helps = body.partition(_HELPS)
+    if not heading:
+        return section("end", "How the run ended", rendered(body))
+    whole = el("details", el("summary", "How the run ended, in full"), rendered(before))
+    return section("end", "What would help", rendered(helps), whole)
+
+
+def memory(series: RunSeries, missing: str | None) -> Element | None:
+    """Return the section with memory over steps; ``None`` without a reading."""
+    if not series.charts:
+        return None
+    figures_ = [_chart(chart, series.axis) for chart in series.charts]
+    note = None
+    if missing is not None:
+        note = el("p", "These charts can't be zoomed: ", *prose(missing), ".", class_="note")
+    return section(
+        "memory",
+        f"Memory over {series.axis}s",
+        el("div", figures_, id="charts"),
+        note,
+        _marks(series),
+    )
+
+
+def _chart(chart: Chart, axis: str) -> Element:
+    return el(
+        "figure",
+        el("figcaption", chart.title, _limit_text(chart)),
+        el("div", drawings.line_chart(chart, axis), class_="plot", data_chart=chart.id),
+        el(
+            "ul",
+            (
+                el(
+                    "li",
+                    el("span", class_=f"swatch {drawings.curve_class(curve, number)}"),
+                    curve.label,
+                )
+                for number, curve in enumerate(chart.curves)
+            ),
+            class_="legend",
+        ),
+        _grouped(chart, axis),
+        as_table(_values(chart, axis)),
+        id=f"figure-{chart.id}",
+        class_="memory",
+    )
+
+
+def _grouped(chart: Chart, axis: str) -> Element | None:
+    if chart.width == 1:
+        return None
+    text = (
+        f"The run is long: each point shows the lowest and the highest of {chart.width:,} {axis}s."
+    )
+    return el("p", text, class_="note")
+
+
+def _limit_text(chart: Chart) -> Element | None:
+    if chart.limit is None:
+        return None
+    peaks = [value for curve in chart.curves if curve.kind == "peak" for value in curve.high]
+    most = max((value for value in peaks if value is not None), default=None)
+    reached = "" if most is None or chart.limit <= 0 else f", {most / chart.limit:.0%} reached"
+    return el("span", f" limit {format_bytes(chart.limit)}{reached}", class_="remark")
+
+
+def as_table(made: Element) -> Element:
+    """Return a table of a figure's values. It is open until a script closes it."""
+    return el("details", el("summary", "As a table"), made, open=True, class_="as-table")
+
+
+def _values(chart: Chart, axis: str) -> Element:
+    chosen = range(0, len(chart.x), max(1, -(-len(chart.x) // _TABLE_ROWS)))
+    rows = [
+        [f"{chart.x[at]:,}", *(format_bytes(curve.high[at]) for curve in chart.curves)]
+        for at in dict.fromkeys([*chosen, len(chart.x) - 1])
+    ]
+    headings = [axis, *(curve.label for curve in chart.curves)]
+    return table(f"{chart.title} by {axis}", headings, rows, numbers=range(1, len(headings)))
+
+
+def _marks(series: RunSeries) -> Element | None:
+    listed = [mark for mark in series.marks if mark.kind not in ("trace", "epoch", "evaluation")]
+    if not listed:
+        return None
+    items = [el("li", _mark(mark, series.axis)) for mark in listed[:LISTED]]
+    more = len(listed) - LISTED + sum(series.omitted.values())
+    if more > 0:
+        items.append(el("li", f"and {more:,} more"))
+    return el(
+        "details",
+        el("summary", "What happened when"),
+        el("ul", items),
+        open=True,
+        class_="as-table",
+    )
+
+
+def _mark(mark: Mark, axis: str) -> Element:
+    return el("span", el("strong", f"{axis} {mark.at:,}"), " ", *prose(mark.text))
+
+
+def traced(traces: Sequence[Trace]) -> Element | None:
+    """Return the section with the categories of the traced steps; ``None`` if no step was traced."""
+    known = [
+        trace for trace in traces if trace.peak is not None and sum(trace.at_peak.values()) > 0
+    ]
+    if not known:
+        return None
+    bars = [(_step_label(trace), trace.at_peak) for trace in known]
+    worst = max(known, key=lambda trace: trace.peak or 0)
+    caption = f"Memory at the peak of {len(known):,} traced steps, by category"
+    held = ", ".join(
+        f"{name} {format_bytes(size)}"
+        for name, size in sorted(worst.at_peak.items(), key=lambda item: -item[1])[:3]
+    )
+    names = [name for name in drawings.CATEGORIES if any(name in sizes for _, sizes in bars)]
+    rows = [
+        [
+            label,
+            *(format_bytes(sizes.get(name, 0)) for name in names),
+            format_bytes(sum(sizes.values())),
+        ]
+        for label, sizes in bars[:_TRACED_ROWS]
+    ]
+    return section(
+        "categories", "What the memory is, in the traced steps",
+        el("p", f"Largest at {_step_label(worst)}: {held}. Only tensors are counted."),
+        el(
+            "figure",
+            drawings.stacked_bars(bars, f"{caption}. Largest at {_step_label(worst)}: {held}"),
+            drawings.legend(names),
+            as_table(table(caption, ["step", *names, "all"], rows, numbers=range(1, len(names) + 2))),
+        ),
+    )  # fmt: skip
+
+
+def _step_label(trace: Trace) -> str:
+    return "unfinished" if trace.step is None else f"step {trace.step:,}"
+
+
+def moment(iso: str | None) -> str | None:
+    """Return a document's time for people, in UTC."""
+    return None if iso is None else f"{iso[:19].replace('T', ' ')} UTC"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration as text; empty if unknown."""
+    if seconds is None:
+        return ""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
+
+
+def joined(parts: Sequence[Element | None]) -> Iterator[Element]:
+    """Yield the sections that exist."""
+    return (part for part in parts if part is not None)

@@ -1,0 +1,121 @@
+"""Series for charts in bounded memory: the lowest and the highest value of equal intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+CurveKind: TypeAlias = Literal["level", "peak", "reserved", "tree"]
+
+MOST_POINTS = 2_000
+"""Most intervals of a chart. Beyond it, each two neighbours become one."""
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """One line of a chart."""
+
+    label: str
+    kind: CurveKind
+    low: list[int | None] | None
+    """Lowest value of each interval; ``None``: each interval has one value, which is in ``high``."""
+    high: list[int | None]
+    """Highest value of each interval, in bytes; ``None`` if there was no reading."""
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Lines of one kind of memory."""
+
+    id: str
+    """``host``, or the device's name."""
+    title: str
+    x: list[int]
+    """First index of each interval."""
+    width: int
+    """Indices in an interval."""
+    curves: list[Curve]
+    limit: int | None
+    """Bytes available; ``None``: unknown."""
+    peak: tuple[int, int] | None = None
+    """Index and bytes of the run's peak; ``None``: unknown, or not at an index of this axis."""
+
+    @property
+    def main(self) -> Curve:
+        """The line that the chart is about: memory in use."""
+        return self.curves[0]
+
+
+class CurveFold:
+    """Lowest and highest values of several lines over the same intervals.
+
+    Args:
+        most: Most intervals.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
+        self._width = 1
+        self._curves: dict[tuple[str, CurveKind], dict[int, tuple[int, int]]] = {}
+        self._intervals: set[int] = set()
+
+    def add(self, label: str, kind: CurveKind, index: int, value: int | None) -> None:
+        """Add one value of a line; ``None`` (unknown) is left out."""
+        if value is None:
+            return
+        curve = self._curves.setdefault((label, kind), {})
+        at = index // self._width
+        known = curve.get(at)
+        if known is None:
+            curve[at] = (value, value)
+            self._intervals.add(at)
+            while len(self._intervals) > self._most:
+                self._widen()
+        elif not known[0] <= value <= known[1]:
+            curve[at] = (min(value, known[0]), max(value, known[1]))
+
+    def _widen(self) -> None:
+        self._width *= 2
+        self._intervals = {at // 2 for at in self._intervals}
+        for key, narrow in self._curves.items():
+            wide: dict[int, tuple[int, int]] = {}
+            for at, (low, high) in narrow.items():
+                known = wide.get(at // 2, (low, high))
+                wide[at // 2] = (min(low, known[0]), max(high, known[1]))
+            self._curves[key] = wide
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no value was added."""
+        return not self._curves
+
+    def chart(self, name: str, title: str, limit: int | None) -> Chart:
+        """Return the chart of these lines."""
+        intervals = sorted(self._intervals)
+        return Chart(
+            id=name,
+            title=title,
+            x=[at * self._width for at in intervals],
+            width=self._width,
+            curves=[
+                Curve(
+                    label,
+                    kind,
+                    None if self._width == 1 else _side(values, intervals, 0),
+                    _side(values, intervals, 1),
+                )
+                for (label, kind), values in self._curves.items()
+            ],
+            limit=limit,
+        )
+
+
+def _side(
+    values: dict[int, tuple[int, int]], intervals: Iterable[int], side: int
+) -> list[int | None]:
+    return [values[at][side] if at in values else None for at in intervals]
+
+
+def peak_name(chart: Chart) -> str:
+    """Return the name of a chart's peak in a run's summary."""
+    return "host.rss" if chart.id == "host" else f"{chart.id}.allocated"

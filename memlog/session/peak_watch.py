@@ -1,0 +1,130 @@
+"""Highest memory of a session, for the line that ``finish`` prints."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memlog._internal.units import format_bytes
+from memlog.events import (
+    Batch,
+    Device,
+    DeviceReading,
+    Epoch,
+    Evaluation,
+    Event,
+    OutOfMemory,
+    PeakSource,
+    Recorded,
+    Trace,
+)
+
+_HOST = "host"
+_CATEGORIES_SHOWN = 3
+
+
+class _Peak(NamedTuple):
+    """Highest reading of one kind of memory."""
+
+    size: int
+    source: PeakSource | None
+    event: Batch | Epoch | Evaluation | Recorded
+
+
+class PeakWatch:
+    """Subscriber that keeps the highest memory, the largest trace and the failure that ended the run.
+
+    It is called with every event on the trainer's thread, so it only compares.
+
+    Attributes:
+        failure: The allocation that failed after the last step; ``None``: none did.
+        last_step: Last step that was published; ``None``: there was none.
+    """
+
+    def __init__(self) -> None:
+        self.failure: OutOfMemory | None = None
+        self.last_step: int | None = None
+        self._peaks: dict[str, _Peak] = {}
+        self._capacity: dict[str, int | None] = {}
+        self._trace: Trace | None = None
+        self._traced = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Batch):
+            self.last_step, self.failure = event.step, None
+            self._take(event, event.rss_peak, event.rss_peak_source)
+        elif isinstance(event, Epoch):
+            self._take(event, event.rss_peak, event.rss_peak_source)
+        elif isinstance(event, (Evaluation, Recorded)):
+            self._take(event, None, None)
+        elif isinstance(event, Device):
+            self._capacity[event.name] = event.capacity
+        elif isinstance(event, OutOfMemory):
+            self.failure = event
+        elif isinstance(event, Trace) and (event.peak or 0) > self._traced:
+            self._trace, self._traced = event, event.peak or 0
+
+    def _take(
+        self,
+        event: Batch | Epoch | Evaluation | Recorded,
+        peak: int | None,
+        source: PeakSource | None,
+    ) -> None:
+        if peak is None:
+            peak, source = event.rss, "sampled"
+        known = self._peaks.get(_HOST)
+        if peak is not None and (known is None or peak > known.size):
+            self._peaks[_HOST] = _Peak(peak, source, event)
+        for device in event.devices:
+            self._take_device(event, device)
+
+    def _take_device(
+        self, event: Batch | Epoch | Evaluation | Recorded, device: DeviceReading
+    ) -> None:
+        peak, source = device.peak, device.peak_source
+        if peak is None:
+            peak, source = device.allocated, "sampled"
+        known = self._peaks.get(device.name)
+        if peak is not None and (known is None or peak > known.size):
+            self._peaks[device.name] = _Peak(peak, source, event)
+
+    def sentence(self, host_limit: int | None) -> str | None:
+        """Return the peak, its limit, its step and what a traced step was made of; ``None`` if unknown.
+
+        It is about the accelerator with the highest peak, or about the process if there is none.
+
+        Args:
+            host_limit: Bytes that the process may use; ``None``: unknown.
+        """
+        if not self._peaks:
+            return None
+        devices = [name for name in self._peaks if name != _HOST]
+        name = max(devices, key=lambda each: self._peaks[each].size, default=_HOST)
+        peak = self._peaks[name]
+        limit = host_limit if name == _HOST else self._capacity.get(name)
+        of = f" of {format_bytes(limit)} ({peak.size / limit:.0%})" if limit else ""
+        where = "" if name == _HOST else f" on {name}"
+        return f"peak {format_bytes(peak.size)}{of}{where} {_when(peak)}{self._composition()}"
+
+    def _composition(self) -> str:
+        """Return the categories of the traced step with the highest peak; empty if none was traced."""
+        trace = self._trace
+        if trace is None or not trace.at_peak:
+            return ""
+        ranked = sorted(trace.at_peak.items(), key=lambda item: -item[1])[:_CATEGORIES_SHOWN]
+        listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked)
+        step = "a traced step" if trace.step is None else f"traced step {trace.step:,}"
+        least = "" if trace.exact else "at least "
+        return f"; {step} needed {least}{format_bytes(trace.peak)} in tensors: {listed}"
+
+
+def _when(peak: _Peak) -> str:
+    event = peak.event
+    if isinstance(event, Evaluation):
+        return f"at evaluation {event.evaluation:,}"
+    if isinstance(event, Epoch):
+        return f"by the end of epoch {event.epoch:,}"
+    if event.step is None:
+        return "before the first step"
+    # A watermark is an upper bound: it may have been reached at any time before.
+    return f"{'by' if peak.source == 'watermark' else 'at'} step {event.step:,}"

@@ -1,0 +1,119 @@
+"""Lines on a session's runs in trackers: which one it joined or opened, and how to look at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlog._internal import distributed
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.terminal import say
+from memlog.journal import Binding, RunDirectory
+from memlog.journal.delivery_state import UploadState
+from memlog.journal.run_names import tracker_runs
+from memlog.sink import LOCAL
+
+if TYPE_CHECKING:
+    from memlog.events import OutOfMemory
+    from memlog.session.peak_watch import PeakWatch
+    from memlog.settings import Settings
+
+
+class RunLines:
+    """Printer of one line per run of a tracker, and of the last lines of ``finish``. No method raises.
+
+    Of several ranks only the first prints, and nothing is printed if the session is ``quiet``.
+
+    Args:
+        run: The run's folder.
+        settings: Settings of the session.
+        diagnostics: Counts errors.
+    """
+
+    def __init__(self, run: RunDirectory, settings: Settings, diagnostics: Diagnostics) -> None:
+        self._run = run
+        self._diagnostics = diagnostics
+        self._quiet = settings.quiet
+        self._awaited = set(settings.backends) - {LOCAL}
+        self._joined: set[tuple[str, str]] = set()
+        self._is_local = settings.backends == (LOCAL,)
+
+    def begun(self) -> None:
+        """Print the run's folder if it goes to no tracker."""
+        if self._is_local:
+            run = self._run
+            self._say(f"run {run.id} is recorded in {run.path}: `{run.command('watch')}`")
+
+    def joined(self, backend: str, binding: Binding) -> None:
+        """Print a run of the user's that the session has joined."""
+        self._awaited.discard(backend)
+        # A loop may return to a run again and again, as to the parent of nested runs.
+        if (backend, binding.run_id) not in self._joined:
+            self._joined.add((backend, binding.run_id))
+            self._say(f"run {self._run.id} joined {described(backend, binding)}")
+
+    def look(self) -> None:
+        """Print a run that memlog has opened, once the helper process has saved it."""
+        for backend in tuple(self._awaited):
+            own = UploadState.load(self._run, backend).own_run
+            if own is not None:
+                self._awaited.discard(backend)
+                self._say(f"run {self._run.id} opened {described(backend, own)}")
+
+    def print_end(
+        self, verdict: str | None, peaks: PeakWatch, host_limit: int | None, *, failed: bool
+    ) -> None:
+        """Print the last lines: the verdict or the peak, and where to look.
+
+        Called at the interpreter's end, too. It imports nothing: a module that evaluates text, as a named
+        tuple does, makes Python forget that Ctrl-C ended the program, and so changes the exit code.
+
+        Args:
+            verdict: The most important finding; ``None``: there is none. It is always printed.
+            peaks: Highest memory of the session.
+            host_limit: Bytes that the process may use; ``None``: unknown.
+            failed: Whether the run failed.
+        """
+        with self._diagnostics.contained("printing the last lines"):
+            failure = peaks.failure if failed else None
+            if self._is_silent:
+                lines = [verdict]
+            else:
+                first = verdict or peaks.sentence(host_limit)
+                if failure is not None:
+                    rest = f". {first[0].upper()}{first[1:]}" if first else "."
+                    first = f"{_title(failure, peaks.last_step)}{rest}"
+                lines = [first, *self._links(first is not None)]
+            for line in filter(None, lines):
+                say(line)
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._quiet or not distributed.is_first()
+
+    def _say(self, line: str) -> None:
+        with self._diagnostics.contained("printing which run is recorded"):
+            if not self._is_silent:
+                say(line)
+
+    def _links(self, has_data: bool) -> list[str]:
+        """Return a line for each tracker's run; without one, the command that shows the run."""
+        runs = tracker_runs(self._run) if self._run.path.exists() else {}
+        if runs:
+            return [described(*each) for each in runs.items()]
+        show = self._run.command("show")
+        return [f"run {self._run.id}: `{show}`"] if has_data and self._run.path.exists() else []
+
+
+def described(backend: str, run: Binding) -> str:
+    """Return a tracker's run with its name and the way to it."""
+    name = run.run_id if run.name is None else repr(run.name)
+    if run.link is None:
+        return f"{backend} run {name}"
+    link = run.link if "://" in run.link.partition(" ")[0] else f"`{run.link}`"
+    return f"{backend} run {name}: {link}"
+
+
+def _title(failure: OutOfMemory, last_step: int | None) -> str:
+    from memlog.reports.verdict import failure_title  # noqa: PLC0415 - if memory ran out
+
+    return failure_title(failure, last_step)

@@ -1,0 +1,47 @@
+"""Bytes that layers add in the backward pass, in which modules are not entered and left as in the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+LayersAround = Callable[[int], Sequence[int]]
+"""Returns the numbers of a layer and of the layers that contain it; none for work outside all modules."""
+
+
+class BackwardParts:
+    """Uninterrupted parts of one thread's backward pass, for each layer and the layers that contain it.
+
+    Args:
+        layers_around: Finds the layers that contain a layer.
+        added: Called with a layer and the bytes that one of its parts added.
+    """
+
+    def __init__(self, layers_around: LayersAround, added: Callable[[int, int], object]) -> None:
+        self._layers_around = layers_around
+        self._added = added
+        self._open: dict[int, int] = {}
+        """Live bytes at the beginning of each open part, by layer."""
+        self._peaks: dict[int, int] = {}
+
+    def begin(self, layer: int, live: int) -> None:
+        """Begin operations of a layer at ``live`` bytes. They interrupt layers that do not contain it."""
+        around = self._layers_around(layer)
+        for interrupted in [known for known in self._open if known not in around]:
+            self._end(interrupted)
+        for containing in around:
+            self._open.setdefault(containing, live)
+            self._peaks.setdefault(containing, live)
+
+    def reach(self, live: int) -> None:
+        """Note the highest number of live bytes since the last operations began."""
+        for layer, peak in self._peaks.items():
+            if live > peak:
+                self._peaks[layer] = live
+
+    def end(self) -> None:
+        """End all open parts."""
+        for layer in list(self._open):
+            self._end(layer)
+
+    def _end(self, layer: int) -> None:
+        self._added(layer, self._peaks.pop(layer) - self._open.pop(layer))

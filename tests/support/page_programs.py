@@ -1,0 +1,199 @@
+"""The code on the documentation's pages, run as a reader would run it.
+
+On a page, in order:
+
+* a block of Python runs in the page's own process; the block of text behind it shows what it prints;
+* a block of Python with a title is a file;
+* a block of console shows commands, and what they print. The ids of runs that a page shows stand for the
+  runs that were recorded, in their order;
+* a block of sh is not run.
+
+Shown lines are among the printed ones, in their order: a page may leave out lines.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from click.testing import CliRunner
+
+from memlog.cli.main import cli
+from support import child, hyco
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(
+    r'^```(python|console|text|sh|yaml)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL
+)
+_ELSEWHERE = ("$ make ", "$ source ", "$ mlflow ui", "$ memlog open", "$ memlog watch", "$ pip ")
+"""Commands of console blocks that a test can't run, or that another test does."""
+_LIMIT_S = 240
+_ID = re.compile(r"\b(?=\w*\d)[a-z0-9]{8}\b")
+"""The id of a run, as pages show it; it has a digit."""
+
+_SHELL = """
+import contextlib, io, json, sys
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(json.loads(line), "page", "exec"), names)
+    print(json.dumps(output.getvalue()), flush=True)
+"""
+
+
+class Step(NamedTuple):
+    """A block of a page: what is run, and the lines that the page shows."""
+
+    kind: str
+    title: str
+    code: str
+    shown: str = ""
+
+
+def steps(page: Path) -> list[Step]:
+    """The blocks of a page that are run, in order."""
+    found: list[Step] = []
+    for language, title, code in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "text":
+            found[-1] = found[-1]._replace(shown=code)
+        elif language == "console":
+            found += _commands(code)
+        elif language == "python":
+            found.append(Step("file" if title else "python", title, code))
+    return found
+
+
+def _commands(block: str) -> Iterator[Step]:
+    for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE):
+        command, _, shown = part.partition("\n")
+        if command.startswith("$ ") and not command.startswith(_ELSEWHERE):
+            yield Step("command", "", command.removeprefix("$ "), shown)
+
+
+class Reader:
+    """Runs a page's steps in a folder, as one reader with one terminal.
+
+    Args:
+        folder: Where the page's files and runs are; also the test's working directory.
+        environment: Variables for the programs that the page runs.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.exit_code = 0
+        self._ids: list[str] = []
+        self._shell: subprocess.Popen[str] | None = None
+
+    def run(self, step: Step) -> str:
+        """Runs a step and returns what it printed, with ``RUN`` for each run's id."""
+        printed = self._run(step)
+        for run in self._runs():
+            printed = printed.replace(run, "RUN")
+        self._ids += [one for one in dict.fromkeys(_ID.findall(step.shown)) if one not in self._ids]
+        return printed
+
+    def _run(self, step: Step) -> str:
+        if step.kind == "file":
+            (self.folder / step.title).write_text(step.code, encoding="utf-8")
+            return ""
+        if step.kind == "python":
+            return self._run_python(step.code)
+        command = step.code
+        for shown, run in zip(self._ids, self._runs(), strict=False):
+            command = command.replace(shown, run)
+        return self._run_command(command)
+
+    def close(self) -> None:
+        """Ends the page's own process."""
+        if self._shell is not None:
+            self._shell.communicate(timeout=_LIMIT_S)
+            self.exit_code = self.exit_code or self._shell.returncode
+
+    def _run_python(self, code: str) -> str:
+        if self._shell is None:
+            self._shell = subprocess.Popen(
+                [sys.executable, "-c", _SHELL],
+                cwd=self.folder,
+                env={**hyco.environment(), **self.environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+            )
+        assert self._shell.stdin is not None
+        assert self._shell.stdout is not None
+        self._shell.stdin.write(json.dumps(code) + "\n")
+        self._shell.stdin.flush()
+        line = self._shell.stdout.readline()
+        assert line, f"this code fails, see above:\n{code}"
+        printed: str = json.loads(line)
+        return printed
+
+    def _run_command(self, command: str) -> str:
+        """Runs a command; the exit code of the last one is kept for ``echo $?``."""
+        words = shlex.split(command, comments=True)
+        if command == "echo $?":
+            code, self.exit_code = self.exit_code, 0
+            return f"{code}\n"
+        assert self.exit_code == 0, f"the command before {command!r} failed"
+        if words[0] == "memlog" and words[1] != "run":
+            return self._run_memlog(words[1:])
+        if words[0] == "cat":
+            return "".join(path.read_text() for path in self.folder.glob(words[1]))
+        return self._run_program(words)
+
+    def _run_memlog(self, arguments: Sequence[str]) -> str:
+        done = CliRunner().invoke(cli, arguments, env={"MEMLOG_DIR": None, "COLUMNS": "110"})
+        self.exit_code = done.exit_code
+        return done.output
+
+    def _run_program(self, words: list[str]) -> str:
+        if words[0] == "memlog":
+            program = child.start_memlog(
+                *(sys.executable if word == "python" else word for word in words[1:]),
+                directory=self.folder,
+                **self.environment,
+            )
+        else:
+            assert words[:2] == ["python", "train.py"]
+            script = (self.folder / words[1]).read_text(encoding="utf-8")
+            program = child.start(script, self.folder, *words[2:], **self.environment)
+        printed, errors = program.communicate(timeout=_LIMIT_S)
+        self.exit_code = program.returncode
+        return printed + errors
+
+    def _runs(self) -> list[str]:
+        """The runs' ids, the oldest first."""
+        folders = self.folder.glob("memlog_runs/*/")
+        return [run.name for run in sorted(folders, key=lambda run: run.stat().st_ctime)]
+
+
+def masked(text: str) -> list[str]:
+    """Lines without what differs between runs and machines: numbers, ids, times, how a peak was obtained."""
+    text = re.sub(r"\b[0-9a-f]{32}\b", "RUN", _ID.sub("RUN", text))
+    text = re.sub(r"/\S*/(?=memlog_runs)", "", text)
+    text = re.sub(r", and reaches the limit of .*? at step [\d,]+( to [\d,]+)?", "", text)
+    text = re.sub(r"\b(exact|watermark \(upper bound\)|sampled \(lower bound\))", "SOURCE", text)
+    text = re.sub(r"[-+\u2212]?\d[\d.,:]*(e-?\d+)?", "#", text)
+    text = re.sub(r"# (B|KiB|MiB|GiB)\b", "# bytes", text)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def missing(shown: str, printed: str) -> list[str]:
+    """Lines that a page shows and that are not among the printed ones, in their order.
+
+    A shown line that ends with an ellipsis is the beginning of a printed one.
+    """
+    rest = iter(masked(printed))
+    return [line for line in masked(shown) if line.strip("…") and not any(map(_fits(line), rest))]
+
+
+def _fits(line: str) -> Callable[[str], bool]:
+    if line.endswith("…"):
+        return lambda printed: printed.startswith(line.rstrip(" …"))
+    return lambda printed: printed == line

@@ -1,0 +1,94 @@
+"""What the site's build adds to mkdocs: missing docstrings, links out of docs/, and the chart."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+griffe = pytest.importorskip("griffe", reason="griffe is not installed: dependency group `docs`")
+
+from docs_site import hooks, overhead_chart  # noqa: E402 - need griffe
+
+ROOT = Path(__file__).parents[3]
+
+
+def mended(text: str, page: str) -> str:
+    return hooks.on_page_markdown(text, page=SimpleNamespace(file=SimpleNamespace(src_uri=page)))
+
+
+def test_everything_public_has_a_docstring() -> None:
+    assert list(hooks.undocumented()) == []
+
+
+def test_a_public_name_without_a_docstring_is_found(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text(
+        '__all__ = ["Known", "unknown"]\n\nclass Known:\n    """Known."""\n'
+        "    def told(self): ...\n    def _own(self): ...\n\ndef unknown(): ...\n"
+    )
+    module = griffe.load("bare", search_paths=[str(tmp_path)])
+    found = [
+        path for name in hooks.exported(module) for path in hooks._undocumented_in(module[name])
+    ]
+    assert found == ["bare.Known.told", "bare.unknown"]
+
+
+def test_a_missing_docstring_fails_a_strict_build(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """mkdocs counts the warnings of its own loggers."""
+    monkeypatch.setattr(hooks, "undocumented", lambda: iter(["memlog.init"]))
+    hooks.on_pre_build()
+    [record] = caplog.records
+    assert record.name.startswith("mkdocs.")
+    assert (record.levelname, record.getMessage()) == ("WARNING", "memlog.init has no docstring")
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "expected"),
+    [
+        ("hyco.md", "../examples/hyco", "project/examples/hyco.md"),
+        ("how-to/a.md", "../../CHANGELOG.md#x", "../project/changelog.md#x"),
+        ("project/contributing.md", "docs/how-it-works.md", "../how-it-works.md"),
+        ("index.md", "https://a.b/c.md", "https://a.b/c.md"),
+        ("wandb.md", "#here", "#here"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(page: str, link: str, expected: str) -> None:
+    assert mended(f"[a]({link})", page) == f"[a]({expected})"
+
+
+def test_a_picture_follows_the_sites_scheme() -> None:
+    picture = '<picture><source srcset="d.svg"><img alt="A" src="l.svg"></picture>'
+    assert mended(picture, "index.md") == "![A](l.svg#only-light)![A](d.svg#only-dark)"
+
+
+def test_the_chart_shows_the_figures_of_the_benchmarks() -> None:
+    """``python -m docs_site.overhead_chart`` draws it anew."""
+    for scheme, colors in overhead_chart.SCHEMES.items():
+        drawn = (ROOT / "docs" / "images" / f"overhead-{scheme}.svg").read_text(encoding="utf-8")
+        assert drawn == overhead_chart.draw(colors)
+    recording, layers = overhead_chart.panels()
+    assert {bar.label for bar in recording.bars} >= {"memlog, MLflow", "wandb.log"}
+    assert {bar.label for bar in layers.bars} >= {"memlog, layers=True", "torch's MemTracker"}
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short_and_begins_with_code() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert len(README.split()) <= 900
+    assert any(line.startswith("```python") for line in lines[:15])
+
+
+def test_the_readmes_links_lead_somewhere() -> None:
+    links = re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:)([^)\"#]+)(#[^)\"]+)?", README)
+    assert len(links) > 20
+    for target, anchor in links:
+        assert (ROOT / target).exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", (ROOT / target).read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\s-]", "", one.lower()).replace(" ", "-") for one in headings}
+            assert anchor[1:] in slugs, target + anchor
