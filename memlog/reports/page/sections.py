@@ -287,7 +287,11 @@ def traced(traces: Sequence[Trace]) -> Element | None:
     ]
     return section(
         "categories", "What the memory is, in the traced steps",
-        el("p", f"Largest at {_step_label(worst)}: {held}. Only tensors are counted."),
+        el(
+            "p",
+            f"Largest at {_step_label(worst)}: {held}. "
+            "Only tensors are counted, without those that earlier steps kept.",
+        ),
         el(
             "figure",
             drawings.stacked_bars(bars, f"{caption}. Largest at {_step_label(worst)}: {held}"),
