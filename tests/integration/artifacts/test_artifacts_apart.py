@@ -19,7 +19,7 @@ TRAINER = """
 
     with memlog.init(["wandb", "mlflow"], project="p", finish_timeout=120) as session:
         session.step()
-        for name, kind in [("r.json", "report"), ("r.json", "config"), ("r.json", "my/kind:x"),
+        for name, kind in [("r.json", "table"), ("r.json", "config"), ("r.json", "my/kind:x"),
                            ("\\u00fc.txt", "file"), ("\\u00f6.txt", "file")]:
             Path("source").write_text(f"{name} {kind}")
             assert session.save_artifact("source", kind, name=name) is not None
@@ -39,20 +39,21 @@ def test_names_and_kinds_are_kept_apart_in_all_three_stores(tmp_path: Path) -> N
             for backend in BACKENDS
             for options in (
                 ("-o", f"of-{backend}"),
-                ("--kind", "report", "-o", f"{backend}-only"),
+                ("--kind", "table", "-o", f"{backend}-only"),
             )
         ]
         child.commands(*pulls, directory=tmp_path, **environment)
     for backend in BACKENDS:
-        contents = sorted(path.read_text() for path in (tmp_path / f"of-{backend}").iterdir())
+        files = [path for path in (tmp_path / f"of-{backend}").iterdir() if path.suffix != ".html"]
+        contents = sorted(path.read_text() for path in files)
         assert contents == sorted(
             [
-                "r.json report",
+                "r.json table",
                 "r.json config",
                 "r.json my/kind:x",
                 "\u00fc.txt file",
                 "\u00f6.txt file",
             ]
         )
-        [report] = (tmp_path / f"{backend}-only").iterdir()
-        assert (report.name, report.read_text()) == ("r.json", "r.json report")
+        [table] = (tmp_path / f"{backend}-only").iterdir()
+        assert (table.name, table.read_text()) == ("r.json", "r.json table")

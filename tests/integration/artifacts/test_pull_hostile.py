@@ -28,7 +28,7 @@ RECORD = """
     with memlog.init("wandb", dir="runs", config={"memlog": {"bind_grace": 0}}) as session:
         session.step()
         Path("good.txt").write_text("good")
-        session.save_artifact("good.txt", "report")
+        session.save_artifact("good.txt", "table")
 """
 
 
@@ -65,7 +65,7 @@ def test_a_wandb_server_that_lists_what_leads_elsewhere(
     tmp_path: Path, server: WandbServer
 ) -> None:
     child.run(RECORD, tmp_path, **server.environment)
-    (artifact,) = (found for found in server.artifacts if found.type == "report")
+    (artifact,) = (found for found in server.artifacts if found.type == "table")
     manifest: dict[str, Any] = json.loads(server.blobs[artifact.manifest])
     entry = manifest["contents"]["good.txt"]
     manifest["contents"] |= dict.fromkeys(HOSTILE_ENTRIES, entry)
@@ -78,7 +78,7 @@ def test_a_wandb_server_that_lists_what_leads_elsewhere(
                     **vars(artifact),
                     "key": f"{artifact.key}{len(server.artifacts)}",
                     "name": f"memlog-x-{len(server.artifacts)}",
-                    "metadata": json.dumps({"memlog_name": name, "memlog_kind": "report"}),
+                    "metadata": json.dumps({"memlog_name": name, "memlog_kind": "table"}),
                 }
             )
         )
@@ -87,7 +87,7 @@ def test_a_wandb_server_that_lists_what_leads_elsewhere(
     print(said)
     assert not OUTSIDE.exists()
     out = tmp_path / "deep" / "here" / "out"
-    assert {path.name for path in out.iterdir()} <= {"good.txt"}
+    assert {path.name for path in out.iterdir()} <= {"good.txt", "report.html"}
     assert "\x1b" not in said
 
 

@@ -67,7 +67,8 @@ def trained(folder: Path, uri: str) -> str:
 def assert_all_is_back(folder: Path, printed: str) -> None:
     assert (folder / "large.bin").read_bytes() == LARGE
     assert json.loads((folder / "peak.speedscope.json").read_text()) == document()
-    assert {path.name for path in folder.iterdir()} == {"large.bin", "peak.speedscope.json"}
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"large.bin", "peak.speedscope.json", "report.html"}
     assert "2.9 MiB" in printed
     assert printed.splitlines()[-1] == f"look at it: memlog open {folder.name}/peak.speedscope.json"
 

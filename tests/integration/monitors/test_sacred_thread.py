@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -60,15 +61,25 @@ FORBIDDEN = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "
 def test_no_network_no_import_no_process_start_in_the_loop(
     tmp_path: Path, arguments: list[str]
 ) -> None:
-    """In the first step a run is joined; only its journal segment is opened."""
+    """In the first step a run is joined; only its journal segment is opened.
+
+    Until memlog's own run in the tracker is known, the file in which the helper process saves it is read
+    once a second.
+    """
     result = json.loads(child.run(TRAINER, tmp_path, *arguments).splitlines()[-1])
     assert [event for event in result["heard"] if event[0].startswith(FORBIDDEN)] == []
     # os.write, the one thing that a step does, has no audit event.
-    opened = [what for event, what in result["heard"] if event == "open"]
+    opened = [what for event, what in result["heard"] if event == "open" and not of_state(what)]
     assert len(opened) == len(arguments)
     assert all("/runs/" in what and "-0002.jsonl" in what for what in opened)
     assert result["threads"] == []
     assert result["modules"] == (["mlflow"] if arguments else [])
+
+
+def of_state(opened: str) -> bool:
+    """Return whether a file is the helper's state or one of its folders, which are opened one by one."""
+    names = ("'delivery',", "'mlflow.json',")
+    return any(name in opened for name in names) or re.search(r"/runs/\w{8}'", opened) is not None
 
 
 STOPPED_HELPER = """

@@ -189,9 +189,17 @@ def test_another_thread_trains_on() -> None:
     thread.join(60)
     step(model, optimizer)
     step(model, optimizer)
-    assert left() == [*torch_optimizers._global_optimizer_pre_hooks.values()]
+    assert [one for one in left() if not of_other_watches(one)] == [
+        *torch_optimizers._global_optimizer_pre_hooks.values()
+    ]
     memlog.finish()
+    assert left() == []
     assert skipped(session) == 1
+
+
+def of_other_watches(hook: Any) -> bool:
+    """Return whether a hook or a warning filter belongs to the search for graphs that nothing uses."""
+    return "UnusedGraphs" in repr(hook) or "global hooks" in str(hook)
 
 
 def test_two_threads_open_one_window(monkeypatch: pytest.MonkeyPatch) -> None:
