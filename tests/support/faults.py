@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from support.mlflow_server import free_port
+
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host"})
 
 
@@ -45,9 +47,8 @@ class Proxy:
         self.target = urlsplit(target)
         self.fault = FINE
         self.hit = 0
-        self._http = self._bound(0)
-        self.port: int = self._http.server_port
-        self._http.server_close()
+        self.port = free_port()
+        self._http: ThreadingHTTPServer | None = None
 
     @property
     def url(self) -> str:
@@ -59,9 +60,10 @@ class Proxy:
 
     def stop(self) -> None:
         """Harmless where it is not up."""
-        if self._http.fileno() != -1:
+        if self._http is not None:
             self._http.shutdown()
             self._http.server_close()
+            self._http = None
 
     def _bound(self, port: int) -> ThreadingHTTPServer:
         proxy = self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import socket
@@ -49,11 +50,19 @@ BOOT_TIMEOUT = 120.0
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """A port on loopback that nobody listens on, and that the system gives to no client meanwhile.
+
+    It lies below the range of ports for clients, and each of pytest's workers has a part of its own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = next(_PORTS) + 1000 * worker
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
+_PORTS = itertools.cycle(range(20_000, 21_000))
 
 
 class MlflowServer:
