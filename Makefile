@@ -14,6 +14,8 @@ PYTEST := $(BIN)/python -m pytest -p no:hydra_pytest -p no:anyio
 # come first (tests/conftest.py), not those of most tests. A worker that crashes ends the run: a single worker
 # that restarts would hang it.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# In `make test` one more than cores: many of its tests wait for a server, and leave a core idle.
+WORKERS = $(shell $(BIN)/python -c 'import os; print(os.cpu_count() + 1)')
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 SETTINGS := pyproject.toml constraints.txt
 OLDEST := .venv-oldest-torch
@@ -34,7 +36,7 @@ demo: $(VENV)/demo.stamp ## train a small GPT and log its memory to MLflow (ARGS
 
 test: $(VENV)/dev.stamp ## everything that must pass: the checks, the wheel, all tests
 	@$(MAKE) -j4 lint types contracts wheel
-	$(PYTEST) $(PARALLEL)
+	$(PYTEST) $(PARALLEL) -n $(WORKERS)
 
 check: $(VENV)/dev.stamp ## the quick part of `make test`, in about a minute
 	@$(MAKE) -j4 lint types contracts unit

@@ -68,15 +68,15 @@ def chromium(*flags: str) -> Iterator[Page]:
     assert path, "this needs Chromium: apt-get install chromium"
     others = _running()
     with sync_playwright() as playwright:
+        drivers = [process for process in _running() if process not in others]
         browser = playwright.chromium.launch(executable_path=path, args=[*CHROMIUM_FLAGS, *flags])
         page = browser.new_page(viewport={"width": 1440, "height": 820})
         page.set_default_timeout(PAGE_TIMEOUT_MS)
         yield page
         browser.close()
     # Playwright's event loop may not live to see that its driver has ended: Python would warn of that.
-    for driver in _running():
-        if driver not in others:
-            driver.wait(timeout=60)
+    for driver in drivers:
+        driver.wait(timeout=60)
 
 
 def _running() -> list["subprocess.Popen[bytes]"]:
