@@ -25,7 +25,7 @@ TRACER_TESTS := tests/unit/tracer tests/unit/trace tests/integration/tracer
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers insight gpu-checks limits test-oldest-torch clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers comparison estimate-bench insight gpu-checks limits test-oldest-torch clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -81,8 +81,16 @@ bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools:
 	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
 	$(BIN)/python -m docs_site.overhead_chart
 
+comparison: $(VENV)/dev.stamp ## memlog beside other tools (ARGS="--python TraceML=…/bin/python …"): writes docs/comparison.md
+	$(BIN)/python -m benchmarks.comparison --write docs/comparison.md $(ARGS)
+
 insight: $(VENV)/dev.stamp ## how well memlog explains growth (an hour; ARGS="--help"): writes docs/insight.md
 	$(BIN)/python -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/insight.md $(ARGS)
+
+# torchvision apart from the environment: its wheel is for CUDA, and transformers would try to import it.
+estimate-bench: $(VENV)/dev.stamp ## how close memlog.estimate is to the allocator: writes into docs/estimates.md
+	$(PIP) --no-deps --target $(VENV)/torchvision --upgrade torchvision==0.28.0
+	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m benchmarks.estimates --write docs/estimates.md $(ARGS)
 
 gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/gpu-checks.md)
 	$(PYTEST) -m gpu

@@ -27,6 +27,7 @@ _LOG = logging.getLogger("mkdocs.hooks.memlog")  # mkdocs counts warnings below 
 PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
     "project/changelog.md": "CHANGELOG.md",
+    "project/integrations.md": "integrations/README.md",
     "project/insight.md": "benchmarks/insight/README.md",
 }
 """Pages made of files outside docs/."""

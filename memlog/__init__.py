@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from memlog._version import __version__
@@ -38,9 +39,11 @@ from memlog.monitors import (
     track_memory,
     watch_loss,
 )
-from memlog.session.session import Session, finish, init, snapshot
+from memlog.session.phases import phase
+from memlog.session.session import Session, current_session, finish, init, snapshot
 
 if TYPE_CHECKING:
+    from memlog.estimates import Estimate, estimate
     from memlog.tracer import LayerMemoryStats, MemoryEvent, MemoryTracer
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "ConfigurationError",
     "DeliveryError",
     "EpochMemoryMonitor",
+    "Estimate",
     "JournalError",
     "LayerMemoryStats",
     "MemlogError",
@@ -65,9 +69,12 @@ __all__ = [
     "UnsafeSnapshotError",
     "UnwritableDirectoryError",
     "__version__",
+    "current_session",
+    "estimate",
     "finish",
     "init",
     "monitor_memory",
+    "phase",
     "snapshot",
     "track_iterations",
     "track_memory",
@@ -75,13 +82,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load the layer tracer on first use, because not every training script traces."""
-    if name not in ("LayerMemoryStats", "MemoryEvent", "MemoryTracer"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from memlog import tracer  # noqa: PLC0415 - see the docstring
+_LOADED_ON_USE = {
+    "Estimate": "memlog.estimates",
+    "LayerMemoryStats": "memlog.tracer",
+    "MemoryEvent": "memlog.tracer",
+    "MemoryTracer": "memlog.tracer",
+    "estimate": "memlog.estimates",
+}
+"""Names whose modules not every training script needs."""
 
-    found = getattr(tracer, name)
+
+def __getattr__(name: str) -> Any:
+    """Load the layer tracer and estimates on first use."""
+    if name not in _LOADED_ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_LOADED_ON_USE[name]), name)
     globals()[name] = found
     return found
 

@@ -2,7 +2,7 @@
 
 ::
 
-    memlog.init()                                   Run
+    memlog.init()                                   Run, Origin
     ├─ for epoch in …:
     │   ├─ for batch in …:
     │   │   ├─ loss = model(x)
@@ -14,6 +14,7 @@
     │   └─ every call of loss_function              Evaluation
     ├─ a watched block or function                  Scope
     ├─ a point recorded by hand                     Recorded
+    ├─ end of a phase of the program                Phase
     ├─ a rule's threshold is crossed                Alert
     ├─ a step was traced                            Trace
     ├─ memory grows, or another cause was found     Finding
@@ -21,6 +22,7 @@
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact
     ├─ read by the helper process                   Sample (about once a second)
+    ├─ of several ranks, read by the first's helper Ranks (every step)
     ├─ memlog's own cost and errors                 Health (every ten seconds)
     memlog.finish()                                 End
 
@@ -97,6 +99,26 @@ class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters")
     values: dict[str, str]
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
+    """Where a run came from, read by the helper process; ``None`` if unknown.
+
+    Trackers get it as parameters of the run.
+    """
+
+    time_us: Int
+    command: str | None
+    """Command line of the trainer's process as in a shell, without secrets."""
+    python: str
+    """Version of Python, such as ``3.11.7``."""
+    host: str
+    git_commit: str | None
+    """Commit of the git repository that contains the working directory."""
+    git_uncommitted_changes: bool | None
+    """True if files of that commit were changed or removed. Files unknown to git do not count."""
+    working_directory: str | None
+    """Working directory relative to the repository's folder; ``.`` for that folder itself."""
+
+
 class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
     """Accelerator that the run uses, published once, before its first reading."""
 
@@ -105,6 +127,9 @@ class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
     product: str | None
     """Product name, such as ``NVIDIA H100 80GB HBM3``."""
     capacity: Int | None
+    """Total bytes; of a MIG instance its own."""
+    uuid: str | None = None
+    """Identity of the device, or of the MIG instance, without a prefix; ``None`` if torch reports none."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
@@ -183,6 +208,29 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
     devices: tuple[DeviceReading, ...] = ()
     step: Int | None = None
     """Last completed step, as in `Scope`."""
+
+
+class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
+    """End of a phase of the program, such as ``rollout``. Peaks are those of the phase."""
+
+    time_us: Int
+    label: str
+    within: tuple[str, ...]
+    """Labels of the phases around it, the outermost first."""
+    duration_us: Int
+    rss: Int | None
+    rss_peak: Int | None
+    rss_peak_source: PeakSource | None
+    devices: tuple[DeviceReading, ...] = ()
+    highest: dict[str, Int] = {}
+    """Most bytes in use that were read in the phase, by ``"host"`` or the device's name: a lower bound of a
+    peak that is not ``exact``. Memory is read at the phase's begin and end, and at those of the phases and
+    steps in it."""
+    error: str | None = None
+    """Type of the exception that ended it."""
+    step: Int | None = None
+    """Last completed step, or the first one if there is none yet. ``None`` if the run has too many labels, as
+    in `Scope`."""
 
 
 OF_FINDING = "memlog: "
@@ -416,6 +464,18 @@ class ChildReading(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of pages that it wrote and shares with no process: not those it has in common since a fork."""
 
 
+class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
+    """Memory in use on a whole device, in bytes."""
+
+    name: str
+    """As in `DeviceReading`."""
+    used: Int
+    """In use by all processes, and by the driver."""
+    other: Int | None = None
+    """``used`` without what this process's caching allocator holds: other processes, CUDA's own context and
+    the libraries' buffers. ``None`` if the allocator's size changed between the last two steps."""
+
+
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """Readings that are too slow for the trainer.
 
@@ -442,6 +502,32 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """Shared memory in the proportional set sizes of these descendants, in bytes."""
     host_limit: Int | None = None
     """Bytes that the trainer's processes may use together: ``cgroup_limit``, or the machine's memory."""
+    devices: tuple[DeviceUse, ...] = ()
+    """Devices that the trainer uses, as far as the driver reports them."""
+
+
+class RankSpread(msgspec.Struct, frozen=True, array_like=True):
+    """One kind of memory over the ranks of a training, in bytes."""
+
+    name: str
+    """``host/rss``, or ``device/`` and a field of `DeviceReading`. A rank's devices are added up."""
+    smallest: Int
+    smallest_rank: Int
+    mean: float
+    largest: Int
+    largest_rank: Int
+
+
+class Ranks(msgspec.Struct, frozen=True, array_like=True, tag="ranks"):
+    """Memory of all ranks of a training at one step, published in the run of rank 0."""
+
+    time_us: Int
+    """When the last of the ranks completed the step, by its own clock."""
+    step: Int
+    reporting: Int
+    """Ranks whose memory is known. The others record nothing, or had ended, or were too late."""
+    world_size: Int
+    spreads: tuple[RankSpread, ...]
 
 
 class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
@@ -472,6 +558,16 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
         return self.steps is not None
 
 
+class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):
+    """End of the trainer's process without an `End`, as the helper process saw it."""
+
+    time_us: Int
+    code: Int | None
+    """Exit code; ``None`` if a signal ended the process, or if it is unknown."""
+    signal: str | None
+    """Name of the signal that ended the process, such as ``SIGKILL``."""
+
+
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """End of a run."""
 
@@ -490,6 +586,7 @@ Event: TypeAlias = (
     | Evaluation
     | Scope
     | Recorded
+    | Phase
     | Alert
     | Artifact
     | Trace
@@ -497,8 +594,11 @@ Event: TypeAlias = (
     | StepInputs
     | OutOfMemory
     | Sample
+    | Ranks
     | Health
+    | Exit
     | End
+    | Origin
 )
 
 EVENT_TYPES: tuple[type[msgspec.Struct], ...] = get_args(Event)
@@ -513,5 +613,7 @@ def field_names() -> dict[str, tuple[str, ...]]:
         TracedLine,
         TensorInput,
         ChildReading,
+        DeviceUse,
+        RankSpread,
     )
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

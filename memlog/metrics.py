@@ -16,7 +16,9 @@ import re
 from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from memlog._internal.units import mib
+import msgspec
+
+from memlog._internal.units import MIB, mib
 from memlog.events import (
     Alert,
     Batch,
@@ -26,7 +28,10 @@ from memlog.events import (
     Event,
     Health,
     Loss,
+    Origin,
     Parameters,
+    Phase,
+    Ranks,
     Recorded,
     Sample,
     Scope,
@@ -47,6 +52,8 @@ _MAX_LABEL = 80
 """Most characters of a label in a metric's name."""
 _UNSAFE_IN_LABEL = re.compile(r"[^A-Za-z0-9_.\-]+")
 
+_STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
+
 PositionT = TypeVar("PositionT")
 
 
@@ -64,7 +71,9 @@ def place(event: Event) -> tuple[Axis, int] | None:
         return "evaluation", event.evaluation
     if isinstance(event, Epoch):
         return "epoch", event.epoch
-    if isinstance(event, (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded)):
+    if isinstance(
+        event, (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
+    ):
         if event.step is not None:
             return "step", event.step
         return _place_without_step(event) if isinstance(event, Alert) else None
@@ -75,6 +84,39 @@ def _place_without_step(event: Alert) -> tuple[Axis, int] | None:
     if event.evaluation is not None:
         return "evaluation", event.evaluation
     return None if event.epoch is None else ("epoch", event.epoch)
+
+
+def in_run(event: Event, offset: int) -> Event | None:
+    """Return an event with its step as a tracker's run counts it.
+
+    Args:
+        event: The event, with the session's step.
+        offset: `memlog.journal.Binding.offset` of the run.
+
+    Returns:
+        The event. If its step lies before the run's first, it has no step, or the first one for a phase.
+        ``None`` for a loss of such a step.
+    """
+    step = getattr(event, "step", None)
+    if not offset or step is None:
+        return event
+    own = step - offset
+    if isinstance(event, Alert):
+        return alert_in_run(event, offset)
+    if own >= 0 or isinstance(event, Phase):
+        return msgspec.structs.replace(event, step=max(own, 0))
+    return None if isinstance(event, (Batch, Loss)) else msgspec.structs.replace(event, step=None)
+
+
+def alert_in_run(alert: Alert, offset: int) -> Alert:
+    """Return an alert as `in_run` does. If its text names steps, it says whose count they are."""
+    if not offset:
+        return alert
+    step = None if alert.step is None or alert.step < offset else alert.step - offset
+    text = alert.text
+    if _STEP_IN_TEXT.search(f"{alert.title} {text}"):
+        text += f" (Steps in this text are the session's: {offset:,} more than in this run.)"
+    return msgspec.structs.replace(alert, step=step, text=text.strip())
 
 
 def values(event: Event, *, older: bool = False) -> Iterator[Value]:
@@ -106,6 +148,19 @@ def sent_values(event: Event, *, older: bool = False) -> Iterator[Value]:
         yield from (value for value in _counts(event) if value.value)
 
 
+def parameters_of(event: Event) -> Parameters | None:
+    """Return the parameters of the run that an event has; ``None`` if it has none."""
+    if isinstance(event, Parameters):
+        return event
+    if isinstance(event, Origin):
+        known = msgspec.structs.asdict(event)
+        time_us = known.pop("time_us")
+        return Parameters(
+            time_us, {name: str(value) for name, value in known.items() if value is not None}
+        )
+    return closing_parameters(event)
+
+
 def closing_parameters(event: Event) -> Parameters | None:
     """Return memlog's own cost and errors over the whole run as parameters; ``None`` before its end."""
     if not isinstance(event, Health) or event.steps is None:
@@ -132,6 +187,9 @@ def _values(event: Event) -> Iterator[Value]:
         yield Value("memory/host/tree_mib", mib(event.tree_pss), "max")
         yield Value("memory/host/available_mib", mib(event.available), "min")
         yield Value("memory/host/cgroup_mib", mib(event.cgroup_used), "max")
+        for device in event.devices:
+            yield Value(f"memory/{device.name}/device_used_mib", mib(device.used), "max")
+            yield Value(f"memory/{device.name}/other_mib", mib(device.other), "max")
     else:
         yield from _others(event)
 
@@ -145,6 +203,10 @@ def _others(event: Event) -> Iterator[Value]:
         yield from _scope(event)
     elif isinstance(event, Recorded):
         yield from _point(event)
+    elif isinstance(event, Ranks):
+        yield from _ranks(event)
+    elif isinstance(event, Phase):
+        yield from _phase(event)
     elif isinstance(event, Trace):
         yield from _trace(event)
         yield from _layers(event)
@@ -176,6 +238,31 @@ def _point(event: Recorded) -> Iterator[Value]:
     for device in event.devices:
         yield Value(f"{at}/{device.name}/allocated_mib", mib(device.allocated), "max")
         yield Value(f"{at}/{device.name}/reserved_mib", mib(device.reserved), "max")
+
+
+def _ranks(event: Ranks) -> Iterator[Value]:
+    yield Value("memory/ranks/reporting", event.reporting, "last")
+    for spread in event.spreads:
+        at = f"memory/ranks/{spread.name}"  # "last" for all: a rank and its memory are of one step
+        yield Value(f"{at}_min_mib", mib(spread.smallest), "last")
+        yield Value(f"{at}_min_rank", spread.smallest_rank, "last")
+        yield Value(f"{at}_mean_mib", spread.mean / MIB, "last")
+        yield Value(f"{at}_max_mib", mib(spread.largest), "last")
+        yield Value(f"{at}_max_rank", spread.largest_rank, "last")
+        if spread.mean:
+            yield Value(f"{at}_imbalance", spread.largest / spread.mean - 1, "last")
+
+
+def _phase(event: Phase) -> Iterator[Value]:
+    """Yield a phase's levels at its end, and the peaks that are known to be its own."""
+    at = f"memory/phase/{safe_label(event.label)}"
+    yield Value(f"{at}/host/rss_mib", mib(event.rss), "max")
+    if event.rss_peak_source == "exact":
+        yield Value(f"{at}/host/rss_peak_mib", mib(event.rss_peak), "max")
+    for device in event.devices:
+        yield Value(f"{at}/{device.name}/allocated_mib", mib(device.allocated), "max")
+        if device.peak_source == "exact":
+            yield Value(f"{at}/{device.name}/peak_mib", mib(device.peak), "max")
 
 
 def safe_label(label: str) -> str:
@@ -259,6 +346,7 @@ class Plan(Generic[PositionT]):
         resolution: ``"bucketed"`` groups steps, ``"full"`` gives every index its own points.
         initial_step: First step of this run.
         older: As in `values`.
+        offset: As in `in_run`.
 
     Attributes:
         open_since: By axis, the position of the first event whose points are not final yet. A new plan that
@@ -266,16 +354,23 @@ class Plan(Generic[PositionT]):
     """
 
     def __init__(
-        self, resolution: Resolution, initial_step: int = 0, *, older: bool = False
+        self,
+        resolution: Resolution,
+        initial_step: int = 0,
+        *,
+        older: bool = False,
+        offset: int = 0,
     ) -> None:
         self._bucketed = resolution == "bucketed"
         self._older = older
+        self._offset = offset
         self._origins: dict[Axis, int] = {"step": initial_step, "evaluation": 0, "epoch": 0}
         self._buckets: dict[Axis, _Bucket[PositionT]] = {}
 
     def feed(self, event: Event, position: PositionT) -> list[Point]:
         """Return the points that became final with ``event``, which is at ``position`` in the journal."""
-        placed = place(event)
+        counted = in_run(event, self._offset)
+        placed = None if counted is None else place(counted)
         if placed is None:
             return []
         axis, index = placed

@@ -161,7 +161,11 @@ class Sink(Protocol):
 
 @runtime_checkable
 class DescribingSink(Protocol):
-    """Sink whose tracker shows a text about a run. Its methods raise what those of `Sink` raise."""
+    """Sink whose tracker shows a text about a run. Its methods raise what those of `Sink` raise.
+
+    If the tracker stores no files, the sink sets an attribute ``has_files`` to False, and the text does not
+    say that they can be fetched.
+    """
 
     def wants_description(self) -> bool:
         """Return True if this sink opened the run, not the user, and nobody has described it."""
@@ -243,6 +247,22 @@ class Backend(Protocol):
 
     def open_store(self, connection: Connection) -> ArtifactStore:
         """Build the reader of the tracker's files, in a process of memlog's own."""
+
+
+@runtime_checkable
+class JoinableBackend(Backend, Protocol):
+    """Backend that completes what a caller of `memlog.Session.join_run` knows of a run."""
+
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
+        """Return a run that a logger holds; ``None`` if memlog can't write to it.
+
+        It takes microseconds and imports nothing. `InProcessBackend.open_in_process` gets the run next.
+
+        Args:
+            run_id: The tracker's own id of the run.
+            uri: Address of the tracker as its client expects it; ``None``: the client's present one.
+            name: Display name; ``None``: unknown.
+        """
 
 
 class Rows(Protocol):

@@ -38,9 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = (
     "integration/delivery/test_outage.py",
     "integration/launch/test_launcher.py",
+    "integration/trainers/test_ray.py",
     "integration/delivery/test_outage_wandb.py",
     "integration/journal/test_crash.py",
     "integration/delivery/test_outage_postgres.py",
+    "integration/trainers/test_transformers.py",
+    "integration/trackio/test_trackio_server.py",
+    "integration/trackio/test_trackio_conformance.py",
     "slow/test_limits.py",
     "integration/_internal/test_secrets.py",
     "slow/test_demo.py",

@@ -49,6 +49,12 @@ class MlflowBackend:
             self._seen.run = seen
         return seen
 
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
+        """Return a run that a logger holds, in the store ``uri``; ``None``: MLflow's present one."""
+        mlflow = _imported_mlflow()
+        address = uri or (None if mlflow is None else mlflow.get_tracking_uri())
+        return TrackerRun(run_id, None if address is None else absolute_uri(address), name)
+
     def connection(self) -> Connection:
         """Return the tracking URI (``None``: MLflow's default) and the client's environment variables."""
         mlflow = _imported_mlflow()

@@ -38,11 +38,22 @@ class WandbBackend:
         run = getattr(sys.modules.get("wandb"), "run", None) or self._only_run()
         if run is None:
             return None
-        if run is not self._run:
-            settings = _settings(run)
-            name = getattr(settings, "run_name", None)
-            self._seen = TrackerRun(str(run.id), address_of(settings), name, link_to(settings))
-            self._run = run
+        return self._seen if run is self._run else self._noted(run)
+
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the open run has both
+        """Return the open run of that id; ``None`` if it is not open in this process."""
+        singleton = getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None)
+        current = getattr(sys.modules.get("wandb"), "run", None)
+        for run in (current, *(getattr(singleton, "_active_runs", None) or ())):
+            if run is not None and str(run.id) == run_id:
+                return self._noted(run)
+        return None
+
+    def _noted(self, run: Any) -> TrackerRun:
+        settings = _settings(run)
+        name = getattr(settings, "run_name", None)
+        self._run = run
+        self._seen = TrackerRun(str(run.id), address_of(settings), name, link_to(settings))
         return self._seen
 
     def _only_run(self) -> Any:

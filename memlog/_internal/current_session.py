@@ -31,15 +31,24 @@ class Publisher(Protocol):
     def publish(self, event: Event) -> None:
         """Put an event on the bus."""
 
-    def claim_steps(self) -> None:
-        """Make the caller the only one that counts steps from now on."""
+    def claim_steps(self, *, only_first: bool = False) -> None:
+        """Make the caller the only one that counts steps from now on.
 
-    def count_step(self) -> tuple[int, Batch | None] | None:
-        """Count a step that has ended.
+        ``only_first``: only if no step was recorded before.
+        """
+
+    def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
+        """Count a step that has ended; ``step``: the caller's own number of it.
 
         Returns:
-            The step's number, and its event if one was published; ``None`` if the session counts no steps.
+            The session's step, and its event if one was published; ``None`` if the session counts no steps.
         """
+
+    def open_phase(self, name: str) -> object | None:
+        """Begin a phase; ``None`` if nothing is recorded."""
+
+    def close_phase(self, phase: object, error: str | None = None) -> None:
+        """End a phase, with the type of the exception that ended it."""
 
     def next_evaluation(self) -> int:
         """Return the number of the next evaluation of a loss function, from 0."""

@@ -3,34 +3,159 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Mapping
+from typing import NamedTuple
 
-_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-"""Variables that torchrun and most other launchers set."""
+import msgspec
+
+_NO_ID = "none"
+"""Id that torchrun gives to every training of which the user names none."""
+_BATCH_STEP = 4_000_000_000
+"""Numbers from here on are steps of SLURM's own, such as the batch script: its process trains no rank."""
+_KUBEFLOW_POD = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Place of a process among the ranks of one training.
+
+    Attributes:
+        rank: Number of the process, from 0.
+        world_size: Number of processes.
+        job: Text that the processes of one training have in common. A later training may have the same.
+        local_rank: Number of the process on its machine; ``None``: unknown.
+        restart: How often the launcher has started the training again.
+    """
+
+    rank: int
+    world_size: int
+    job: str
+    local_rank: int | None = None
+    restart: int = 0
+
+
+class _Launcher(NamedTuple):
+    """Environment variables that a launcher sets for each process."""
+
+    rank: str
+    world_size: str
+    local_rank: str
+    restart: str
+
+
+_LAUNCHERS = (
+    # torchrun, Kubeflow's PyTorchJob, Ray Train, Accelerate, Lightning
+    _Launcher("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"),
+    _Launcher(  # OpenMPI
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", ""
+    ),
+    _Launcher("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_RESTART_COUNT"),
+)
+
+
+def place() -> Place | None:
+    """Return this process's place; ``None`` if it trains alone, or if that is not known yet.
+
+    It comes from the launcher's environment variables, or from torch's process group if one exists.
+    """
+    return place_in(os.environ) or _of_the_process_group()
+
+
+def place_in(environment: Mapping[str, str]) -> Place | None:
+    """Return the place that a launcher's environment variables name; ``None`` if they name none."""
+    for launcher in _LAUNCHERS:
+        rank = _number(environment, launcher.rank)
+        size = _number(environment, launcher.world_size)
+        if (
+            rank is None
+            or size is None
+            or (launcher.rank[0] == "S" and not _in_a_step(environment))
+        ):
+            continue
+        if size < 2 or rank >= size:  # noqa: PLR2004 - one process trains alone
+            return None
+        local, restart = (_number(environment, name) for name in launcher[2:])
+        return Place(rank, size, _job(environment, launcher), local, restart or 0)
+    return None
 
 
 def described() -> dict[str, str]:
     """Return this process's place as parameters: ``rank``, ``local_rank``, ``world_size``, ….
 
-    They come from the launcher's environment variables, or from torch's process group if one exists. The
-    result is empty for a process that trains alone.
+    The result is empty for a process that trains alone.
     """
-    known = {name.lower(): os.environ[name] for name in _VARIABLES if os.environ.get(name)}
-    return known if "rank" in known else {**_of_the_process_group(), **known}
+    found = place()
+    if found is None:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+        values = {name: os.environ.get(name) for name in names} if "RANK" in os.environ else {}
+    else:
+        values = {
+            "rank": str(found.rank),
+            "world_size": str(found.world_size),
+            "local_rank": None if found.local_rank is None else str(found.local_rank),
+            "restart": str(found.restart) if found.restart else None,
+            "TORCHELASTIC_RUN_ID": os.environ.get("TORCHELASTIC_RUN_ID"),
+        }
+    return {name.lower(): value for name, value in values.items() if value}
 
 
 def is_first() -> bool:
     """Return True if this process trains alone or has rank 0."""
-    return described().get("rank", "0") == "0"
+    found = place()
+    return found is None or found.rank == 0
 
 
-def _of_the_process_group() -> dict[str, str]:
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _in_a_step(environment: Mapping[str, str]) -> bool:
+    """Return whether `srun` started this process: a batch script has the variables of a first task, too."""
+    step = _number(environment, "SLURM_STEP_ID")
+    if step is None:
+        step = _number(environment, "SLURM_STEPID")
+    return step is not None and step < _BATCH_STEP
+
+
+def _job(environment: Mapping[str, str], launcher: _Launcher) -> str:
+    """Return what the ranks of one training have in common, from the most to the least certain source."""
+    step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID", "")
+    slurm = f"slurm {environment.get('SLURM_JOB_ID', '')}.{step}"
+    if launcher.rank == "SLURM_PROCID":
+        return slurm
+    if launcher.rank != "RANK":
+        return f"mpi {environment.get('PMIX_NAMESPACE') or _common_parent()}"
+    run_id = environment.get("TORCHELASTIC_RUN_ID", _NO_ID)
+    if run_id != _NO_ID:
+        return f"torchelastic {run_id}"
+    pod = _KUBEFLOW_POD.fullmatch(environment.get("HOSTNAME") or os.uname().nodename)
+    if pod is not None:
+        return f"pod {pod['job']}"
+    if _in_a_step(environment):
+        return slurm
+    return _of_the_rendezvous(environment)
+
+
+def _of_the_rendezvous(environment: Mapping[str, str]) -> str:
+    """Return the address at which the ranks meet; on one machine their parent process if there is none."""
+    port = environment.get("MASTER_PORT")
+    return f"{environment.get('MASTER_ADDR', '')}:{port}" if port else _common_parent()
+
+
+def _common_parent() -> str:
+    return f"process {os.getppid()} on {os.uname().nodename}"
+
+
+def _of_the_process_group() -> Place | None:
+    """Return the place of a process that another one started without variables, as `mp.spawn` does."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     # In a torch built without distributed support the module exists but lacks this function.
     initialized = getattr(distributed, "is_initialized", None)
     if distributed is None or initialized is None or not initialized():
-        return {}
-    return {
-        "rank": str(distributed.get_rank()),
-        "world_size": str(distributed.get_world_size()),
-    }
+        return None
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    if size < 2:  # noqa: PLR2004 - one process trains alone
+        return None
+    return Place(rank, size, _of_the_rendezvous(os.environ))

@@ -64,7 +64,7 @@ def launch() -> Launch | None:
 def defaults() -> dict[str, Any]:
     """Return the options that the launcher was given, as defaults for ``init``.
 
-    A run without a name gets the script's file name. All ranks but the first add their rank to the name.
+    A run without a name gets the script's file name.
 
     Only the first rank opens a run in a tracker. The other ranks get no backend: they join the run that their
     script opens, and write their own journals.
@@ -78,7 +78,6 @@ def defaults() -> dict[str, Any]:
         values.setdefault("name", script)
     if not distributed.is_first():
         values["backends"] = ()
-        values["name"] = f"{values.get('name', '')} rank {distributed.described()['rank']}".strip()
     return values
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from urllib.parse import quote
 
@@ -38,6 +39,10 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 
+# In a command line, such as --api-key s3cret or wandb.api_key=s3cret.
+_SECRET_OPTION = re.compile(
+    r"(?:passw(?:or)?d|passphrase|pwd|secret|key|credentials?|token|auth)$", re.IGNORECASE
+)
 
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 # The patterns end at a blank. In an address with blanks, each blank that \s matches is replaced by a code
@@ -77,6 +82,25 @@ def without_credentials(text: str) -> str:
     for pattern in (_QUERY, _PART, _SETTING, _HEADER):
         text = pattern.sub(r"\g<name>***", text)
     return text
+
+
+def shell_line(arguments: Sequence[str]) -> str:
+    """Return a command's arguments as a shell takes them, without the values of secret options."""
+    shown: list[str] = []
+    is_secret = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        found = _SECRET_OPTION.search(name) is not None
+        if is_secret and not argument.startswith("-"):
+            shown.append("***")
+            is_secret = False
+        elif found and equals:
+            shown.append(f"{shlex.quote(name)}=***")
+            is_secret = False
+        else:
+            shown.append(shlex.quote(without_credentials(bare_address(argument))))
+            is_secret = found and argument.startswith("-")
+    return " ".join(shown).encode("utf-8", "replace").decode()
 
 
 def bare_address(address: str) -> str:

@@ -158,3 +158,21 @@ class Reader:
         """
         if self.next.kind != "end":
             raise self.error(f"the {what} ends here: remove the rest")
+
+
+def read_size(size: str | int) -> int:
+    """Return a size in bytes, from a number of bytes or from text such as ``"80 GiB"``.
+
+    Raises:
+        ConfigurationError: The text can't be read.
+    """
+    if isinstance(size, int):
+        return size
+    reader = Reader(size, "a size")
+    number = reader.take()
+    if number.kind != "number":
+        raise reader.error("write a size such as 80 GiB", number)
+    found = reader.size(number)
+    if reader.next.kind != "end":
+        raise reader.error("write nothing behind the size")
+    return int(found)

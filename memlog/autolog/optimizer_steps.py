@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from memlog._internal.import_hook import ImportWatch
+from memlog.autolog.trainers import TrainerWatch
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
@@ -173,7 +174,7 @@ class _ClockPeriod:
 
 
 class Autolog:
-    """Installation of an `OptimizerClock` in torch, now or when torch is imported.
+    """Installation of an `OptimizerClock` in torch, now or when torch is imported, and of trainers' packages.
 
     Args:
         on_step: Called with the optimizer after each step that counts.
@@ -187,6 +188,7 @@ class Autolog:
         self._handles: list[Any] = []
         self._backward: Callable[[], int] | None = None
         self._watch: ImportWatch | None = None
+        self._trainers = TrainerWatch()
         module = sys.modules.get(OPTIMIZER_MODULE)
         if module is not None and hasattr(module, "register_optimizer_step_post_hook"):
             self._install(module)
@@ -195,6 +197,7 @@ class Autolog:
 
     def remove(self) -> None:
         """Remove all hooks. Calling it again has no effect."""
+        self._trainers.remove()
         if self._watch is not None:
             self._watch.remove()
         for handle in self._handles:

@@ -9,10 +9,20 @@ import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import remember
+from memlog.autolog.run_steps import RunOffsets
 from memlog.delivery.helper.protocol import Bind, Connect, Message
 from memlog.delivery.in_process.writer import InProcessWriter
+from memlog.errors import MemlogError
 from memlog.journal import Binding, JournalWriter, binding_of
-from memlog.sink import DISABLED, Backend, Connection, InProcessBackend, TrackerRun
+from memlog.sink import (
+    DISABLED,
+    Backend,
+    Connection,
+    InProcessBackend,
+    JoinableBackend,
+    TrackerRun,
+    load_backend,
+)
 
 
 @dataclass(eq=False)
@@ -29,11 +39,26 @@ class RunDetector:
     """Called on the publishing thread whenever a writer joins a run."""
     _on_joined: Callable[[str, Binding], object] = lambda *_: None
     """Called on the publishing thread with each run that was joined, and its backend's name."""
-    _bound: dict[str, str] = field(default_factory=dict, init=False)
+    _may_join: Callable[[], bool] = lambda: True
+    """Called when there is a new run. Returns False if another rank's run is the one to join."""
+    _opened_own: Callable[[str], bool] = lambda _: False
+    """Returns, by a backend's name, whether memlog has opened a run of its own there."""
+    joined: bool = field(default=False, init=False)
+    """True if a run was joined since the last step."""
+    _bound: dict[str, TrackerRun] = field(default_factory=dict, init=False)
+    _passed_over: dict[str, str | None] = field(default_factory=dict, init=False)
+    _missing: set[str] = field(default_factory=set, init=False)
     _connections: dict[str, Connection] = field(default_factory=dict, init=False)
 
-    def join_new_runs(self) -> bool:
+    def __post_init__(self) -> None:
+        """Count the steps of each run."""
+        self._offsets = RunOffsets(self._opened_own)
+
+    def join_new_runs(self, next_step: int = 0) -> bool:
         """Join runs that were opened since the last call, in about a microsecond per backend. Never raises.
+
+        Args:
+            next_step: The session's next step.
 
         Returns:
             True if there was one.
@@ -42,11 +67,71 @@ class RunDetector:
         for name, backend in self._backends.items():
             try:
                 run = backend.active_run()
-                if run is not None and self._is_new(name, run):
-                    self._bind(name, run)
+                if run is None or not self._is_new(name, run) or not self._is_wanted(name, run):
+                    continue
+                if self._may_join():
+                    self._bind(name, run, next_step)
                     joined = True
-            except Exception as error:  # noqa: BLE001, PERF203 - a tracker's error must not reach the trainer
+            except Exception as error:  # noqa: BLE001 - a tracker's error must not reach the trainer
                 self._diagnostics.fault(f"looking for a run in {name}", error)
+        return joined
+
+    def join(self, name: str, known: TrackerRun, next_step: int) -> None:
+        """Join a run that a logger holds, until the user opens another one.
+
+        Never raises. If the session was told to use other backends only, nothing happens.
+
+        Args:
+            name: The backend's name.
+            known: What the caller knows of the run.
+            next_step: The session's next step.
+        """
+        if not self._may_join():
+            return
+        with self._diagnostics.contained(f"joining a run in {name}"):
+            backend = self._backends.get(name)
+            if backend is None:
+                self._look_for(name, known)
+                return
+            active = backend.active_run()
+            run = _completed(backend, known)
+            if run is None:
+                self._diagnostics.say_once(
+                    f"join {name} {known.run_id}",
+                    f"{name} run {known.run_id} is not open in this process, so memlog can't join it",
+                )
+                return
+            self._passed_over[name] = None if active is None else active.run_id
+            if self._is_new(name, run):
+                self._bind(name, run, next_step)
+
+    def _look_for(self, name: str, known: TrackerRun) -> None:
+        """Print a line if there is no such backend, or its client is not installed."""
+        if name not in self._missing:
+            self._missing.add(name)
+            try:
+                load_backend(name)
+            except MemlogError as error:
+                self._diagnostics.say_once(
+                    f"join {name}", f"run {known.run_id} is not joined: {error}"
+                )
+
+    def begin_step(self, step: int, number: int | None) -> bool:
+        """Join new runs at a step, and count from it in runs that have no step so far. Never raises.
+
+        Args:
+            step: The session's step.
+            number: The trainer's own number of the step; ``None``: it gave none.
+
+        Returns:
+            True if a run was joined since the last step.
+        """
+        self.join_new_runs(step)
+        for name, run_id, offset in self._offsets.begin_at(step, number):
+            with self._diagnostics.contained("counting the steps of a run"):
+                if self._bound[name].run_id == run_id:
+                    self._point_to(name, self._bound[name], offset)
+        joined, self.joined = self.joined, False
         return joined
 
     def resolve_active_runs(self) -> None:
@@ -70,23 +155,48 @@ class RunDetector:
                     self._tell(Connect(name, connection))
 
     def _is_new(self, name: str, run: TrackerRun) -> bool:
-        if run.run_id != self._bound.get(name):
+        bound = self._bound.get(name)
+        if bound is None or run.run_id != bound.run_id:
             return True
         writer = self._writers.get(name)
         return writer is not None and writer.is_over(run.run_id)
 
-    def _bind(self, name: str, run: TrackerRun) -> None:
-        self._bound[name] = run.run_id
+    def _is_wanted(self, name: str, run: TrackerRun) -> bool:
+        """Return False for the run that was active already when `join` joined another one."""
+        if name not in self._passed_over:
+            return True
+        if run.run_id == self._passed_over[name]:
+            return False
+        del self._passed_over[name]
+        return True
+
+    def _bind(self, name: str, run: TrackerRun, next_step: int) -> None:
+        is_first = name not in self._bound
+        self._bound[name] = run
+        self.joined = True
         self.connect()
         remember(run.uri)
-        binding = binding_of(run)
         writer, backend = self._writers.get(name), self._backends[name]
         if writer is not None and isinstance(backend, InProcessBackend):
-            writer.begin(backend.open_in_process(run), kept=binding.uri != DISABLED)
+            writer.begin(backend.open_in_process(run), kept=binding_of(run).uri != DISABLED)
             self._on_in_process()
-            written = TrackerRun(run.run_id, binding.uri, binding.name)
-            self._tell(Bind(name, written, in_process=True))
-        else:
-            self._tell(Bind(name, msgspec.structs.replace(run, name=binding.name)))
+        offset = self._offsets.joined(name, run.run_id, next_step, is_first=is_first)
+        self._on_joined(name, self._point_to(name, run, offset))
+
+    def _point_to(self, name: str, run: TrackerRun, offset: int) -> Binding:
+        """Let later events belong to a run, here and in the helper process."""
+        binding, writer = binding_of(run, offset), self._writers.get(name)
+        if writer is not None:
+            writer.count_from(run.run_id, offset)
+            run = TrackerRun(run.run_id, binding.uri)
+        run = msgspec.structs.replace(run, name=binding.name)
+        self._tell(Bind(name, run, in_process=writer is not None, offset=offset))
         self._journal.bind(name, binding)
-        self._on_joined(name, binding)
+        return binding
+
+
+def _completed(backend: Backend, known: TrackerRun) -> TrackerRun | None:
+    """Return a run with what its backend knows of it; ``None`` if memlog can't write to it."""
+    if isinstance(backend, JoinableBackend):
+        return backend.run_of(known.run_id, known.uri, known.name)
+    return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ class RunParameters:
     _accelerators: AcceleratorProbe
     _diagnostics: Diagnostics
     _model: Any
+    _before: Callable[[], object]
     _model_size: dict[str, str] = field(default_factory=dict, init=False)
     published: bool = field(default=False, init=False)
 
@@ -37,6 +39,7 @@ class RunParameters:
         """Publish new devices. Once, also publish the parameters and send the clients' connection data."""
         if not self.published:
             self.published = True
+            self._before()
             self._run_detector.connect()
             with self._diagnostics.contained("gathering the run's parameters"):
                 self._bus.publish(Parameters(now_us(), self._values(devices)))

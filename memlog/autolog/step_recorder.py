@@ -11,6 +11,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.run_parameters import RunParameters
+from memlog.autolog.run_steps import TrainerNumbers, checked_number
 from memlog.bus import EventBus
 from memlog.events import Batch, Run, now_us
 from memlog.events import Health as HealthEvent
@@ -34,6 +35,7 @@ class BatchRecorder:
         settings: Which steps to publish, and the first step's number.
         run_detector: Searches for the user's runs before each event.
         model: Its size is recorded once.
+        before_parameters: Called before the run's parameters are published. Must not raise.
 
     Attributes:
         parameters: Publishes the run's parameters and devices.
@@ -48,6 +50,7 @@ class BatchRecorder:
         run_detector: RunDetector,
         diagnostics: Diagnostics,
         model: Any = None,
+        before_parameters: Callable[[], object] = lambda: None,
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -57,11 +60,12 @@ class BatchRecorder:
         self._host = HostProbe(diagnostics)
         self._accelerators = AcceleratorProbe(diagnostics)
         self.parameters = RunParameters(
-            settings, bus, run_detector, self._accelerators, diagnostics, model
+            settings, bus, run_detector, self._accelerators, diagnostics, model, before_parameters
         )
         self.health = HealthReport(bus, journal, diagnostics)
-        self._next = settings.initial_step
-        self._by_hand = False
+        self._next = self._due_from = settings.initial_step
+        self._begun = self._by_hand = self._claimed = False
+        self._numbers = TrainerNumbers()
         self._last: Batch | None = None
         self.after_step: Callable[[int], object] | None = None
         """Called with the number of each completed step. Must not raise."""
@@ -70,36 +74,51 @@ class BatchRecorder:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Record a step of the clock's optimizer. Never raises."""
-        if self._is_forked_copy() or self._by_hand:
-            return
-        if self._next == self._settings.initial_step:
-            with self._diagnostics.contained("looking for the model's device"):
-                self._accelerators.notice(_device_type(optimizer))
-        self._record()
-
-    def step_by_hand(self) -> None:
-        """Record a step that the caller reports. From now on only the caller counts. Never raises."""
         if self._is_forked_copy():
             return
-        # An optimizer may already have recorded the step that the first call reports.
-        recorded = not self._by_hand and self._next > self._settings.initial_step
-        self._by_hand = True
-        if not recorded:
+        if not self._begun:
+            with self._diagnostics.contained("looking for the model's device"):
+                self._accelerators.notice(_device_type(optimizer))
+        if not (self._by_hand or self._claimed):
             self._record()
 
-    def claim(self) -> None:
-        """Let only the caller count the steps, if no step is recorded yet."""
-        if self._next == self._settings.initial_step:
-            self._by_hand = True
+    def step_by_hand(self, number: object = None) -> None:
+        """Record a step that the caller reports. From now on only the caller counts. Never raises.
 
-    def count(self) -> tuple[int, Batch | None] | None:
-        """Do the same as `step_by_hand`, and return the step's number and its event.
+        Args:
+            number: The caller's own number of the step; ``None``: it has none.
+        """
+        if self._is_forked_copy():
+            return
+        own = checked_number(number, self._diagnostics)
+        # An optimizer may already have recorded the step that the first call reports.
+        recorded = not (self._by_hand or self._claimed) and self._begun
+        self._by_hand = self._by_hand or not self._claimed
+        if recorded:
+            if own is not None:
+                self._numbers.recorded(own, self._next - 1)
+            return
+        if own is not None:
+            self._next = self._numbers.step_of(own, self._next)
+        self._record(own)
+
+    def claim(self, *, only_first: bool) -> None:
+        """Let only the caller count the steps until `release`; ``only_first``: if no step is recorded yet."""
+        if not (only_first and self._begun):
+            self._claimed = True
+
+    def release(self) -> None:
+        """Count optimizer steps again, unless steps were reported by hand before `claim`."""
+        self._claimed = False
+
+    def count(self, number: object = None) -> tuple[int, Batch | None] | None:
+        """Do the same as `step_by_hand`, and return the session's step and its event.
 
         The event is ``None`` if none was published for this step.
         """
         if self._is_forked_copy():
             return None
-        self.step_by_hand()
+        self.step_by_hand(number)
         step, last = self._next - 1, self._last
         return step, last if last is not None and last.step == step else None
 
@@ -120,7 +139,17 @@ class BatchRecorder:
     @property
     def last_step(self) -> int | None:
         """Last completed step; ``None`` before the first."""
-        return self._next - 1 if self._next > self._settings.initial_step else None
+        return self._next - 1 if self._begun else None
+
+    @property
+    def last_or_first_step(self) -> int:
+        """Last completed step, or the first one if there is none yet: many phases come before it."""
+        return self._next - 1 if self._begun else self._next
+
+    @property
+    def next_step(self) -> int:
+        """The step that ends next."""
+        return self._next
 
     @property
     def rss_file(self) -> int | None:
@@ -134,19 +163,22 @@ class BatchRecorder:
 
     def warn_if_no_steps(self) -> None:
         """Print a warning if the run has no step, epoch or evaluation."""
-        if self._next == self._settings.initial_step and not self.parameters.published:
+        if not self._begun and not self.parameters.published:
             self._diagnostics.say_once("no_steps", NO_STEPS)
 
     def close(self) -> None:
         """Close the files of the host's memory figures."""
         self._host.close()
 
-    def _record(self) -> None:
+    def _record(self, number: int | None = None) -> None:
         begun = time.perf_counter_ns()
         step = self._next
-        self._next = step + 1
-        due = (step - self._settings.initial_step) % self._settings.every == 0
+        self._next, self._begun, due = step + 1, True, False
         try:
+            if self._run_detector.begin_step(step, number):
+                self._due_from = step
+                self.parameters.published = False  # every run of the user gets them
+            due = (step - self._due_from) % self._settings.every == 0
             if due:
                 self._publish(step)
             if self.after_step is not None:
@@ -169,10 +201,7 @@ class BatchRecorder:
             self.check_helper(ended)
 
     def _publish(self, step: int) -> None:
-        joined = self._run_detector.join_new_runs()
         devices = self._accelerators.read()
-        if joined:
-            self.parameters.published = False  # every run of the user gets them
         self.parameters.publish(devices)
         rss, rss_peak, rss_peak_source = self._host.read()
         self._last = Batch(now_us(), step, rss, rss_peak, rss_peak_source, devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
 from memlog.reports.traced_steps import among
 from memlog.reports.worst_step import read_worst_step
 from memlog.settings import runs_directory
-from memlog.trace.predict import Advice
+from memlog.trace.predict import Advice, Hint
 
 SCHEMA = 1
 
@@ -93,13 +94,20 @@ def _print_hints(console: Console, document: RunAdvice) -> None:
     if not advice.hints:
         console.print(plain(_nothing(advice, held)))
         return
+    print_hints(console, advice.hints)
+
+
+def print_hints(console: Console, hints: Sequence[Hint]) -> None:
+    """Print changes, each with its predicted peak, and the time that it adds if that was measured."""
     rows = table(console)
     rows.add_column("what would help", overflow="fold")
-    rows.add_column("predicted peak", justify="right", no_wrap=True)
-    rows.add_column("saved", justify="right", no_wrap=True)
-    for hint in advice.hints:
+    timed = any(hint.time is not None for hint in hints)
+    for column in ("predicted peak", "saved", *(["added time"] if timed else [])):
+        rows.add_column(column, justify="right", no_wrap=True)
+    for hint in hints:
         saved = f"{format_bytes(hint.saved)}, {hint.share:.0%}"
-        rows.add_row(plain(hint.what.replace("`", "")), format_bytes(hint.peak), saved)
+        time = [] if not timed else ["" if hint.time is None else f"{hint.time:.0%}"]
+        rows.add_row(plain(hint.what.replace("`", "")), format_bytes(hint.peak), saved, *time)
     console.print(rows)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from memlog._internal.units import format_bytes
 from memlog.cli.output import duration, plain, table
-from memlog.reports.schema import Levels, PointFacts, ScopeFacts
+from memlog.reports.phases import known_peak
+from memlog.reports.schema import Levels, PhaseFacts, PointFacts, ScopeFacts
 
 _SHOWN = 50
 """Most labels in a table; the JSON document has more."""
@@ -34,6 +36,24 @@ def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
             source = "" if device.peak_source in {None, "exact"} else f" ({device.peak_source})"
             peak = format_bytes(device.peak_bytes) + source
             made.add_row("", plain(name), "", "", *_changes(device.allocated_change), peak, "")
+    return _with_the_rest(made, len(by_label))
+
+
+def phases(console: Console, by_label: Mapping[str, PhaseFacts]) -> Table:
+    """Return a table with a row for each label's phases, and a row below it for each accelerator."""
+    made = _made(console, ("label", "of", "count", "time", "peak", "made", "errors"))
+    for label, facts in list(by_label.items())[:_SHOWN]:
+        once = (
+            f"{facts.count:,}",
+            duration(facts.duration_s),
+            f"{facts.errors:,}" if facts.errors else "",
+        )
+        title = plain(" > ".join([*facts.within, label]))
+        for name, peak in facts.peaks.items():
+            count, time, errors = once
+            maker = "the run's peak" if peak.made_the_peak else ""
+            made.add_row(title, plain(name), count, time, known_peak(peak), maker, errors)
+            title, once = Text(), ("", "", "")
     return _with_the_rest(made, len(by_label))
 
 

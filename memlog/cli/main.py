@@ -14,6 +14,7 @@ from memlog.cli.advise import advise_run
 from memlog.cli.compare import compare_runs
 from memlog.cli.completion import completion
 from memlog.cli.demo import demo
+from memlog.cli.estimate import estimate_step
 from memlog.cli.open import open_file
 from memlog.cli.options import SETTINGS
 from memlog.cli.output import one_line
@@ -100,6 +101,7 @@ for _command in (
     compare_runs,
     completion,
     demo,
+    estimate_step,
     open_file,
     pull,
     report_run,

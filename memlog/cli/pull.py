@@ -50,7 +50,7 @@ class Source(msgspec.Struct, frozen=True):
 @click.option(
     "--backend",
     shell_complete=complete_backends,
-    help="Fetch from this tracker (mlflow, wandb) rather than from the run's folder.",
+    help="Fetch from this tracker (mlflow, wandb, trackio) rather than from the run's folder.",
 )
 @click.option("--kind", help="Only files of this kind: flamegraph, snapshot, …")
 @click.option(

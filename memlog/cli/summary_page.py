@@ -12,7 +12,7 @@ from rich.text import Text
 
 from memlog._internal.units import format_bytes
 from memlog.cli.addresses import place_of
-from memlog.cli.label_tables import points, scopes
+from memlog.cli.label_tables import phases, points, scopes
 from memlog.cli.output import (
     STATUS_STYLES,
     duration,
@@ -74,10 +74,7 @@ def print_summary(console: Console, summary: Summary) -> None:
         metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
         if metrics:
             _print_section(console, _metrics_heading(axis, metrics), _metrics(console, metrics))
-    if summary.scopes:
-        _print_section(console, "Blocks and functions", scopes(console, summary.scopes))
-    if summary.points:
-        _print_section(console, "Points", points(console, summary.points))
+    _print_labels(console, summary)
     if summary.traced.steps:
         facts = _traced(summary.traced, summary.run.duration_s)
         _print_section(console, "Traced steps", _facts(facts))
@@ -87,6 +84,15 @@ def print_summary(console: Console, summary: Summary) -> None:
         _print_section(console, "Artifacts", _artifacts(console, summary))
     _print_section(console, "Delivery", _deliveries(console, summary))
     _print_section(console, "Health", _facts(_health(summary)))
+
+
+def _print_labels(console: Console, summary: Summary) -> None:
+    if summary.scopes:
+        _print_section(console, "Blocks and functions", scopes(console, summary.scopes))
+    if summary.phases:
+        _print_section(console, "Phases", phases(console, summary.phases))
+    if summary.points:
+        _print_section(console, "Points", points(console, summary.points))
 
 
 def _print_head(console: Console, summary: Summary) -> None:
@@ -302,6 +308,8 @@ def _delivery(console: Console, name: str, delivery: Delivery) -> Text:
         kind = "own run" if run.own else "run"
         title = f" {run.name!r}" if run.name else ""
         text.append(f"\n{kind} ").append(plain(f"{run.id}{title}{place_of(name, run.uri)}"))
+        if run.offset > 0:
+            text.append(f"; its step 0 is step {run.offset:,} here")
     if len(delivery.runs) > _RUNS_SHOWN:
         more = len(delivery.runs) - _RUNS_SHOWN
         text.append("\nand 1 more run" if more == 1 else f"\nand {more:,} more runs")

@@ -17,8 +17,8 @@ from memlog.cli.output import one_line, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError
 from memlog.journal import RunDirectory, find_run, list_runs
+from memlog.ranks.registration import ranks_of
 from memlog.reports.live import LiveRun, LiveState
-from memlog.reports.ranks import ranks_of
 from memlog.settings import runs_directory
 
 _IN_A_TERMINAL = 1.0

@@ -3,6 +3,6 @@
 ``python examples/gpu_memory_profiler.py`` prints it for the UNet of HYCO's documents.
 """
 
-from memlog.tracer.estimate import MemoryEstimate, estimate_memory
+from memlog.estimates.phases_of_a_step import MemoryEstimate, estimate_memory
 
 __all__ = ["MemoryEstimate", "estimate_memory"]

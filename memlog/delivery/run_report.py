@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, Event
-from memlog.journal import RunDirectory
+from memlog.bus import EventBus
+from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, Event, now_us
+from memlog.journal import Binding, JournalWriter, RunDirectory
 
 if TYPE_CHECKING:
     from memlog.reports.page.run_reader import RunReader
@@ -90,3 +93,64 @@ class HelpersReport:
             if artifact is not None:
                 self._publish(artifact)
                 logger.info("made the run's report in %.2f s", time.monotonic() - begun)
+
+
+def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
+    """Make the report of a run in a child process, and return in this one at once.
+
+    The child keeps what this process has locked.
+
+    Args:
+        run: The run, which is over.
+        alerts_fd: Descriptor of the pipe that the trainer's process reads until it is closed.
+
+    Raises:
+        OSError: No process can be started.
+    """
+    if os.fork() != 0:
+        return
+    try:
+        if alerts_fd is not None:
+            os.close(alerts_fd)
+        diagnostics = Diagnostics()
+        # The user may have deleted the folder.
+        if run.path.exists():
+            with diagnostics.contained("making the report"), late_events(run, diagnostics) as bus:
+                HelpersReport(run, bus.publish, diagnostics).publish()
+        logging.shutdown()
+    finally:
+        os._exit(0)
+
+
+@contextmanager
+def late_events(run: RunDirectory, diagnostics: Diagnostics) -> Iterator[EventBus]:
+    """Open a bus for events of a run that is over: a journal file of this process gets them.
+
+    Raises:
+        UnwritableDirectoryError: The run's folder can't be written.
+    """
+    header = run.trainer()
+    journal = JournalWriter(
+        run.path,
+        run=run.id,
+        role="helper",
+        begun_us=header.begun_us if header else now_us(),
+        initial_step=header.initial_step if header else 0,
+        diagnostics=diagnostics,
+    )
+    for backend, binding in _last_bindings(run).items():
+        journal.bind(backend, binding)
+    bus = EventBus(diagnostics)
+    bus.subscribe(journal.append)
+    yield bus
+    journal.close()
+
+
+def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
+    """Return the trackers' runs that the trainer's last events belong to, by backend."""
+    bindings: dict[str, Binding] = {}
+    for file in run.files():
+        if file.process.startswith("trainer"):
+            for header in file.headers():
+                bindings = header.bindings
+    return bindings

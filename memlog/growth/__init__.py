@@ -7,13 +7,14 @@ levels of a window grow throughout; `regime` finds since when they do, how fast,
 
 from memlog.growth.lasting import FEW, Trend, keeps_growing, trend
 from memlog.growth.regime import Growth, find_growth
-from memlog.growth.windows import JOINED, MOST, LevelWindow
+from memlog.growth.windows import JOINED, MOST, LevelScales, LevelWindow
 
 __all__ = [
     "FEW",
     "JOINED",
     "MOST",
     "Growth",
+    "LevelScales",
     "LevelWindow",
     "Trend",
     "find_growth",

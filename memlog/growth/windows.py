@@ -7,6 +7,8 @@ from itertools import islice
 
 MOST = 128
 """Most levels in a window."""
+_SCALES = 3
+"""Windows of a series, each four times as long as the one before: the last covers 2,048 levels."""
 JOINED = 4
 """Levels of a window that become one level of the next, longer window: their lowest."""
 
@@ -51,3 +53,55 @@ class LevelWindow:
         if not self._added or self._added % JOINED:
             return None
         return min(islice(reversed(self.levels), JOINED))
+
+
+class LevelScales:
+    """Windows of one series at several scales, the finest first."""
+
+    __slots__ = ("windows",)
+
+    def __init__(self) -> None:
+        self.windows = tuple(LevelWindow() for _ in range(_SCALES))
+
+    @property
+    def finest(self) -> LevelWindow:
+        """The window that holds each level."""
+        return self.windows[0]
+
+    def clear(self) -> None:
+        """Remove all levels."""
+        for window in self.windows:
+            window.clear()
+
+    def add(self, index: int, level: float) -> list[LevelWindow]:
+        """Add the next level; return the windows that got one."""
+        added = []
+        joined: float | None = level
+        for window in self.windows:
+            if joined is None:
+                break
+            window.add(index, joined)
+            added.append(window)
+            joined = window.joined()
+        return added
+
+    def covering(self, since: int | None, least: int) -> LevelWindow | None:
+        """Return the finest window from ``since`` on; ``None`` if it has fewer than ``least`` levels."""
+        for window in self.windows:
+            if len(window.levels) < least:
+                return None
+            if since is None or len(window.levels) < MOST or window.indexes[0] <= since:
+                return window
+        return None
+
+    def highest_before(self, index: int) -> float | None:
+        """Return the highest level before an index, in the longer windows; ``None`` if there is none."""
+        return max(
+            (
+                level
+                for window in self.windows[1:]
+                for at, level in zip(window.indexes, window.levels, strict=True)
+                if at < index
+            ),
+            default=None,
+        )

@@ -33,7 +33,7 @@ class Follower:
         self._files = self._files or self._run.files()
         for file in self._files:
             position = self._positions.setdefault(file.process, _FilePosition())
-            if everything or _has_grown(file, position.at):
+            if everything or has_grown(file, position.at):
                 yield from self._read(file, position)
 
     def _read(
@@ -57,7 +57,7 @@ class _FilePosition:
         self.target: str | None = None
 
 
-def _has_grown(file: JournalFile, at: Position) -> bool:
+def has_grown(file: JournalFile, at: Position) -> bool:
     """Return True if there may be events after ``at``. It takes two system calls; reading takes thirty."""
     try:
         size = file.path(at.segment).stat().st_size

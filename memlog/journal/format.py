@@ -23,10 +23,10 @@ MAX_OFFSET = 2**62
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that decoding raises for data that memlog did not write."""
 
-Role: TypeAlias = Literal["trainer", "helper"]
+Role: TypeAlias = Literal["trainer", "helper", "ranks"]
 
 _SEGMENT_NAME = re.compile(
-    r"(?P<process>(?:trainer|helper)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
+    r"(?P<process>(?:trainer|helper|ranks)-[0-9]{1,20})-(?P<segment>(?!0000)[0-9]{4}|[1-9][0-9]{4,8})\.jsonl"
 )
 """Matches only names that `segment_name` makes, so that a process and a number identify one file."""
 
@@ -79,13 +79,16 @@ class Binding(msgspec.Struct, frozen=True):
     """The run's name in the tracker when memlog found it."""
     link: str | None = None
     """Address of the run's page in the browser, or else the command that shows the run."""
+    offset: Int = 0
+    """The session's step minus the step in this run: each run has a count of its own. Negative if the run's
+    count is ahead."""
 
 
-def binding_of(run: TrackerRun) -> Binding:
+def binding_of(run: TrackerRun, offset: int = 0) -> Binding:
     """Return a tracker's run as the journal and the saved states store it: without credentials."""
     uri = None if run.uri is None else bare_address(run.uri)
     name = None if not run.name else without_credentials(run.name)[:LONGEST_NAME]
-    return Binding(run.run_id, uri, name, run.link)
+    return Binding(run.run_id, uri, name, run.link, offset)
 
 
 class Compaction(msgspec.Struct, frozen=True):

@@ -11,7 +11,8 @@ import torch
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ElementSizes, Growth, growing
 from memlog.leaks.frame_variables import all_objects
-from memlog.leaks.holder_text import Held, holder_of
+from memlog.leaks.held import Held, with_equals_joined
+from memlog.leaks.holder_text import holder_of
 from memlog.leaks.holders import Holder
 from memlog.leaks.inert_access import is_kind
 from memlog.leaks.live_tensors import LiveTensors
@@ -123,7 +124,7 @@ class HolderReport:
         own += [targets, *targets, graphs, *(target.holders for target in targets)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
-        held = self._with_containers(search, containers, held)
+        held = with_equals_joined(self._with_containers(search, containers, held))
         largest = sorted(held, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS]
         return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
 
@@ -218,7 +219,7 @@ class HolderReport:
         """Return whether what an owner holds may become more with each step."""
         if any(id(one) in self._growing for one in owner.containers):
             return True
-        if any(id(one) in self._known for one in owner.containers):
+        if owner.root.kind != "cycle" and any(id(one) in self._known for one in owner.containers):
             return False  # it held as much before: a ring buffer, or a cache that is full
         return bool(target.nodes) or self._recurs(target.storages.values())
 
@@ -234,6 +235,8 @@ class HolderReport:
         key: object = target.is_gradient
         if owner is not None:
             key = id(owner.container) if owner.container is not None else owner.expression
+            if owner.root.kind == "cycle":
+                key = owner.root
         sizes = {**{key: one.size for key, one in target.storages.items()}, **target.sizes}
         new = {key: size for key, size in sizes.items() if key not in taken}
         taken.update(new)

@@ -5,61 +5,21 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.autograd_graphs import NODE_BYTES
-from memlog.leaks.containers import Growth
+from memlog.leaks.held import Held
 from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.inert_access import is_kind, type_name
 from memlog.leaks.owner_text import Owner
 from memlog.leaks.program_files import program_files
-from memlog.leaks.watched_storages import WatchedStorage
 
 _HOOKS: Final = "hooks"
 _MOSTLY: Final = 0.5
 """Share of the bytes from which on a layer made most of them."""
-
-
-class Held(NamedTuple):
-    """What one owner keeps of the watched iterations.
-
-    Attributes:
-        owner: The owner; ``None`` if unknown.
-        growth: Growth of its container; ``None`` if it has none.
-        iterations: Number of watched iterations.
-        storages: Watched storages by identity.
-        sizes: Sizes of all storages by identity.
-        nodes: Nodes of autograd graphs.
-        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
-        has_graph: True if it keeps autograd graphs.
-        is_gradient: True if parameters' gradients keep them.
-        scalar: True if the kept tensor is a scalar.
-        element_rate: Bytes per step of objects that are not watched tensors.
-        cut_short: True if not all owners were looked for.
-    """
-
-    owner: Owner | None
-    growth: Growth | None
-    iterations: int
-    storages: dict[int, WatchedStorage] = {}  # noqa: RUF012 - never changed
-    sizes: dict[int, int] = {}  # noqa: RUF012 - never changed
-    nodes: int = 0
-    traceback_bytes: int = 0
-    has_graph: bool = False
-    is_gradient: bool = False
-    scalar: bool = False
-    element_rate: float = 0.0
-    cut_short: bool = False
-
-    @property
-    def bytes_per_step(self) -> float:
-        """Bytes that it gains per step."""
-        kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
-        return kept / self.iterations + self.element_rate
 
 
 def holder_of(held: Held, steps: int) -> Holder:
@@ -126,7 +86,12 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     described = f"`{owner.expression}`" if owner.expression else "An object"
     if held.growth is None:
         return f"{described}{place}{at} keeps what earlier steps made."
-    return f"{described}, {owner.kind}{place}{at}, gains {_gain(held, kind, steps)}."
+    containers = (
+        owner.kind
+        if held.containers == 1
+        else f"{held.containers} containers ({type_name(owner.container)})"
+    )
+    return f"{described}, {containers}{place}{at}, gains {_gain(held, kind, steps)}."
 
 
 def _gain(held: Held, kind: HolderKind, steps: int) -> str:

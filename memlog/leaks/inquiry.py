@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SHARE = 0.01
 """Share of the time since the run began that a search may take."""
-_LEAST_SECONDS = 1.5
+_LEAST_SECONDS = 2.5
 """Processor seconds that a search may take in any case: a look at a million objects takes as long."""
 _COUNT_SECONDS = 0.3
 """Processor seconds for adding up the sizes of all tensors."""

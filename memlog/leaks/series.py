@@ -1,9 +1,10 @@
 """One series of memory levels at step ends: decides when its growth is suspected, confirmed or withdrawn.
 
-Growth is *suspected* after a few dozen steps, so that its cause can be looked for. A cache that fills and a
-swing that rises look the same for a while. So growth is *confirmed* only when later levels, which the
-suspicion did not know, continue it for long enough, or when the run ends and it still lasts. The wait is
-the shorter, the sooner memory is full. Otherwise the suspicion is *withdrawn*.
+Growth is *suspected* after a few dozen steps, so that its cause can be looked for. That takes time, so it has
+to be found twice: most warm-ups and caches that fill have ended by then. Larger caches and a swing that rises
+look the same for a while. So growth is *confirmed* only when later levels, which the suspicion did not know,
+continue it for long enough, or when the run ends and it still lasts. All waits are the shorter, the sooner
+memory is full. Otherwise the suspicion is *withdrawn*.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from memlog._internal.units import MIB
-from memlog.growth import MOST, Growth, LevelWindow, find_growth
+from memlog.growth import Growth, LevelScales, LevelWindow, find_growth
 from memlog.leaks.forecast import steps_left
 
 Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 
-_SCALES = 3
-"""Windows, each four times as long as the one before: the last covers 2,048 levels."""
 _SHARE = 0.02 / 100
 """Share of the level by which it has to grow per step to matter: 2 % in 100 steps."""
 _ENOUGH = MIB / 2
@@ -35,6 +34,8 @@ LARGER = 2.0
 """Factor over the rate reported last from which growth is reported again."""
 _SHORT = 4
 """Fewest levels of a series that ended early."""
+_AGAIN = 16
+"""Steps after which growth has to be found again to be suspected."""
 _WAIT = (64, 256)
 """Fewest and most further levels' steps until growth is confirmed."""
 
@@ -54,14 +55,25 @@ class SeriesWatch:
         least: Fewest levels by which growth is judged.
     """
 
-    __slots__ = ("_due", "_floor", "_least", "_pending", "_reported", "_windows", "free")
+    __slots__ = (
+        "_due",
+        "_floor",
+        "_found",
+        "_found_at",
+        "_is_told",
+        "_least",
+        "_levels",
+        "_reported",
+        "free",
+    )
 
     def __init__(self, floor: float, least: int = 24) -> None:
         self._floor = floor
         self._least = least
-        self._windows = [LevelWindow() for _ in range(_SCALES)]
-        self._pending: Growth | None = None
-        self._due = 0
+        self._levels = LevelScales()
+        self._found: Growth | None = None
+        self._found_at = self._due = 0
+        self._is_told = False
         self._reported = 0.0
         self.free: float | None = None
         """Bytes left until the limit, when last known; ``None`` if unknown."""
@@ -69,52 +81,48 @@ class SeriesWatch:
     @property
     def pending(self) -> Growth | None:
         """Growth that is suspected and not yet confirmed."""
-        return self._pending
+        return self._found if self._is_told else None
 
     @property
     def read(self) -> int:
         """Number of newest levels that are kept."""
-        return len(self._windows[0].levels)
+        return len(self._levels.finest.levels)
 
     def take(self, step: int, level: float) -> News | None:
         """Take the level at the end of a step; return what changed."""
-        finest = self._windows[0]
+        finest = self._levels.finest
         if finest.indexes and step <= finest.indexes[-1]:
             if step == finest.indexes[-1]:
                 finest.lower(level)
                 return None
-            self.clear()  # the steps are counted anew
-        joined: float | None = level
-        grown: Growth | None = None
-        for window in self._windows:
-            if joined is None:
-                break
-            window.add(step, joined)
-            if grown is None and self._pending is None and self._is_due(window):
-                grown = self._judge(window)
-            joined = window.joined()
-        if self._pending is not None:
-            return self._decide(step) if step >= self._due else None
-        return None if grown is None else self._suspect(grown, step)
+            self._levels.clear()  # the steps are counted anew
+        added = self._levels.add(step, level)
+        if self._found is None:
+            grown = (self._judge(window) for window in added if _is_due(window, self._least))
+            growth = next((one for one in grown if one is not None), None)
+            if growth is not None:
+                self._begin(growth, step)
+        if self._found is None or step < self._due:
+            return None
+        return self._decide(step, self._found) if self._is_told else self._suspect(self._found)
 
     def end(self) -> News | None:
         """Judge a last time, because no more levels come: return growth that lasts until now."""
-        suspected = self._pending
-        found = self._confirmable()
-        self._pending = None
+        suspected, self._is_told = self.pending, False
+        found, self._found = self._growth_since(self._found), None
         if found is None or (suspected is not None and not _continues(found, suspected)):
             return None if suspected is None else News("withdrawn", suspected)
         return self._confirmed(found, suspected)
 
     def short_growth(self) -> Growth | None:
         """Return the growth of a series with few levels, each of which is clearly above the one before."""
-        window = self._windows[0]
+        window = self._levels.finest
         held = len(window.levels)
         if not _SHORT <= held < self._least:
             return None
         since, level = window.indexes[0], window.levels[-1]
         total, span = level - window.levels[0], window.indexes[-1] - since
-        wanted = self._wanted(level)
+        wanted = _wanted(level, self.free)
         rates = [
             (after - before) / (end - begin)
             for (begin, before), (end, after) in pairwise(
@@ -127,86 +135,55 @@ class SeriesWatch:
 
     def drop(self) -> None:
         """Withdraw the suspicion: something else explains the growth so far."""
-        self._pending = None
-        self.clear()
+        self._found, self._is_told = None, False
+        self._levels.clear()
 
     def wait_on(self, growth: Growth) -> None:
         """Take confirmed growth as suspected again, to be confirmed by later levels."""
-        self._pending, self._reported = growth, 0.0
-        self.delay()
+        self._reported = 0.0
+        self._begin(growth, self._levels.finest.indexes[-1], is_told=True)
 
-    def clear(self) -> None:
-        """Remove all levels."""
-        for window in self._windows:
-            window.clear()
-
-    def _is_due(self, window: LevelWindow) -> bool:
-        """Return True if a window has enough new levels, and they are above older ones."""
-        levels = window.levels
-        held = len(levels)
-        if held < self._least or window.unseen < max(held // _PART, _NEW):
-            return False
-        window.unseen = 0
-        return levels[-1] > levels[-self._least]
+    def delay(self) -> None:
+        """Choose the wait for further levels anew, by the memory that is left now."""
+        if self._found is not None:
+            self._due = self._found_at + _wait(self._found, self.free, self._is_told)
 
     def _judge(self, window: LevelWindow) -> Growth | None:
         """Return the growth of a window's newest regime, if it matters and is news."""
         level = window.levels[-1]
-        wanted = max(self._wanted(level), LARGER * self._reported)
+        wanted = max(_wanted(level, self.free), LARGER * self._reported)
         found = find_growth(list(window.indexes), list(window.levels), wanted, self._least)
-        if found is None or found.total < self._floor or self._was_there(found):
+        if found is None or found.total < self._floor:
             return None
-        return found
+        before = self._levels.highest_before(found.since)
+        # If the level was as high before the growth began, it is a swing that rises again.
+        return None if before is not None and before > found.level - found.total / 4 else found
 
-    def _wanted(self, level: float) -> float:
-        """Return the least growth per step that matters."""
-        wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
-        return wanted if self.free is None else min(wanted, max(self.free / _SOON, 1.0))
+    def _begin(self, growth: Growth, step: int, *, is_told: bool = False) -> None:
+        self._found, self._found_at, self._is_told = growth, step, is_told
+        self._due = step + _wait(growth, self.free, is_told)
 
-    def _was_there(self, growth: Growth) -> bool:
-        """Return True if the level was as high before the growth began: a swing that rises again."""
-        for window in self._windows[1:]:
-            before = [
-                level
-                for index, level in zip(window.indexes, window.levels, strict=True)
-                if index < growth.since
-            ]
-            if before and max(before) > growth.level - growth.total / 4:
-                return True
-        return False
+    def _suspect(self, before: Growth) -> News | None:
+        """Judge growth that was found once by all levels since it began."""
+        found = self._growth_since(before)
+        self._found = found if found is not None and _continues(found, before) else None
+        if self._found is None:
+            return None
+        self._is_told = True
+        self.delay()
+        return News("suspected", self._found)
 
-    def _suspect(self, growth: Growth, step: int) -> News:
-        self._pending = growth
-        self._due = step + self._wait(growth)
-        return News("suspected", growth)
-
-    def delay(self) -> None:
-        """Choose the wait for further levels anew, by the memory that is left now."""
-        if self._pending is not None:
-            self._due = self._windows[0].indexes[-1] + self._wait(self._pending)
-
-    def _wait(self, growth: Growth) -> int:
-        fewest, most = _WAIT
-        if self.free is None:
-            return most // 2
-        soonest, _ = steps_left(growth, self.free)
-        return int(min(max(soonest / 8, fewest), most, max(soonest / 4, _NEW)))
-
-    def _decide(self, step: int) -> News | None:
+    def _decide(self, step: int, suspected: Growth) -> News | None:
         """Judge a suspicion by all levels since it began."""
-        suspected = self._pending
-        found = self._confirmable()
-        if suspected is None:
-            return None
-        if found is None or not _continues(found, suspected):
-            self._pending = None
-            return News("withdrawn", suspected)
-        if found.since > self._windows[0].indexes[-1] - (step - suspected.since) // 2:
-            self._pending = found  # a new regime, which has to last, too
-            self._due = step + self._wait(found)
-            return None
-        self._pending = None
-        return self._confirmed(found, suspected)
+        found = self._growth_since(suspected)
+        if found is not None and _continues(found, suspected):
+            if found.since > step - (step - suspected.since) // 2:
+                self._begin(found, step, is_told=True)  # a new regime, which has to last, too
+                return None
+            self._found, self._is_told = None, False
+            return self._confirmed(found, suspected)
+        self._found, self._is_told = None, False
+        return News("withdrawn", suspected)
 
     def _confirmed(self, found: Growth, suspected: Growth | None) -> News:
         self._reported = found.rate
@@ -214,16 +191,35 @@ class SeriesWatch:
             found = found._replace(since=min(found.since, suspected.since))
         return News("confirmed", found)
 
-    def _confirmable(self) -> Growth | None:
-        """Return the growth in the finest window that covers what is suspected; ``None``: no growth."""
-        since = None if self._pending is None else self._pending.since
-        for window in self._windows:
-            if len(window.levels) < self._least:
-                break
-            whole = len(window.levels) < MOST
-            if since is None or whole or window.indexes[0] <= since:
-                return self._judge(window)
-        return None
+    def _growth_since(self, growth: Growth | None) -> Growth | None:
+        """Return the growth in the finest window that covers a known one; ``None``: no growth."""
+        window = self._levels.covering(None if growth is None else growth.since, self._least)
+        return None if window is None else self._judge(window)
+
+
+def _wanted(level: float, free: float | None) -> float:
+    """Return the least growth per step that matters."""
+    wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
+    return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
+
+
+def _wait(growth: Growth, free: float | None, is_suspected: bool) -> int:
+    """Return for how many steps growth has to last until it is suspected, or then confirmed."""
+    fewest, most = _WAIT if is_suspected else (0, _AGAIN)
+    if free is None:
+        return most // 2 if is_suspected else most
+    soonest, _ = steps_left(growth, free)
+    return int(min(max(soonest / 8, fewest), most, max(soonest / 4, _NEW)))
+
+
+def _is_due(window: LevelWindow, least: int) -> bool:
+    """Return True if a window has enough new levels, and they are above older ones."""
+    levels = window.levels
+    held = len(levels)
+    if held < least or window.unseen < max(held // _PART, _NEW):
+        return False
+    window.unseen = 0
+    return levels[-1] > levels[-least]
 
 
 def _continues(found: Growth, suspected: Growth) -> bool:

@@ -12,7 +12,6 @@ such if all of this is true:
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
@@ -56,9 +55,13 @@ _base: Any = torch._C.TensorBase
 
 
 class _Gradient(NamedTuple):
-    """A gradient at the end of a step."""
+    """A gradient at the end of a step.
 
-    parameter: weakref.ref[Any]
+    Of the parameter only the identity is kept: ``torch.utils.swap_tensors``, with which modules may be
+    converted to another type or device, refuses tensors that have weak references.
+    """
+
+    parameter: int
     storage: int
     version: int
     size: int
@@ -168,8 +171,11 @@ class UnownedGradients:
     def _finding(self, step: int) -> Finding:
         largest = sorted(self._gradients.values(), key=lambda one: -one.size)
         size = sum(one.size for one in largest)
-        parameters = [one.parameter() for one in largest[:_NAMED]]
-        name, place = _name([one for one in parameters if one is not None])
+        wanted = {one.parameter for one in largest[:_NAMED]}
+        budget = TimeBudget(_SECONDS)
+        with budget.running():
+            parameters, _ = _parameters_and_optimizers(budget)
+        name, place = _name([one for one in parameters if id(one) in wanted])
         what = f"Parameters of `{name}`{place}" if name else "Parameters"
         return Finding(
             time_us=now_us(),
@@ -202,22 +208,24 @@ def _remedy(name: str) -> str:
 
 def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
     """Return the gradients of parameters that no optimizer owns by their storage, and the bytes of all."""
-    parameters: list[Any] = []
-    owned: set[int] = set()
-    kinds = KindTable(_kind)
-    objects = all_objects()
     with budget.running():
-        for batch in budget.batches(objects, _BATCH):
-            for one, kind in kinds.select(batch):
-                if kind == "parameter":
-                    parameters.append(one)
-                else:
-                    owned.update(map(id, _parameters_of(one)))
-        found = {id(one): gradient for one in parameters if (gradient := _gradient_of(one))}
-        size = sum(one.size for one in found.values())
+        parameters, optimizers = _parameters_and_optimizers(budget)
+        owned = {id(one) for optimizer in optimizers for one in _parameters_of(optimizer)}
+        found = [gradient for one in parameters if (gradient := _gradient_of(one))]
+        size = sum(one.size for one in found)
         if budget.spent:
             return {}, size
-    return {one.storage: one for key, one in found.items() if key not in owned}, size
+    return {one.storage: one for one in found if one.parameter not in owned}, size
+
+
+def _parameters_and_optimizers(budget: TimeBudget) -> tuple[list[Any], list[Any]]:
+    """Return all parameters and all optimizers of the process."""
+    found: dict[str, list[Any]] = {"parameter": [], "optimizer": []}
+    kinds = KindTable(_kind)
+    for batch in budget.batches(all_objects(), _BATCH):
+        for one, kind in kinds.select(batch):
+            found[kind].append(one)
+    return found["parameter"], found["optimizer"]
 
 
 def _kind(kind: type) -> str | None:
@@ -241,17 +249,22 @@ def _gradient_of(parameter: Any) -> _Gradient | None:
     if not storage:
         return None
     size = _base.untyped_storage(gradient).nbytes()
-    return _Gradient(weakref.ref(parameter), storage, _base._version.__get__(gradient), size)
+    return _Gradient(id(parameter), storage, _base._version.__get__(gradient), size)
 
 
 def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
     """Return those gradients that are the same tensors and were added to, at most so many times."""
+    budget = TimeBudget(_SECONDS)
+    with budget.running():
+        parameters, _ = _parameters_and_optimizers(budget)
+    known = {one.parameter for one in gradients.values()}
     found = {}
-    for key, before in gradients.items():
-        parameter = before.parameter()
-        now = None if parameter is None else _gradient_of(parameter)
-        if now and now.storage == key and 0 < now.version - before.version <= most:
-            found[key] = now
+    for now in [_gradient_of(one) for one in parameters if id(one) in known]:
+        before = None if now is None else gradients.get(now.storage)
+        if now is None or before is None or before.parameter != now.parameter:
+            continue
+        if 0 < now.version - before.version <= most:
+            found[now.storage] = now
     return found
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from torch.nn.modules.module import (
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog.leaks.backward_passes import BACKWARD_PASSES
 from memlog.leaks.inert_access import instance_dict, values_in
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
@@ -25,6 +25,7 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
 from memlog.tracer.engines.cpu.dispatch_mode import NEW, RESIZED, RESULT, ObservingMode, kind_of
+from memlog.tracer.hooks.backward_passes import BACKWARD_PASSES
 from memlog.tracer.hooks.deferred_removal import remove_when_possible
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
 from memlog.tracer.tensor_storages import is_wrapper
@@ -90,7 +91,25 @@ class WatchedStorage(NamedTuple):
 
 
 class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's base has no types
-    """Mode that shows the results and the arguments of each operation, and measures no workspace."""
+    """Mode that shows the results and the arguments of each operation, and measures no workspace.
+
+    Backward passes run without it: torch computes some derivatives in another way while any dispatch mode is
+    active (``isTensorSubclassLike`` in its sources). The last bits of some then differ.
+    """
+
+    def begin(self) -> None:
+        """Put the mode on top of this thread's stack."""
+        BACKWARD_PASSES.add(self)
+        super().begin()
+
+    def during_backward(self, outputs: Sequence[Any]) -> AbstractContextManager[None]:
+        """Return a context without the mode."""
+        del outputs
+        return torch_private.without_mode(self)
+
+    def _removed_from_stack(self) -> None:
+        super()._removed_from_stack()
+        BACKWARD_PASSES.remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         observer = self._observer
@@ -166,7 +185,6 @@ class StorageWatch:
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
         self._stack.begin()
-        BACKWARD_PASSES.add(self._mode)
         self._mode.begin()
 
     @property
@@ -188,7 +206,6 @@ class StorageWatch:
             while self._handles:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
-            BACKWARD_PASSES.remove(self._mode)
             self._stack.close()
             remove_when_possible(self)
 

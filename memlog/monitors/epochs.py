@@ -86,7 +86,7 @@ class EpochMemoryMonitor:
         """Claim the steps of the running session, once, and return the session."""
         session = _publishing.session()
         if session is not None and session is not self._claimed:
-            session.claim_steps()
+            session.claim_steps(only_first=True)
             self._claimed = session
         return session
 

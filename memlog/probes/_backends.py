@@ -26,10 +26,11 @@ class DeviceFigures(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Product name of a device, and its capacity in bytes."""
+    """Product name of a device, its capacity in bytes, and its identity."""
 
     product: str | None = None
     capacity: int | None = None
+    uuid: str | None = None
 
 
 LOOK_EVERY_S = 5.0
@@ -100,9 +101,12 @@ class AcceleratorBackend:
         return parse_flat(getattr(torch, self.kind).memory_stats(index))
 
     def describe(self, torch: Any, index: int, /) -> Description:
-        """Return the product name and capacity of a device."""
+        """Return the product name, capacity and identity of a device; of a MIG instance its own."""
         properties = getattr(torch, self.kind).get_device_properties(index)
-        return Description(properties.name, properties.total_memory)
+        uuid = getattr(properties, "uuid", None)
+        return Description(
+            properties.name, properties.total_memory, None if uuid is None else str(uuid)
+        )
 
 
 class CudaBackend(AcceleratorBackend):

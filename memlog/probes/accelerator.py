@@ -109,7 +109,7 @@ class _DevicesOfAKind:
         name, description = self._name(index), Description()
         with self._diagnostics.contained(f"describing {name}"):
             description = self.backend.describe(torch, index)
-        return Device(now_us(), name, description.product, description.capacity)
+        return Device(now_us(), name, *description)
 
     def _candidates(self, torch: Any) -> Iterable[int]:
         """Return the devices to read.

@@ -15,15 +15,19 @@ from memlog.events import (
     Event,
     Health,
     Loss,
+    Origin,
     Parameters,
+    Phase,
     Recorded,
     Run,
     Scope,
     StepInputs,
 )
 from memlog.journal import Binding, Entry, Header
+from memlog.metrics import parameters_of
 from memlog.reports.aggregates import MAX_NAMES, MetricFold, PeakFold
 from memlog.reports.labels import LabelFold
+from memlog.reports.phases import PhaseFold
 from memlog.reports.traced_steps import TraceFold
 from memlog.reports.verdict_fold import VerdictFold
 
@@ -64,6 +68,7 @@ class Accumulator:
         self.metrics = MetricFold()
         self.peaks = PeakFold()
         self.labels = LabelFold()
+        self.phases = PhaseFold()
         self.traces = TraceFold()
         self.verdict = VerdictFold()
         self.largest_step: StepInputs | None = None
@@ -107,7 +112,9 @@ class Accumulator:
         if isinstance(event, (Batch, Loss, Epoch, Health)):
             self._count_steps(event.step)
         if isinstance(event, Health):
-            covered = 0 if event.step is None else event.step + 1 - entry.header.initial_step
+            covered = event.steps  # a trainer's numbers may leave steps out
+            if covered is None:
+                covered = 0 if event.step is None else event.step + 1 - entry.header.initial_step
             self.health[process] = event, covered
         elif isinstance(event, StepInputs):
             self.largest_step = event
@@ -117,7 +124,8 @@ class Accumulator:
     def _take_header(self, header: Header) -> None:
         self._header, self._has_older_names = header, header.has_older_names
         for backend, binding in header.bindings.items():
-            self.bindings.setdefault(backend, {}).setdefault(binding.run_id, binding)
+            # The newest: a trainer's first number in a run can change its offset.
+            self.bindings.setdefault(backend, {})[binding.run_id] = binding
 
     def _count_steps(self, step: int | None) -> None:
         if step is not None and step > self.last_step:
@@ -131,17 +139,24 @@ class Accumulator:
         elif isinstance(event, Device):
             self._keep(self.devices, "devices", event.name, event)
             self.peaks.expect(event.name)
-        elif isinstance(event, Parameters):
-            for name, value in event.values.items():
+        elif isinstance(event, (Parameters, Origin)):
+            found = parameters_of(event)
+            for name, value in found.values.items() if found else ():
                 self._keep(self.parameters, "parameters", name, value)
         elif isinstance(event, Alert):
             self._list(self.alerts, "alerts", event)
         elif isinstance(event, Artifact):
             self._replace(event)
-        elif isinstance(event, Scope):
+        else:
+            self._note_label(event)
+
+    def _note_label(self, event: Event) -> None:
+        if isinstance(event, Scope):
             self.labels.take_scope(event)
         elif isinstance(event, Recorded):
             self.labels.take_point(event)
+        elif isinstance(event, Phase):
+            self.phases.take(event)
 
     @property
     def artifacts(self) -> list[Artifact]:

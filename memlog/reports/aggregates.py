@@ -11,6 +11,7 @@ from memlog.events import (
     Evaluation,
     Event,
     PeakSource,
+    Phase,
     Recorded,
     Sample,
 )
@@ -137,12 +138,15 @@ class PeakFold:
             step = event.step if isinstance(event, Recorded) else None
             self._offer(HOST, event.rss, "sampled", step, evaluation)
             self._devices(event.devices, step, evaluation)
+        elif isinstance(event, Phase):
+            self._host(event)
+            self._devices(event.devices, event.step, None)
 
     def summary(self) -> dict[str, Peak]:
         """Return the peaks of all kinds, by name."""
         return dict(sorted(self._peaks.items()))
 
-    def _host(self, event: Batch | Epoch) -> None:
+    def _host(self, event: Batch | Epoch | Phase) -> None:
         if event.rss_peak is None:
             self._offer(HOST, event.rss, "sampled", event.step)
         else:

@@ -22,12 +22,13 @@ _MAX_TEXT = 300
 """Most characters of a row's text: names come from the user's program."""
 
 
-def description(run: RunDirectory, backend: str) -> str:
+def description(run: RunDirectory, backend: str, *, has_files: bool = True) -> str:
     """Return the description of a run that is over, short enough for a tracker's text field.
 
     Args:
         run: The run.
         backend: Name of the tracker's backend.
+        has_files: Whether the tracker has the run's files.
     """
     summary, traced = summarize(run), None
     with suppress(TraceNotFoundError, OSError):
@@ -47,8 +48,7 @@ def description(run: RunDirectory, backend: str) -> str:
             "```",
             *_commands(run, has_graph=traced is not None),
             "```",
-            "",
-            f"On another machine, `{elsewhere}` fetches its files.",
+            *(["", f"On another machine, `{elsewhere}` fetches its files."] if has_files else []),
         ]
     )
 

@@ -7,8 +7,21 @@ from collections.abc import Iterable
 
 import msgspec
 
-from memlog.events import Artifact, Batch, End, Finding, OutOfMemory, Sample, StepInputs, Trace
+from memlog._internal.distributed import Place
+from memlog.events import (
+    Artifact,
+    Batch,
+    End,
+    Exit,
+    Finding,
+    OutOfMemory,
+    Sample,
+    StepInputs,
+    Trace,
+)
 from memlog.journal import Entry, RunDirectory
+from memlog.ranks.ends import Failure
+from memlog.ranks.registration import registration_of
 
 REPORT = "postmortem"
 """Kind of the artifact that explains a run's end."""
@@ -47,6 +60,12 @@ class LastMoments(msgspec.Struct):
     """The newest traced step, if it ended."""
     traced_steps: list[int] = []
     """Numbers of the newest traced steps, at most `_STEPS`."""
+    exit: Exit | None = None
+    """How the process ended, as the helper process saw it; ``None``: unknown."""
+    place: Place | None = None
+    """Place among the ranks that train together; ``None``: the run trained alone."""
+    failed_with: Failure | None = None
+    """How the training of all ranks ended; ``None``: unknown. Only rank 0's helper process knows it."""
     reported: bool = False
     """True if the journal already has a report on the run's end."""
 
@@ -64,6 +83,8 @@ class LastMoments(msgspec.Struct):
 def last_moments(run: RunDirectory) -> LastMoments:
     """Read a run's journal."""
     moments = LastMoments(run.command("open"))
+    registration = registration_of(run)
+    moments.place = None if registration is None else registration.place
     steps: deque[Batch] = deque(maxlen=_STEPS)
     samples: deque[Sample] = deque(maxlen=_SAMPLES)
     for file in run.files():
@@ -108,6 +129,8 @@ def _note(moments: LastMoments, event: object) -> None:
         moments.largest = event
     elif isinstance(event, End):
         moments.end = event
+    elif isinstance(event, Exit):
+        moments.exit = event
     elif isinstance(event, Artifact):
         moments.reported |= event.kind == REPORT
         if event.kind in _MEMORY_KINDS and event.name not in moments.files:

@@ -17,6 +17,7 @@ from memlog.reports.final_state import LastMoments
 from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.largest_step import of_the_end
 from memlog.reports.oom_diagnosis import Suspicion, Witness, suspect
+from memlog.reports.rank_end import sentences_of_rank, title_of_rank
 from memlog.reports.step_ranking import held_more
 from memlog.reports.verdict import after_step, evidence_and_remedy, failure_title, ranked, sentence
 
@@ -73,7 +74,7 @@ def report(
         )
     else:
         parts.append(("Where else to look", lambda: [_list(_other_evidence())]))
-    title = _title(moments, suspicion)
+    title = title_of_rank(moments, _title(moments, suspicion))
     blocks = [f"# {title}"]
     for finding in ranked(moments.findings)[:1]:
         blocks += [f"**{sentence(finding)}**", _list(evidence_and_remedy(finding))]
@@ -106,6 +107,7 @@ def _title(moments: LastMoments, suspicion: Suspicion) -> str:
 def _cause(
     moments: LastMoments, witness: Witness, suspicion: Suspicion, growth: GrowthCauses
 ) -> Iterator[str]:
+    yield from sentences_of_rank(moments)
     if moments.failure is None:
         yield _unexpected_end(witness)
         yield suspicion.why

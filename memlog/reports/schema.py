@@ -197,6 +197,33 @@ class PointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Allocated bytes by accelerator."""
 
 
+class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak of the process's resident set, or of a device's allocated bytes, in the phases of one label."""
+
+    exact_bytes: int | None
+    """The highest peak of one of them that is known exactly; ``None``: no peak counter rose in any."""
+    exact_step: int | None
+    """Last completed step when that phase ended."""
+    at_least_bytes: int | None
+    """Lower bound of the highest peak of all of them: the exact one, or the most bytes that were read."""
+    made_the_peak: bool
+    """True if the run's peak was reached in this phase, and in no phase within it."""
+
+
+class PhaseFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The phases of one label."""
+
+    count: int
+    errors: int
+    """Number of them that an exception ended."""
+    duration_s: float
+    """Seconds of all of them together, phases within them included."""
+    within: list[str]
+    """Labels of the phases around the last one, the outermost first."""
+    peaks: dict[str, PhasePeak]
+    """By ``host`` (the resident set) or the device's name (allocated bytes)."""
+
+
 class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A tracker's run that gets this run's points."""
 
@@ -207,6 +234,8 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     """True if memlog opened the run, False if the user did."""
     name: str | None = None
     """The run's name in the tracker when memlog found it; ``None`` if unknown."""
+    offset: int = 0
+    """The session's step minus the step in this run, which has a count of its own."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,3 +290,5 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthFacts
     omitted: dict[str, int]
     """Number of entries that a list or table omits because it is full; usually empty."""
+    phases: dict[str, PhaseFacts] = {}
+    """Phases by label; the first 200 labels."""

@@ -128,6 +128,7 @@ def _of_totals(
         points=totals.labels.points(),
         health=_health(totals, thinned),
         omitted=_omitted(totals),
+        phases=totals.phases.facts(peaks),
     )
 
 
@@ -302,8 +303,8 @@ def _overhead(totals: Accumulator) -> tuple[float | None, float | None]:
     total = sum(event.overhead_total_ms for event, _ in totals.health.values())
     # The helper's event is about the same steps; it exists if the trainer's last event was not written.
     steps = max(steps for _, steps in totals.health.values())
-    if steps and not total:
-        return None, None  # the trainer has published no health event
+    if not total:
+        return None, None  # the trainer has published no health event, or no step was timed
     return (total / steps if steps > 0 else None), total
 
 
@@ -319,7 +320,13 @@ def _expected(totals: Accumulator) -> dict[str, Delivery]:
 
 
 def _tracked(run: Binding, *, own: bool) -> TrackedRun:
-    return TrackedRun(id=run.run_id, uri=_bare(run.uri), own=own, name=_redacted(run.name))
+    return TrackedRun(
+        id=run.run_id,
+        uri=_bare(run.uri),
+        own=own,
+        name=_redacted(run.name),
+        offset=run.offset,
+    )
 
 
 def _omitted(totals: Accumulator) -> dict[str, int]:
@@ -329,6 +336,7 @@ def _omitted(totals: Accumulator) -> dict[str, int]:
         "peaks": totals.peaks.omitted,
         "scopes": totals.labels.omitted_scopes,
         "points": totals.labels.omitted_points,
+        "phases": totals.phases.omitted,
     }
     return _sorted({what: count for what, count in omitted.items() if count})
 

@@ -109,6 +109,8 @@ def verdict(
 def _no_growth(peak: int | None, limit: int | None, steps: int, steady_since: int | None) -> str:
     of = "" if limit is None else f" of {format_bytes(limit)}"
     reached = "the peak is unknown" if peak is None else f"peak {format_bytes(peak)}{of}"
+    if steps == 0:
+        return f"Without steps, growth is not judged: {reached}."
     if steps < LEAST_STEPS:
         return f"Too few steps to judge growth ({steps}): {reached}."
     if steady_since is None:

@@ -30,13 +30,16 @@ class Waiting:
         run: The run.
         timeout: Most seconds that ``finish`` waits.
         diagnostics: Counts errors while the delivery state is read.
+        quiet: Print no line: the run has no tracker.
     """
 
-    def __init__(self, run: RunDirectory, timeout: float, diagnostics: Diagnostics) -> None:
+    def __init__(
+        self, run: RunDirectory, timeout: float, diagnostics: Diagnostics, *, quiet: bool = False
+    ) -> None:
         self._run = run
         self._timeout = timeout
         self._diagnostics = diagnostics
-        self._printed = False
+        self._printed = quiet
         self._next_look = _UNREACHABLE_AFTER
         self._failed = {state.backend: state.failed_attempts for state in _states(run, diagnostics)}
 

@@ -14,6 +14,7 @@ from memlog.events import (
     Event,
     OutOfMemory,
     PeakSource,
+    Phase,
     Recorded,
     Trace,
 )
@@ -27,7 +28,7 @@ class _Peak(NamedTuple):
 
     size: int
     source: PeakSource | None
-    event: Batch | Epoch | Evaluation | Recorded
+    event: Batch | Epoch | Evaluation | Recorded | Phase
 
 
 class PeakWatch:
@@ -53,7 +54,7 @@ class PeakWatch:
         if isinstance(event, Batch):
             self.last_step, self.failure = event.step, None
             self._take(event, event.rss_peak, event.rss_peak_source)
-        elif isinstance(event, Epoch):
+        elif isinstance(event, (Epoch, Phase)):
             self._take(event, event.rss_peak, event.rss_peak_source)
         elif isinstance(event, (Evaluation, Recorded)):
             self._take(event, None, None)
@@ -66,27 +67,42 @@ class PeakWatch:
 
     def _take(
         self,
-        event: Batch | Epoch | Evaluation | Recorded,
+        event: Batch | Epoch | Evaluation | Recorded | Phase,
         peak: int | None,
         source: PeakSource | None,
     ) -> None:
         if peak is None:
             peak, source = event.rss, "sampled"
-        known = self._peaks.get(_HOST)
-        if peak is not None and (known is None or peak > known.size):
-            self._peaks[_HOST] = _Peak(peak, source, event)
+        self._keep(_HOST, peak, source, event)
         for device in event.devices:
             self._take_device(event, device)
 
     def _take_device(
-        self, event: Batch | Epoch | Evaluation | Recorded, device: DeviceReading
+        self, event: Batch | Epoch | Evaluation | Recorded | Phase, device: DeviceReading
     ) -> None:
         peak, source = device.peak, device.peak_source
         if peak is None:
             peak, source = device.allocated, "sampled"
-        known = self._peaks.get(device.name)
-        if peak is not None and (known is None or peak > known.size):
-            self._peaks[device.name] = _Peak(peak, source, event)
+        self._keep(device.name, peak, source, event)
+
+    def _keep(
+        self,
+        name: str,
+        size: int | None,
+        source: PeakSource | None,
+        event: Batch | Epoch | Evaluation | Recorded | Phase,
+    ) -> None:
+        """Keep the highest reading. Of equal ones a phase names the place best, the innermost ends first."""
+        known = self._peaks.get(name)
+        if size is None:
+            return
+        names_it = isinstance(event, Phase) and source == "exact"
+        if (
+            known is None
+            or size > known.size
+            or (names_it and size == known.size and not isinstance(known.event, Phase))
+        ):
+            self._peaks[name] = _Peak(size, source, event)
 
     def sentence(self, host_limit: int | None) -> str | None:
         """Return the peak, its limit, its step and what a traced step was made of; ``None`` if unknown.
@@ -124,6 +140,8 @@ def _when(peak: _Peak) -> str:
         return f"at evaluation {event.evaluation:,}"
     if isinstance(event, Epoch):
         return f"by the end of epoch {event.epoch:,}"
+    if isinstance(event, Phase) and peak.source == "exact":
+        return f"in the phase {event.label}"
     if event.step is None:
         return "before the first step"
     # A watermark is an upper bound: it may have been reached at any time before.

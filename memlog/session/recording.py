@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
-
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.autolog.optimizer_steps import listen
@@ -19,18 +17,38 @@ from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
-from memlog.events import Alert, End, Epoch, Evaluation, Event, Recorded, Scope, Status, now_us
+from memlog.events import (
+    Alert,
+    End,
+    Epoch,
+    Evaluation,
+    Event,
+    Phase,
+    Recorded,
+    Scope,
+    Status,
+    now_us,
+)
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalWriter, new_run
+from memlog.journal.delivery_state import UploadState
 from memlog.oom.errors import describe, failed_allocation
 from memlog.oom.observer import AllocatorWatch
 from memlog.session.exit_messages import print_lost_events
 from memlog.session.growth_watch import GrowthWatch
+from memlog.session.labels import Labels
 from memlog.session.peak_watch import PeakWatch
+from memlog.session.phases import Phases
+from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery
 from memlog.session.run_lines import RunLines
 from memlog.settings import Settings
-from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
+from memlog.sink import (
+    Backend,
+    Sink,
+    backends_to_look_in,
+    writes_in_process,
+)
 
 if TYPE_CHECKING:
     from memlog.journal.artifacts import Names
@@ -44,8 +62,6 @@ _RESERVE = 4 * 1024**2
 end when memory has run out."""
 HELPER_CHECK_INTERVAL_NS = 1_000_000_000
 """Nanoseconds between checks of the helper process."""
-MAX_LABELS = 50
-"""Most labels of blocks and points that get metrics of their own."""
 
 
 class Recording:
@@ -62,6 +78,9 @@ class Recording:
     Attributes:
         run: The run's folder.
         batches: Publishes the batch events.
+        phases: The phases that are open.
+        runs: The tracker's runs that are joined.
+        generation: `memlog._internal.fork.generation` of the process that records.
 
     Raises:
         MemlogError: See `init`.
@@ -76,18 +95,21 @@ class Recording:
         on_alert: AlertCallback | None = None,
         on_in_process: Callable[[], object] = lambda: None,
     ) -> None:
-        self._generation = fork.generation
+        self.generation = fork.generation
         self._closed = False
         self._diagnostics = diagnostics
-        self._settings = settings
+        self._rank = SessionRank(diagnostics)
+        self._settings = settings = self._rank.settings(settings)
         self._on_alert = on_alert
         self._names: Names | None = None
         self._helper_check_due = 0
-        self._labels = _Labels(diagnostics)
+        self._labels = Labels(diagnostics)
+        self._peaks = PeakWatch()
+        self.phases = Phases(self.publish, diagnostics)
         self._published = False
         self._reserve: bytearray | None = bytearray(_RESERVE)
-        backends = backends_to_look_in(settings.backends)
         with ExitStack() as undo:
+            backends = backends_to_look_in(settings.backends) if self._rank.may_deliver else {}
             self._begin(backends, sinks, model, on_in_process, undo)
             self._lines.begun()
             self._undo = undo.pop_all()
@@ -143,13 +165,12 @@ class Recording:
         self._helper = self._delivery.helper
         undo.callback(self._helper.abandon)
         listener = None if self._alert_judge is None else self._alert_judge.listener
-        self._delivery.start_helper(begun_us, listener)
+        self._delivery.start_helper(begun_us, listener, self._rank)
         for writer in self._delivery.writers.values():
             self._bus.subscribe(writer.receive)
         self._lines = RunLines(self.run, settings, diagnostics)
-        self._peaks = PeakWatch()
         self._bus.subscribe(self._peaks)
-        self._run_detector = RunDetector(
+        self.runs = RunDetector(
             backends,
             self._journal,
             self._helper.send,
@@ -157,10 +178,18 @@ class Recording:
             self._delivery.writers,
             on_in_process,
             self._lines.joined,
+            lambda: self._rank.may_deliver,
+            lambda name: UploadState.load(self.run, name).own_run is not None,
         )
         self._bus.publish(run_event(settings, begun_us))
         self.batches = BatchRecorder(
-            settings, self._bus, self._journal, self._run_detector, diagnostics, model
+            settings,
+            self._bus,
+            self._journal,
+            self.runs,
+            diagnostics,
+            model,
+            self._rank.look_again,
         )
         self.batches.check_helper = self._check_helper_if_due
         undo.callback(self.batches.close)
@@ -183,13 +212,14 @@ class Recording:
         )
         self._bus.subscribe(self._allocator)
         undo.callback(self._allocator.stop)
+        self._bus.subscribe(self.phases.receive)
         if settings.layers:
             self._tracer = self._begin_tracing(settings.budget, model)
             undo.callback(self._tracer.finish)
         self._autolog = listen(self.batches.optimizer_stepped)
         undo.callback(self._autolog.remove)
-        self._run_detector.resolve_active_runs()
-        if sinks:
+        self.runs.resolve_active_runs()
+        if sinks and self._rank.may_deliver:
             # Last, because a delivery that has begun can't be undone.
             self._delivery.start_threads(sinks)
             for thread in self._delivery.threads:
@@ -201,12 +231,14 @@ class Recording:
 
     def publish(self, event: Event) -> None:
         """Publish an event on the bus, if this is the process that began the session."""
-        if fork.generation == self._generation:
-            self._run_detector.join_new_runs()
+        if fork.generation == self.generation:
+            self.runs.join_new_runs(self.batches.next_step)
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.parameters.publish_without_step()
             elif isinstance(event, (Scope, Recorded)):
                 event = self._labels.with_step(event, self.batches.last_step)
+            elif isinstance(event, Phase):
+                event = self._labels.with_step(event, self.batches.last_or_first_step)
             self._published = True
             self._bus.publish(event)
             self._check_helper_if_due(time.perf_counter_ns())
@@ -240,7 +272,7 @@ class Recording:
 
     def snapshot(self) -> None:
         """Trace the next step."""
-        if fork.generation == self._generation:
+        if fork.generation == self.generation:
             if self._tracer is None:
                 self._tracer = self._begin_tracing(0.0, None)
             self._tracer.want()
@@ -257,7 +289,7 @@ class Recording:
             renamed,
         )
 
-        if fork.generation != self._generation:
+        if fork.generation != self.generation:
             return None
         if self._names is None:
             self._names = Names()
@@ -273,10 +305,10 @@ class Recording:
         self.publish(artifact)
         return self.run.path / artifact.path
 
-    def claim_steps(self) -> None:
-        """Let the caller count the steps and print its own lines."""
-        self.batches.claim()
-        if self._console is not None:
+    def claim_steps(self, *, only_first: bool) -> None:
+        """Let the caller count the steps; ``only_first``: a monitor, which prints its own lines."""
+        self.batches.claim(only_first=only_first)
+        if only_first and self._console is not None:
             self._console.silence()
 
     def finish(self, status: Status, timeout: float, error: BaseException | None = None) -> None:
@@ -287,7 +319,7 @@ class Recording:
             timeout: Most seconds to wait.
             error: Exception that ended the run, or that is being raised.
         """
-        if fork.generation != self._generation:
+        if fork.generation != self.generation:
             return  # a forked copy: the run belongs to the parent process
         end, health = self._close(status, error)
         self._closed = True
@@ -308,9 +340,10 @@ class Recording:
                 self._tracer.finish(failed=status != "finished")
         self._growth.finish(self.batches.last_step)
         self._publish_failed_allocation(error)
+        self.phases.end_all()
         health, end = self._publish_summary(status), End(now_us(), status)
         self._bus.publish(end)
-        self._run_detector.connect()
+        self.runs.connect()
         with contained("closing the journal"):
             self._journal.close()
         with contained("closing the host's memory figures"):
@@ -323,7 +356,7 @@ class Recording:
 
         The journal lacks the end then. Ctrl-C and other signals' handlers can raise at any call.
         """
-        if self._closed or fork.generation != self._generation:
+        if self._closed or fork.generation != self.generation:
             return
         with self._diagnostics.contained("removing the optimizer hooks"):
             self._autolog.remove()
@@ -352,27 +385,6 @@ class Recording:
             failed = failed_allocation(error)
             if failed is not None and not self._allocator.has_published(failed):
                 self._bus.publish(describe(failed, self.batches.last_step, error))
-
-
-class _Labels:
-    """Labels of blocks and points, of which the first `MAX_LABELS` get metrics of their own."""
-
-    def __init__(self, diagnostics: Diagnostics) -> None:
-        self._diagnostics = diagnostics
-        self._known: set[str] = set()
-
-    def with_step(self, event: Scope | Recorded, step: int | None) -> Scope | Recorded:
-        """Add the step to an event, unless its label is one too many: without a step it gets no metrics."""
-        if event.label not in self._known:
-            if len(self._known) >= MAX_LABELS:
-                self._diagnostics.drop(
-                    "labels",
-                    f"blocks and points have more than {MAX_LABELS} labels: trackers get metrics of only "
-                    f"the first {MAX_LABELS}, the journal has all; use fewer labels",
-                )
-                return event
-            self._known.add(event.label)
-        return msgspec.structs.replace(event, step=step)
 
 
 def _empty_health() -> HealthEvent:

@@ -12,12 +12,14 @@ import msgspec
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.alert_pipe import AlertListener
 from memlog.delivery.helper.client import Outcome
+from memlog.delivery.helper.node import HELD_WITHIN, hand_over, is_held
 from memlog.delivery.helper.protocol import Begin, Finish
 from memlog.delivery.helper.supervisor import SupervisedHelper
 from memlog.delivery.in_process.writer import InProcessWriter
 from memlog.events import End, Health
 from memlog.journal import JournalWriter, RunDirectory
 from memlog.session.exit_messages import Waiting, print_undelivered
+from memlog.session.rank import SessionRank
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Sink
 
@@ -57,15 +59,30 @@ class RunDelivery:
         self.writers = {name: InProcessWriter(run, name, diagnostics) for name in in_process}
         self.threads: list[UploadWorker] = []
 
-    def start_helper(self, begun_us: int, listener: AlertListener | None) -> None:
-        """Start the helper process.
+    def start_helper(
+        self, begun_us: int, listener: AlertListener | None, rank: SessionRank
+    ) -> None:
+        """Start the helper process, or leave the run to that of another rank on this machine.
 
         Args:
             begun_us: Start of the run, Unix time in microseconds.
             listener: Receives the helper's alerts; ``None``: the helper judges no rule.
+            rank: Place of the run among the ranks.
         """
-        begin = Begin(str(self._run.path), begun_us, os.getpid(), self._settings)
-        self.helper.start(begin, listener)
+        rank.begin(self._run, begun_us, self.helper.send)
+        begin = Begin(
+            str(self._run.path),
+            begun_us,
+            os.getpid(),
+            self._settings,
+            registration=rank.registration,
+        )
+        if rank.has_shared_helper:
+            with self._diagnostics.contained("leaving the run to another rank's helper process"):
+                hand_over(self._run, begin)
+            self.helper.start_unless(lambda: is_held(self._run), HELD_WITHIN, begin, listener)
+        else:
+            self.helper.start(begin, listener)
 
     def start_threads(self, sinks: Sequence[Sink]) -> None:
         """Start an upload thread for each sink."""
@@ -86,6 +103,10 @@ class RunDelivery:
             raise
         self.print_undelivered(outcome, timeout)
 
+    @property
+    def _has_trackers(self) -> bool:
+        return bool(set(self._settings.backends) - {LOCAL} or self._journal.bindings)
+
     def send_end(self, end: End, health: Health, timeout: float) -> Outcome:
         """Send the helper process the end of the run, and wait at most ``timeout`` seconds for delivery."""
         deadline = time.monotonic() + timeout
@@ -93,7 +114,7 @@ class RunDelivery:
         message = Finish(end, msgspec.structs.replace(health, dropped=dropped, faults=faults))
         threads: list[UploadWorker | InProcessWriter] = [*self.threads, *self.writers.values()]
         try:
-            waiting = Waiting(self._run, timeout, self._diagnostics)
+            waiting = Waiting(self._run, timeout, self._diagnostics, quiet=not self._has_trackers)
             outcome = self.helper.last_helper().finish(message, timeout, waiting)
         finally:
             for thread in threads:
@@ -106,7 +127,6 @@ class RunDelivery:
     def print_undelivered(self, outcome: Outcome, waited: float) -> None:
         """Print what the trackers lack after ``waited`` seconds, if the run has trackers."""
         with self._diagnostics.contained("printing what is left to deliver"):
-            trackers = bool(set(self._settings.backends) - {LOCAL} or self._journal.bindings)
-            if not trackers and (outcome == "dead" or not self.threads):
+            if not self._has_trackers and (outcome == "dead" or not self.threads):
                 outcome = "delivered"  # no tracker lacks anything
             print_undelivered(self._run, outcome, waited, self._settings.linger, self._diagnostics)

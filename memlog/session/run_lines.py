@@ -76,7 +76,9 @@ class RunLines:
         with self._diagnostics.contained("printing the last lines"):
             failure = peaks.failure if failed else None
             if self._is_silent:
-                lines = [verdict]
+                place = distributed.place()
+                of = "" if place is None else f"rank {place.rank}: "
+                lines = [verdict and f"{of}{verdict}"]
             else:
                 first = verdict or peaks.sentence(host_limit)
                 if failure is not None:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memlog._internal import current_session, fork
+from memlog._internal import current_session as running
+from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError, MemlogError
-from memlog.events import Batch, Event, Status
+from memlog.events import Status
 from memlog.session.arguments import (
     BackendArgument,
     passed,
@@ -28,6 +29,7 @@ from memlog.session.arguments import (
 )
 from memlog.session.display import SessionDisplay
 from memlog.session.exit_status import error_at_exit, finish_with_the_child, status_of
+from memlog.session.trainers import TrainerInterface
 from memlog.settings import Settings, resolve
 from memlog.sink import Sink
 
@@ -42,7 +44,7 @@ _current_lock = threading.RLock()
 fork.renew(sys.modules[__name__], "_current_lock", threading.RLock)
 
 
-class Session(SessionDisplay):
+class Session(TrainerInterface, SessionDisplay):
     """One run, returned by `init`.
 
     A session is a context manager. Leaving the block ends the run, with the status ``failed`` if an exception
@@ -99,30 +101,10 @@ class Session(SessionDisplay):
         """True if the session records."""
         return self._live is not None
 
-    def step(self) -> None:
-        """Report the end of a training step, if memlog can't or should not detect it.
-
-        After the first call only these calls count: memlog no longer counts optimizer steps. Call it once a
-        step, after the optimizer's step. Never raises.
-        """
-        if self._live is not None:
-            self._live.batches.step_by_hand()
-
-    def claim_steps(self) -> None:
-        """Let the caller count the steps: memlog no longer counts optimizer steps. Never raises.
-
-        For code that sees the loop from inside, such as a trainer's callbacks. Call it before the first step,
-        then `count_step` (or `step`) once a step.
-        """
-        if self._live is not None:
-            self._live.claim_steps()
-
-    def count_step(self) -> tuple[int, Batch | None] | None:
-        """Do the same as `step`, and return the step's number and its event.
-
-        The event is ``None`` if memlog published none for this step.
-        """
-        return None if self._live is None else self._live.batches.count()
+    @property
+    def records_here(self) -> bool:
+        """True if the session records, and this process is not a fork of the one that began it."""
+        return self._live is not None and self._live.generation == fork.generation
 
     def next_evaluation(self) -> int:
         """Return the number of the next call of a loss function, from 0, counted over all loss functions."""
@@ -132,11 +114,6 @@ class Session(SessionDisplay):
     def announced(self) -> bool:
         """True if the session has printed that monitoring is on."""
         return self._live is not None and bool(self.settings.verbose_batches)
-
-    def publish(self, event: Event) -> None:
-        """Publish an event of the caller on the bus. Never raises."""
-        if self._live is not None:
-            self._live.publish(event)
 
     def snapshot(self) -> None:
         """Trace the next step layer by layer, even if the tracing budget is used up. Never raises.
@@ -195,8 +172,8 @@ class Session(SessionDisplay):
 
     def _finish(self, status: Status, timeout: float | None, error: BaseException | None) -> None:
         wait = self.settings.finish_timeout if timeout is None else timeout
-        if current_session.publisher() is self:
-            current_session.settle(min(wait, _SETTLE_AT_MOST))
+        if running.publisher() is self:
+            running.settle(min(wait, _SETTLE_AT_MOST))
         recording, self._live = self._live, None
         try:
             if recording is not None:
@@ -249,7 +226,7 @@ def _forget(session: Session) -> None:
     with _current_lock:
         if _current is session:
             _current = None
-            current_session.set_publisher(None)
+            running.set_publisher(None)
 
 
 def init(
@@ -275,9 +252,9 @@ def init(
     does everything that could wait.
 
     Args:
-        backend: ``"mlflow"``, ``"wandb"``, ``"local"`` (the journal only), a `Sink` of your own, or
-            several of these. ``None``: join the runs that you open in any installed tracker. The
-            journal is written in every case.
+        backend: ``"mlflow"``, ``"wandb"``, ``"tensorboard"``, ``"trackio"``, ``"local"``
+            (the journal only), a `Sink` of your own, or several of these. ``None``: join the runs that
+            you open in any installed tracker. The journal is written in every case.
         project: The tracker's experiment for a run that memlog opens; ``None``: the tracker's default.
         name: Name of that run.
         model: The model, whose size is recorded with the run's parameters.
@@ -349,9 +326,18 @@ def init(
             session.abandon()
             raise
         _current = session
-        current_session.set_publisher(session)
+        running.set_publisher(session)
     finish_with_the_child(session.finish)
     return session
+
+
+def current_session() -> Session | None:
+    """Return the session that records in this process now; ``None`` if there is none.
+
+    It costs almost nothing. In a process of ``memlog run`` the first call begins the session.
+    """
+    session = running.publisher()
+    return session if isinstance(session, Session) and session.records_here else None
 
 
 def finish(status: Status = "finished") -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, Literal, TypeAlias, get_args
 
+from msgspec.structs import replace
+
 from memlog.events import Alert, Status
 from memlog.sink import InProcessRun, Point, Sink, Target, TrackerRun
 from memlog.testing.made import BEGUN_US
@@ -24,9 +26,9 @@ RUN = "conformance"
 class TrackerReading:
     """Methods that a subclass implements to reach its tracker and to read data with the tracker's client.
 
-    A subclass implements every method, with two exceptions. Methods whose docstring ends with "if
-    `in_process`" are needed only if that is true. Methods that read data named in ``cannot_show`` are not
-    needed.
+    A subclass implements every method that raises `NotImplementedError`, with two exceptions. Methods whose
+    docstring ends with "if `in_process`" are needed only if that is true. Methods that read data named in
+    ``cannot_show`` are not needed.
     """
 
     in_process = False
@@ -64,6 +66,10 @@ class TrackerReading:
     def down(self) -> AbstractContextManager[object]:
         """Return a context manager during which the tracker can't be reached."""
         raise NotImplementedError
+
+    def stored(self, value: float) -> float:
+        """Return the value as the tracker keeps it, if it keeps fewer digits."""
+        return value
 
     def process_ends(self) -> None:
         """Reset the client as if its process had ended, if the client remembers open runs."""
@@ -134,7 +140,8 @@ class TrackerChecks(TrackerReading):
             repeated: ``True``: the sink got some of them more than once.
             ordered: ``True``: the sink got them in this order.
         """
-        wanted, rows = list(points), self.rows(run.run_id)
+        wanted = [replace(point, value=self.stored(point.value)) for point in points]
+        rows = self.rows(run.run_id)
         held = Counter(rows)
         assert sorted(held) == sorted({(p.name, p.index, p.value) for p in wanted})
         if self._once(repeated):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,17 +68,27 @@ ENGINE = "_engine_run_backward"
 
 
 @contextmanager
-def without_mode(modes: Sequence[Any]) -> Iterator[None]:
-    """Run a block without one of some dispatch modes, if that is on top of this thread's stack."""
-    stack = mode_stack()
-    if not stack or not any(stack[-1] is one for one in modes):
+def without_mode(mode: Any) -> Iterator[None]:
+    """Run a block without a dispatch mode, if that is on top of this thread's stack."""
+    if not remove_mode_for_node(mode):
         yield
         return
-    _python_dispatch._pop_mode()
     try:
         yield
     finally:
-        _python_dispatch._push_mode(stack[-1])
+        _python_dispatch._push_mode(mode)
+
+
+def remove_mode_for_node(mode: Any) -> bool:
+    """Remove a dispatch mode from the top of this thread's stack; return whether it was there.
+
+    In a backward pass autograd restores the stack before the next node of the graph.
+    """
+    stack = mode_stack()
+    if not stack or stack[-1] is not mode:
+        return False
+    _python_dispatch._pop_mode()
+    return True
 
 
 def allow_higher_order_ops(kind: type) -> None:

@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = {
+    "accelerate": "accelerate",
     "mlflow": "mlflow",
     "phi": "phi.torch.flow",
+    "lightning": "lightning.pytorch",
     "torch": "torch",
+    "transformers": "transformers.trainer",
+    "trl": "trl.trainer.grpo_trainer",
     "wandb": "wandb",
 }
 """Libraries that take long to import, and the module that loads all of each."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics as Counts
+from memlog._internal.distributed import Place
 from memlog.events import (
     Alert,
     Artifact,
@@ -25,6 +26,7 @@ from memlog.events import (
 )
 from memlog.journal import Binding, JournalWriter, ProcessIdentity, RunDirectory
 from memlog.journal.format import Role
+from memlog.ranks.registration import register
 
 BEGUN_US = 1_790_000_000_000_000
 """2026-09-21 14:13:20 UTC."""
@@ -57,6 +59,11 @@ class MadeRun:
         """Publishes events of the trainer's."""
         for event in events:
             self.trainer.append(event)
+        return self
+
+    def ranked(self, place: Place, begun: float = 0) -> "MadeRun":
+        """The run of one of the ranks that train together."""
+        register(self.directory, place, BEGUN_US + int(begun * 1e6))
         return self
 
     def sampled(self, *events: Event) -> "MadeRun":

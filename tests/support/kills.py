@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memlog.events import Batch
 from memlog.journal import Header, RunDirectory, find_run
 from memlog.journal.format import segment_name
-from memlog.metrics import Plan
+from memlog.metrics import Plan, in_run
 from memlog.sink import Point
 from support import child
 from support.truth import Row, rows_of
@@ -158,7 +158,10 @@ def rows_by_run(run: RunDirectory, own: str | None) -> dict[str, Counter[Row]]:
                 plan = Plan("bucketed")
             target = belongs
             assert target is not None
-            points.setdefault(target, []).extend(plan.feed(entry.event, at))
+            binding = entry.header.bindings.get("mlflow")
+            event = in_run(entry.event, 0 if binding is None else binding.offset)
+            if event is not None:
+                points.setdefault(target, []).extend(plan.feed(event, at))
         if target is not None:
             points[target] += plan.flush()
     return {target: rows_of(found) for target, found in points.items() if found}

@@ -3,7 +3,7 @@
 On a page, in order:
 
 * a block of Python runs in the page's own process; the block of text behind it shows what it prints;
-* a block of Python with a title is a file;
+* a block with a title is a file;
 * a block of console shows commands, and what they print. The ids of runs that a page shows stand for the
   runs that were recorded, in their order;
 * a block of sh is not run.
@@ -63,8 +63,10 @@ def steps(page: Path) -> list[Step]:
             found[-1] = found[-1]._replace(shown=code)
         elif language == "console":
             found += _commands(code)
+        elif title:
+            found.append(Step("file", title, code))
         elif language == "python":
-            found.append(Step("file" if title else "python", title, code))
+            found.append(Step("python", "", code))
     return found
 
 

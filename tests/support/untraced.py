@@ -307,7 +307,7 @@ INEXACT: dict[str, tuple[Case, str]] = {
         ),
         "approximate",
     ),
-    "products": (applied(lambda x: x.prod(1)), "approximate"),
+    "products": (applied(lambda x: x.prod(1)), "lower bound"),
     "running products": (applied(lambda x: x.cumprod(0)), "approximate"),
     "the largest of all": (applied(lambda x: x.max() * x), "approximate"),
     "weighted binary cross-entropy": (

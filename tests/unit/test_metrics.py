@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,14 @@ from memlog.events import (
     Trace,
     TracedLayer,
 )
-from memlog.metrics import Plan, bucket_start, closing_parameters, fragmentation, values
+from memlog.metrics import (
+    Plan,
+    alert_in_run,
+    bucket_start,
+    closing_parameters,
+    fragmentation,
+    values,
+)
 from memlog.sink import Point, Resolution
 
 MIB = 1024**2
@@ -254,3 +262,30 @@ def test_a_journal_of_an_older_memlog_keeps_its_names() -> None:
             for name in ("at_peak_mib", "peak_mib")
         ),
     }
+
+
+def test_an_alert_of_a_later_run_has_that_runs_step_and_says_whose_its_text_names() -> None:
+    alert = Alert(1, 25, "warning", "rule", "memory grows since step 21", "2 MiB per step.")
+    shown = alert_in_run(alert, 20)
+    assert (shown.step, shown.title) == (5, alert.title)
+    assert shown.text == (
+        "2 MiB per step. (Steps in this text are the session's: 20 more than in this run.)"
+    )
+    plain = msgspec.structs.replace(alert, title="host.rss > 90 %", text="")
+    assert alert_in_run(plain, 20) == msgspec.structs.replace(plain, step=5)
+    assert alert_in_run(alert, 0) is alert
+
+
+def test_what_lies_before_a_runs_first_step_has_no_point_in_it() -> None:
+    plan: Plan[int] = Plan("full", offset=20)
+    assert plan.feed(Loss(1, 19, 0.5), 0) == []
+    assert plan.feed(Batch(2, 20, 1, 1, "exact"), 1) == []
+    assert {point.index for point in plan.flush()} == {0}
+
+
+def test_a_later_runs_points_are_grouped_from_its_own_start() -> None:
+    plan: Plan[int] = Plan("bucketed", offset=50_000)
+    points = [
+        p for step in range(50_000, 50_100) for p in plan.feed(Batch(1, step, 1, None, None), 0)
+    ]
+    assert [point.index for point in [*points, *plan.flush()]] == list(range(100))

@@ -60,6 +60,7 @@ class HelperProcess:
         self._diagnostics = diagnostics
         self.process: subprocess.Popen[bytes] | None = None
         self._pipe: Descriptor | None = None
+        self._done: Path | None = None
 
     def start(
         self,
@@ -81,6 +82,7 @@ class HelperProcess:
             shared = () if listener is None else (listener.fd,)
             theirs, ours = os.pipe()
             self._pipe = Descriptor(ours)
+            self._done = Path(begin.run_directory) / protocol.DONE
             os.set_blocking(self._pipe.number, False)
             log = Path(begin.run_directory) / "helper.log"
             self.process = _start(log, Descriptor(theirs), shared)
@@ -110,6 +112,11 @@ class HelperProcess:
     def has_ended(self) -> bool:
         """True if the helper was started, and has ended."""
         return self.process is not None and self.process.poll() is not None
+
+    @property
+    def has_handed_over(self) -> bool:
+        """True if the helper has left its run to the helper of another rank."""
+        return self.process is not None and self.process.returncode == protocol.HANDED_OVER
 
     def close(self) -> int:
         """Close the pipe to a helper that has ended, and return its return code."""
@@ -189,10 +196,15 @@ class HelperProcess:
         if not ended_early:
             self.send(finish)
         self._close_pipe()
+        if self.has_handed_over:
+            return "delivered"
         if ended_early:  # with any exit code: it did not know that the journal is complete
             return "dead"
         begun = time.monotonic()
         while process.poll() is None:
+            if self._done is not None and self._done.exists():
+                _outliving.append(process)
+                return "delivered"
             waited = time.monotonic() - begun
             if waited >= timeout:
                 return "at work"

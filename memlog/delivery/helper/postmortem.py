@@ -9,12 +9,14 @@ from tempfile import TemporaryDirectory
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.helper import snapshot_page
-from memlog.delivery.run_report import HelpersReport
+from memlog.delivery.helper.training_news import UNEXPECTED_END
+from memlog.delivery.run_report import HelpersReport, late_events
 from memlog.errors import TraceNotFoundError
 from memlog.events import Alert, now_us
-from memlog.journal import Binding, JournalWriter, RunDirectory
+from memlog.journal import RunDirectory
 from memlog.journal.artifacts import keep
 from memlog.journal.delivery_state import HelperLock
+from memlog.ranks.ends import Failure
 from memlog.reports.advice import Prediction
 from memlog.reports.final_state import REPORT, LastMoments, last_moments
 from memlog.reports.oom_diagnosis import Witness, suspect
@@ -24,12 +26,17 @@ from memlog.reports.worst_step import read_worst_step
 
 FILE = "postmortem.md"
 OUT_OF_MEMORY = "out of memory"
-UNEXPECTED_END = "ended without a word"
 WORKER_KILLED = "worker killed"
 """Rules that the alerts name."""
 
 
-def explain(run: RunDirectory, bus: EventBus, witness: Witness, diagnostics: Diagnostics) -> None:
+def explain(
+    run: RunDirectory,
+    bus: EventBus,
+    witness: Witness,
+    diagnostics: Diagnostics,
+    failure: Failure | None = None,
+) -> None:
     """If a run that is over ended badly, publish a report on it and an alert.
 
     Args:
@@ -37,8 +44,10 @@ def explain(run: RunDirectory, bus: EventBus, witness: Witness, diagnostics: Dia
         bus: Publishes the two events.
         witness: Facts seen from outside the trainer's process.
         diagnostics: Counts the parts of the report that fail; the other parts are written.
+        failure: How the training of all ranks ended; ``None``: unknown, or the run trained alone.
     """
     moments = last_moments(run)
+    moments.failed_with = failure
     if _wants_explanation(moments):
         _publish(run, bus, moments, witness, diagnostics)
 
@@ -114,32 +123,9 @@ def explain_afterwards(run: RunDirectory) -> None:
         moments = last_moments(run)
         if not _wants_explanation(moments):
             return
-        header = run.trainer()
-        journal = JournalWriter(
-            run.path,
-            run=run.id,
-            role="helper",
-            begun_us=header.begun_us if header else now_us(),
-            initial_step=header.initial_step if header else 0,
-            diagnostics=diagnostics,
-        )
-        for backend, binding in _last_bindings(run).items():
-            journal.bind(backend, binding)
-        bus = EventBus(diagnostics)
-        bus.subscribe(journal.append)
-        _publish(run, bus, moments, Witness("sync"), diagnostics)
-        HelpersReport(run, bus.publish, diagnostics).publish()
-        journal.close()
-
-
-def _last_bindings(run: RunDirectory) -> dict[str, Binding]:
-    """Return the trackers' runs that the trainer's last events belong to, by backend."""
-    bindings: dict[str, Binding] = {}
-    for file in run.files():
-        if file.process.startswith("trainer"):
-            for header in file.headers():
-                bindings = header.bindings
-    return bindings
+        with late_events(run, diagnostics) as bus:
+            _publish(run, bus, moments, Witness("sync"), diagnostics)
+            HelpersReport(run, bus.publish, diagnostics).publish()
 
 
 def _wants_explanation(moments: LastMoments) -> bool:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
@@ -25,10 +23,13 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.bus import EventBus
 from memlog.delivery.helper import protocol
+from memlog.delivery.helper.line_reader import LineReader, NoMessages, StopTime, first_message
+from memlog.delivery.helper.origin import OriginReader
+from memlog.delivery.helper.rank_work import RankWork
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.sampler import Sampler, StepFollower
 from memlog.delivery.helper.worst_step import WorstStepGraph
-from memlog.delivery.run_report import HelpersReport
+from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import ChildReading, End, now_us
 from memlog.events import Health as HealthEvent
@@ -56,6 +57,8 @@ ANOTHER_PROGRAM = (
 _NICENESS = 10
 _REPARENTED_WITHIN = 2.0
 """Seconds within which the children of a dead process get another parent."""
+_WORTH_A_REPORT_US = 10_000_000
+"""Microseconds from which on a run without a tracker gets a report: making one takes half a second."""
 
 
 class Judging(NamedTuple):
@@ -77,10 +80,15 @@ class Helper:
     Args:
         begin: The trainer's first message.
         judge: Subscribes the alert rules to the samples.
+        stop: When the process has to end, even if the run goes on.
+
+    Attributes:
+        ranks: The work for the other ranks that train together with this run.
     """
 
-    def __init__(self, begin: protocol.Begin, judge: Judge) -> None:
+    def __init__(self, begin: protocol.Begin, judge: Judge, stop: StopTime) -> None:
         self._begin = begin
+        self._judge = judge
         self._settings = begin.settings
         self._diagnostics = Diagnostics()
         self._run = RunDirectory(Path(begin.run_directory))
@@ -115,39 +123,47 @@ class Helper:
         )
         self._worst_step = WorstStepGraph(self._run, self._bus.publish, self._diagnostics)
         self._report = HelpersReport(self._run, self._bus.publish, self._diagnostics)
+        self._origin = OriginReader(begin.trainer_pid, self._bus.publish, self._diagnostics)
         self._oom_kills = OomKills(begin.trainer_pid)
         self._uploaders: dict[str, UploadWorker] = {}
         self._finish: protocol.Finish | None = None
         self._unwritten_ms = 0.0
-        self._stop_at: float | None = None
+        self._stop = stop
+        self.ranks = RankWork(self._run, begin, self._help_with, self._diagnostics)
 
     def begin(self) -> None:
         """Take the first sample, since a run may be short; then start the uploaders, which is slow."""
         self._sampler.sample_if_due()
         with contextlib.suppress(OSError):
             os.nice(_NICENESS)  # before the threads start, which inherit it
+        if not self._begin.again:  # the first helper has published it
+            self._origin.start()
         for name in self._settings.backends:
             if name != LOCAL:
                 self._start_uploader(name, load_backend(name), named=True)
+        self.ranks.begin()
 
-    def run(self, lines: LineReader) -> bool:
+    def run(self, lines: LineReader | NoMessages) -> bool:
         """Work until the trainer has ended, then deliver the rest; return whether all was delivered."""
-        signal.signal(signal.SIGTERM, self._stop)
         # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._trainer_is_over():
             for line in lines.read(min(TICK, self._sampler.pause)):
                 self.handle(line)
             self._sampler.sample_if_due()
             self._worst_step.look()
+            self._origin.look()
             if self._has_trackers:
                 self._report.look(self._follower.step)
             with self._diagnostics.contained("keeping the journal's size limit"):
                 self._retention.enforce_if_due()
             self._allow_own_runs()
+            self.ranks.look()
         self._worst_step.look()
+        self._origin.finish()
         self._explain_a_bad_end(pipe_is_closed=not lines.open)
         unjudged = self._judging.finish()
         self._publish_health(unjudged)
+        self.ranks.finish()
         self._publish_report(unjudged)
         self._journal.close()
         return self._deliver_rest()
@@ -159,31 +175,43 @@ class Helper:
     def _publish_report(self, unjudged: dict[str, str]) -> None:
         """Publish the run's report for the trackers, unless the run goes on without this helper.
 
-        A run without a tracker has none: its end need not wait, and `memlog report` makes one.
+        The report of a run without a tracker is made later, so that its end need not wait.
         """
-        goes_on = os.getppid() == self._begin.trainer_pid
-        if goes_on and self._finish is None and self._follower.end is None:
-            return
-        if not self._has_trackers:
+        if self._goes_on or not self._has_trackers:
             return
         faults = self._diagnostics.faults.total()
         self._report.publish()
         if self._diagnostics.faults.total() != faults:
             self._publish_health(unjudged)
 
+    def report_later(self) -> None:
+        """Make the report of a run without a tracker in another process, which nothing waits for."""
+        lasted = now_us() - self._begin.begun_us
+        if not (self._has_trackers or self._goes_on or lasted < _WORTH_A_REPORT_US):
+            make_later(self._run, self._begin.alerts_fd)
+
+    @property
+    def _goes_on(self) -> bool:
+        """True if the run goes on without this helper."""
+        return not self._is_gone() and self._finish is None and self._follower.end is None
+
     def _explain_a_bad_end(self, *, pipe_is_closed: bool) -> None:
         """Write a report if the trainer died without an end event, or memory ran out."""
         with self._diagnostics.contained("explaining how the run ended"):
-            if self._finish is not None or self._trainer_is_dead():
+            if self._has_told_its_end or self._trainer_is_dead():
                 self._follower.look()
                 self._write_what_is_missing()
+                if self._follower.end is None:
+                    self.ranks.publish_exit(self._bus.publish)
+                self.ranks.finish()
                 if self._follower.ended_badly:
                     # Imported here: few runs end badly, and the import would delay the first sample.
                     from memlog.delivery.helper.postmortem import explain  # noqa: PLC0415
                     from memlog.reports.oom_diagnosis import Witness  # noqa: PLC0415
 
                     witness = Witness("helper", self._oom_kills.count())
-                    explain(self._run, self._bus, witness, self._diagnostics)
+                    failure = self.ranks.failure
+                    explain(self._run, self._bus, witness, self._diagnostics, failure)
             elif pipe_is_closed:  # by `exec`: the trainer's own program keeps it open to the end
                 self._follower.look()
                 if self._follower.end is None:
@@ -211,21 +239,37 @@ class Helper:
     def _trainer_is_dead(self) -> bool:
         """Return whether the trainer has died; its pipe closes a moment before its children change parent."""
         deadline = time.monotonic() + _REPARENTED_WITHIN
-        while os.getppid() == self._begin.trainer_pid:
+        while not self._is_gone():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(TICK / 10)
         return True
 
-    def _trainer_is_over(self) -> bool:
-        # If the parent dies, the child gets another one. A process number alone could have been reused.
-        told_to_stop = self._stop_at is not None and time.monotonic() >= self._stop_at
-        return self._finish is not None or told_to_stop or os.getppid() != self._begin.trainer_pid
+    @property
+    def _has_told_its_end(self) -> bool:
+        """True if the trainer has sent its end or, if it can send nothing, has written it."""
+        return self._finish is not None or (self._begin.shared and self._follower.end is not None)
 
-    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
-        """Set, at SIGTERM, the time to end: until then the trainer may save its work, and data is sent."""
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + TERM_GRACE
+    def _trainer_is_over(self) -> bool:
+        return self._has_told_its_end or self._stop.has_come or self._is_gone()
+
+    def _is_gone(self) -> bool:
+        """Return whether the trainer has died."""
+        if self._begin.shared:
+            return not self._run.is_alive()
+        # If the parent dies, the child gets another one. A process number alone could have been reused.
+        return os.getppid() != self._begin.trainer_pid
+
+    def _help_with(self, begin: protocol.Begin) -> None:
+        """Do, on the calling thread, the work of a helper for the run of another rank of this machine."""
+        helper = Helper(begin, self._judge, self._stop)
+        helper.begin()
+        helper.run(NoMessages())
+
+    def leave(self) -> None:
+        """Stop delivering, because another rank's run is the one in the trackers."""
+        self._settings = msgspec.structs.replace(self._settings, backends=())
+        self._uploaders.clear()
 
     def handle(self, line: bytes) -> None:
         """Handle one message from the trainer."""
@@ -243,7 +287,13 @@ class Helper:
         elif isinstance(message, protocol.Bind):
             if not message.in_process:
                 self._uploader(message.backend).note_run(message.run)
-            self._journal.bind(message.backend, binding_of(message.run))
+            if message.backend in self._journal.bindings:
+                self._origin.begin_another_run()
+            self._journal.bind(message.backend, binding_of(message.run, message.offset))
+        elif isinstance(message, protocol.Ranked):
+            if message.registration.place.rank:
+                self.leave()
+            self.ranks.take_place(message.registration)
         elif isinstance(message, protocol.Finish):
             self._finish = message
 
@@ -312,7 +362,7 @@ class Helper:
             while not uploader.join(TICK):
                 for other in self._uploaders.values():
                     other.stop_if_wanted()
-                if time.monotonic() >= min(deadline, self._stop_at or deadline):
+                if time.monotonic() >= min(deadline, self._stop.at or deadline):
                     return False
         return all(uploader.delivered for uploader in self._uploaders.values())
 
@@ -322,32 +372,6 @@ def _add(counts: Counter[str], last: Mapping[str, int], written: Mapping[str, in
     for cause, count in last.items():
         if count > written.get(cause, 0):
             counts[cause] += count - written.get(cause, 0)
-
-
-class LineReader:
-    """Reader of whole lines from a pipe, with a limit on the waiting."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._unfinished = b""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(fd, selectors.EVENT_READ)
-        self.open = True
-
-    def read(self, timeout: float) -> Iterator[bytes]:
-        """Yield the lines that arrive within ``timeout`` seconds; return after the first arrival."""
-        if not self.open:
-            time.sleep(timeout)
-            return
-        if not self._selector.select(timeout):
-            return
-        data = os.read(self._fd, 65536)
-        if not data:
-            self.open = False
-            self._selector.unregister(self._fd)
-            return
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        yield from lines
 
 
 class _WithoutCredentials(logging.Formatter):
@@ -366,9 +390,10 @@ def main(judge: Judge) -> None:
     # SIGTERM while the helper starts: the trainer gets it too, and the helper ends when the trainer has.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lines = LineReader(sys.stdin.fileno())
-    begin, further = _first_message(lines)
+    begin, further = first_message(lines, TICK)
+    stop = StopTime(TERM_GRACE)
     try:
-        helper = Helper(begin, judge)
+        helper = Helper(begin, judge, stop)
     except UnwritableDirectoryError:
         logger.exception("the helper process ends")
         logging.shutdown()
@@ -376,20 +401,12 @@ def main(judge: Judge) -> None:
     helper.begin()
     for line in further:
         helper.handle(line)
+    signal.signal(signal.SIGTERM, stop.set)
     delivered = helper.run(lines)
+    helper.ranks.join(delivered=delivered)
+    with contextlib.suppress(OSError):
+        # No process can be started: `memlog report` makes the report.
+        helper.report_later()
     logging.shutdown()
     # A client's threads may hang on a dead server. The journal and the uploaders' states are on disk.
     os._exit(0 if delivered else UNDELIVERED)
-
-
-def _first_message(lines: LineReader) -> tuple[protocol.Begin, list[bytes]]:
-    while lines.open:
-        received = list(lines.read(TICK))
-        if received:
-            begin = protocol.decode(received[0])
-            if isinstance(begin, protocol.Begin):
-                return begin, received[1:]
-            break
-    raise SystemExit(
-        "this is memlog's helper process, which expects its settings on stdin: memlog.init() starts it"
-    )

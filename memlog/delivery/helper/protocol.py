@@ -10,11 +10,16 @@ from typing import TypeAlias
 import msgspec
 
 from memlog.events import End, Health
+from memlog.ranks.registration import Registration
 from memlog.settings import Settings
 from memlog.sink import Connection, TrackerRun
 
 NO_JOURNAL = 4
 """Exit code of a helper that can't create its journal, as on a full disk."""
+DONE = "helper-done"
+"""File in a run's folder: its helper process has delivered it, and goes on for other ranks' runs."""
+HANDED_OVER = 5
+"""Exit code of a helper that has left its run to the helper of another rank on the same machine."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -28,6 +33,10 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Descriptor of the pipe for the helper's alerts; ``None``: the trainer does not read them."""
     again: bool = False
     """True if this helper replaces one that ended too early."""
+    registration: Registration | None = None
+    """Place of the run among those of the ranks that train together; ``None``: it trains alone."""
+    shared: bool = False
+    """True if the process that helps with this run was started by another rank, and gets no messages."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
@@ -44,6 +53,14 @@ class Bind(msgspec.Struct, frozen=True, tag="bind"):
     run: TrackerRun
     in_process: bool = False
     """True if the trainer's process writes to the run; the address then has no user and password."""
+    offset: int = 0
+    """`memlog.journal.Binding.offset` of the run."""
+
+
+class Ranked(msgspec.Struct, frozen=True, tag="ranked"):
+    """Place of the run among those of the ranks that train together, which was unknown when it began."""
+
+    registration: Registration
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
@@ -55,7 +72,7 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The trainer's last health event. The journal lacks it if the disk was full."""
 
 
-Message: TypeAlias = Begin | Connect | Bind | Finish
+Message: TypeAlias = Begin | Connect | Bind | Ranked | Finish
 
 encode = msgspec.json.Encoder().encode
 

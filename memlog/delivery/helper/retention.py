@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.events import Batch, Evaluation, Event, Health, Loss, Recorded, Sample, Scope
+from memlog.events import (
+    Batch,
+    Evaluation,
+    Event,
+    Health,
+    Loss,
+    Phase,
+    Ranks,
+    Recorded,
+    Sample,
+    Scope,
+)
 from memlog.journal import JournalFile, RunDirectory
 from memlog.journal.compaction import compact, is_compactable
 from memlog.journal.delivery_state import Progress, UploadState
@@ -143,12 +154,17 @@ def _needed(progress: Progress) -> int:
 
 def _levels(event: Event) -> dict[str, float] | None:
     """Return the values by which an event can be a peak; ``None``: a rare event, which is always kept."""
-    if isinstance(event, (Batch, Loss, Evaluation, Sample, Health)):
+    if isinstance(event, (Batch, Loss, Evaluation, Sample, Health, Ranks)):
         # The lowest available memory is the peak: negated, it is the largest value.
         return {
             name: -value if fold == "min" else value
             for name, value, fold in values(event)
             if value is not None
+        }
+    if isinstance(event, Phase):
+        peaks = {"host": event.rss_peak, **{device.name: device.peak for device in event.devices}}
+        return {
+            f"{event.label} {name}": float(size) for name, size in peaks.items() if size is not None
         }
     if isinstance(event, (Recorded, Scope)):
         rss = event.rss if isinstance(event, Recorded) else event.rss_change

@@ -8,11 +8,22 @@ from collections.abc import Callable, Sequence
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.client import ARGUMENTS
-from memlog.events import Batch, ChildReading, End, Event, OutOfMemory, Sample, now_us
+from memlog.events import (
+    Batch,
+    ChildReading,
+    Device,
+    DeviceUse,
+    End,
+    Event,
+    OutOfMemory,
+    Sample,
+    now_us,
+)
 from memlog.events import Health as HealthEvent
 from memlog.journal import JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
+from memlog.probes.nvml import Nvml
 from memlog.probes.tree import (
     ProcessTree,
     available_memory,
@@ -33,6 +44,38 @@ _FIRST = 0.2
 """Processor seconds beyond that share: the share alone would allow few samples in a short run."""
 
 
+class DevicesInUse:
+    """Devices that the trainer has reported, and what its allocator holds on each."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, Device] = {}
+        self._reserved: dict[str, tuple[int | None, int | None]] = {}
+
+    def take(self, device: Device) -> None:
+        """Take a device."""
+        self._devices[device.name] = device
+
+    def take_step(self, event: Batch) -> None:
+        """Take the allocator's figures of a step."""
+        for reading in event.devices:
+            _, before = self._reserved.get(reading.name, (None, None))
+            self._reserved[reading.name] = before, reading.reserved
+
+    def read(self, nvml: Nvml) -> tuple[DeviceUse, ...]:
+        """Return the memory in use on each device, without those that the driver does not report."""
+        found = []
+        for name, device in self._devices.items():
+            memory = None if device.uuid is None else nvml.read(device.uuid, device.capacity)
+            if memory is not None:
+                found.append(DeviceUse(name, memory.used, self._other(name, memory.used)))
+        return tuple(found)
+
+    def _other(self, name: str, used: int) -> int | None:
+        # The driver is asked between two steps: a cache that is changing would make a wrong difference.
+        before, held = self._reserved.get(name, (None, None))
+        return used - held if held is not None and before == held <= used else None
+
+
 class StepFollower:
     """Follower of the trainer's journal: its newest step, its health and its end."""
 
@@ -46,6 +89,7 @@ class StepFollower:
         """The trainer's end event."""
         self.health: HealthEvent | None = None
         """The trainer's newest health event."""
+        self.devices = DevicesInUse()
         self._failed = False
 
     @property
@@ -60,6 +104,9 @@ class StepFollower:
             if isinstance(entry.event, Batch):
                 self.step = entry.event.step
                 self._failed = False
+                self.devices.take_step(entry.event)
+            elif isinstance(entry.event, Device):
+                self.devices.take(entry.event)
             elif isinstance(entry.event, OutOfMemory):
                 self._failed = True
             elif isinstance(entry.event, HealthEvent):
@@ -104,6 +151,7 @@ class Sampler:
         self._step_rate = _StepRate()
         self._free = _FIRST
         self._on_children = on_children
+        self._nvml = Nvml(diagnostics)
         self._children_rate = _StepRate()
         self._children: Sequence[ChildReading] = ()
 
@@ -163,6 +211,7 @@ class Sampler:
             children=tree.children,
             children_shared=tree.children_shared,
             host_limit=memory_limit(group.limit, self._machine),
+            devices=self._follower.devices.read(self._nvml),
         )
 
 

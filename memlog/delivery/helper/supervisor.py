@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -56,6 +57,33 @@ class SupervisedHelper:
         self._begin, self._listener = begin, listener
         self.current.start(begin, listener, self._on_pipe_closed)
 
+    def start_unless(
+        self,
+        is_helped: Callable[[], bool],
+        within: float,
+        begin: protocol.Begin,
+        listener: AlertListener | None = None,
+    ) -> None:
+        """Start the helper, on a thread, unless another process helps with the run within some seconds.
+
+        Args:
+            is_helped: Returns whether another process does.
+            within: Seconds.
+            begin: As in `start`.
+            listener: As in `start`.
+        """
+        self._begin, self._listener = begin, listener
+        if listener is not None:
+            listener.close()
+
+        def wait_and_start() -> None:
+            with self._diagnostics.contained("starting the helper process"):
+                if not self._over.wait(within) and not is_helped():
+                    self._replace()
+
+        with self._diagnostics.contained("starting the helper process"):
+            threading.Thread(target=wait_and_start, name="memlog-helper", daemon=True).start()
+
     @property
     def pid(self) -> int | None:
         """Process number of the helper; ``None`` if it could not be started."""
@@ -81,7 +109,7 @@ class SupervisedHelper:
             True if the helper has ended, or was started again, since the last call.
         """
         with self._lock:
-            if not (self.is_away or self._over.is_set()) and self.current.has_ended:
+            if not (self.is_away or self._over.is_set()) and self._has_ended_early:
                 self.changed = self.is_away = True
                 self._handle_early_end()
             changed, self.changed = self.changed, False
@@ -91,7 +119,7 @@ class SupervisedHelper:
         """Check for an early end as `look` does, but start no other helper: the run is over."""
         with self._lock:
             self._over.set()
-            if not self.is_away and self.current.has_ended:
+            if not self.is_away and self._has_ended_early:
                 self.is_away = True
                 self._report_end("the process tree was not sampled to the end of the run")
 
@@ -100,6 +128,11 @@ class SupervisedHelper:
         with self._lock:
             self._over.set()
             return self.current
+
+    @property
+    def _has_ended_early(self) -> bool:
+        """True if the helper has ended, and has not left the run to another rank's."""
+        return self.current.has_ended and not self.current.has_handed_over
 
     def _on_pipe_closed(self) -> None:
         """Wait for the end of a helper that has closed its pipe, and handle it."""
@@ -166,7 +199,8 @@ class SupervisedHelper:
             with self._lock:
                 if count == len(self._sent) and not self._over.is_set():
                     self.current, self.is_away, self.changed = helper, False, True
-                    self._diagnostics.count_fault("the helper process: started again")
+                    if self._starts:
+                        self._diagnostics.count_fault("the helper process: started again")
                     return True
         helper.abandon()
         return True

@@ -8,7 +8,7 @@ from memlog.events import Alert, Artifact, Event, Parameters, Sample
 from memlog.events import Health as HealthEvent
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
-from memlog.metrics import closing_parameters
+from memlog.metrics import in_run, parameters_of
 from memlog.sink import InProcessRun
 
 _MAX_OTHERS = 1000
@@ -26,11 +26,13 @@ class RunState:
         user_run: The user's run, as the user opened it last.
         ended: True if the tracker's client has ended the run at the user's request.
         rows: Values for the run's rows.
+        offset: `memlog.journal.Binding.offset` of the run.
     """
 
     def __init__(self, user_run: InProcessRun, diagnostics: Diagnostics) -> None:
         self.user_run = user_run
         self.ended = False
+        self.offset = 0
         self.rows = UsersRows(diagnostics)
         self._diagnostics = diagnostics
         self._others: list[Parameters | Alert | Artifact] = []
@@ -79,8 +81,9 @@ class RunState:
 
     def receive(self, event: Event) -> None:
         """Take an event that this process publishes while the run is the newest one."""
-        if self._is_wanted(event):
-            self.rows.receive(event)
+        own = in_run(event, self.offset)
+        if own is not None and self._is_wanted(own):
+            self.rows.receive(own)
 
     def take(self, event: Event, *, received: bool) -> None:
         """Take an event from the journal.
@@ -89,15 +92,16 @@ class RunState:
             event: The event.
             received: True if `receive` took it when it was published: then the rows have its values already.
         """
+        own = in_run(event, self.offset)
+        if own is None:
+            return
+        event = own
         if not received and self._is_wanted(event):
             self.rows.add(event)
         if isinstance(event, Artifact) and event.is_report and not self.user_run.is_open:
             return  # a run that the user has ended got a report of its own
-        if isinstance(event, HealthEvent) and self._is_wanted(event):
-            other: Event | None = closing_parameters(event)
-        else:
-            other = event
-        if isinstance(other, (Parameters, Alert, Artifact)) and len(self._others) < _MAX_OTHERS:
+        other = event if isinstance(event, (Alert, Artifact)) else parameters_of(event)
+        if other is not None and self._is_wanted(event) and len(self._others) < _MAX_OTHERS:
             self._others.append(other)
 
     def _is_wanted(self, event: Event) -> bool:

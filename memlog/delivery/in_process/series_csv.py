@@ -18,7 +18,9 @@ SERIES_KIND = "series"
 _COLUMNS = ("axis", "index", "time_us", "name", "value")
 
 
-def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]) -> Artifact:
+def write_series(
+    run: RunDirectory, name: str, belongs: Callable[[Header], bool], offset: int = 0
+) -> Artifact:
     """Write every point of the chosen segments to a CSV file in the run's ``artifacts`` folder.
 
     Its columns are axis, index, time_us (Unix time in microseconds), name and value.
@@ -27,6 +29,7 @@ def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]
         run: The run's folder.
         name: Name of the file.
         belongs: Returns, for a segment's header, whether to write its points.
+        offset: `memlog.journal.Binding.offset` of the tracker's run, whose steps the file has.
 
     Raises:
         OSError: the file can't be written.
@@ -38,7 +41,7 @@ def write_series(run: RunDirectory, name: str, belongs: Callable[[Header], bool]
         rows = csv.writer(file)
         rows.writerow(_COLUMNS)
         for journal in run.files():
-            plan: Plan[Any] = Plan("full")
+            plan: Plan[Any] = Plan("full", offset=offset)
             header, chosen = None, False
             for entry in journal.read():
                 if entry.header is not header:

@@ -71,6 +71,12 @@ class InProcessWriter:
         if self._newest is not None:
             self._newest.receive(event)
 
+    def count_from(self, run_id: str, offset: int) -> None:
+        """Set how a run counts steps (`memlog.journal.Binding.offset`), before its first step."""
+        run_state = self._runs.get(run_id)
+        if run_state is not None:
+            run_state.offset = offset
+
     def begin(self, user_run: InProcessRun, *, kept: bool = True) -> None:
         """Begin to write to a run that the user has opened. Call it before events are bound to the run.
 

@@ -92,7 +92,9 @@ class WrittenRuns:
         run_id = run_state.user_run.run_id
         name = f"series-{run_id}.csv"
         try:
-            artifact = write_series(self._run, name, lambda header: self.target(header) == run_id)
+            artifact = write_series(
+                self._run, name, lambda header: self.target(header) == run_id, run_state.offset
+            )
             run_state.log_series(artifact, self._run)
         except Exception as error:  # noqa: BLE001 - whatever the tracker's client raises
             self._diagnostics.fault(f"writing the whole series to {self.state.backend}", error)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from memlog.events import Alert, Artifact, Health, Parameters
+from memlog.events import Alert, Artifact, Parameters
 from memlog.journal import Entry, Header, Position
 from memlog.journal.delivery_state import Progress
-from memlog.metrics import Plan, closing_parameters, place
+from memlog.metrics import Plan, alert_in_run, parameters_of, place
 from memlog.sink import Point, Resolution
 
 
-def plan_for(header: Header, resolution: Resolution) -> Plan[Position]:
-    """Return the plan of a segment's points, with the names that its writer gave to metrics."""
-    return Plan(resolution, header.initial_step, older=header.has_older_names)
+def plan_for(header: Header, resolution: Resolution, offset: int = 0) -> Plan[Position]:
+    """Return the plan of a segment's points, with the names that its writer gave to metrics.
+
+    Args:
+        header: The segment's header.
+        resolution: The sink's resolution.
+        offset: `memlog.journal.Binding.offset` of the run. ``initial_step`` counts for a run without one.
+    """
+    initial_step = 0 if offset else header.initial_step
+    return Plan(resolution, initial_step, older=header.has_older_names, offset=offset)
 
 
 class Cursor:
@@ -32,16 +39,24 @@ class Cursor:
         self.header: Header | None = None
         self.target: str | None = None
         """Id of the user's run that events go to; ``None``: the sink's own."""
+        self.offset = 0
+        """`memlog.journal.Binding.offset` of that run."""
         self.since = self.segment = self.at.segment
         """Numbers of the first segment for that run, and of the segment being read."""
         self.plan: Plan[Position] | None = None
         self.skipping = False
         """True if events are skipped, because the in-process writer has written them to their run."""
 
-    def switch_to(self, target: str | None, segment: int) -> None:
-        """Send to another run from the beginning of a segment on."""
+    def switch_to(self, target: str | None, offset: int, segment: int) -> None:
+        """Send to another run, or to the same one by another count, from the beginning of a segment on."""
         self.target, self.since, self.segment = target, segment, segment
-        self.plan, self.skipping = None, False
+        self.plan, self.skipping, self.offset = None, False, offset
+
+    def plan_on(self, header: Header, resolution: Resolution, offset: int) -> None:
+        """Plan a segment's points; close the buckets of a segment that counts steps otherwise."""
+        if self.plan is None or offset != self.offset:
+            self.finish()
+            self.offset, self.plan = offset, plan_for(header, resolution, offset)
 
     def take(self, entry: Entry) -> None:
         """Feed one event to the plan, and keep the data that was not sent before."""
@@ -54,14 +69,12 @@ class Cursor:
         self.at = entry.end
         if entry.end > self.sent:
             self.pending += points
-            if isinstance(entry.event, Parameters):
-                self.parameters.append(entry.event)
-            elif isinstance(entry.event, Alert):
-                self.alerts.append(entry.event)
+            if isinstance(entry.event, Alert):
+                self.alerts.append(alert_in_run(entry.event, self.offset))
             elif isinstance(entry.event, Artifact):
                 self.artifacts.append(entry.event)
-            elif isinstance(entry.event, Health) and (figures := closing_parameters(entry.event)):
-                self.parameters.append(figures)
+            elif (parameters := parameters_of(entry.event)) is not None:
+                self.parameters.append(parameters)
 
     def _counts(self, entry: Entry) -> bool:
         """Return whether an event is new, or belongs to a bucket that was open at the saved progress."""

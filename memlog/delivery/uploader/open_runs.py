@@ -130,12 +130,12 @@ class Targets:
             with suppress(Exception):
                 sink.close(None)
 
-    def close(self, end: End | None, description: Callable[[], str]) -> None:
+    def close(self, end: End | None, description: Callable[[bool], str]) -> None:
         """Describe and end the runs that sinks opened, except those that the tracker refuses.
 
         Args:
             end: How the run ended; ``None``: it has not.
-            description: Makes a text about the run.
+            description: Makes a text about the run; its argument: whether the tracker has the run's files.
         """
         if self._state.own_run is not None:
             with suppress(RunRefusedError):
@@ -188,7 +188,7 @@ class Targets:
         state.stage, state.problem = "delivering", self.refusals.problem
 
 
-def _describe(sink: Sink, description: Callable[[], str]) -> None:
+def _describe(sink: Sink, description: Callable[[bool], str]) -> None:
     """Show a text on a run that a sink opened. The run ends also if the text can't be made or is rejected.
 
     Raises:
@@ -199,7 +199,7 @@ def _describe(sink: Sink, description: Callable[[], str]) -> None:
         return
     try:
         if sink.wants_description():
-            sink.log_description(description())
+            sink.log_description(description(getattr(sink, "has_files", True)))
     except (RunRefusedError, TrackerUnavailableError):
         raise
     except Exception:

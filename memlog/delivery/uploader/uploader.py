@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from memlog._internal.redact import remember, without_credentials
 from memlog.delivery.uploader import outbox
 from memlog.delivery.uploader.artifact_files import Copies
@@ -129,7 +131,7 @@ class Uploader:
         """
         end = _end_of(self.run, self.end)
         try:
-            self._targets.close(end, lambda: _description(self.run, self.backend))
+            self._targets.close(end, partial(_description, self.run, self.backend))
         except Exception as error:
             if not self._targets.are_durable:
                 self._progress.go_back()
@@ -156,8 +158,10 @@ class Uploader:
             for entry in file.read(cursor.at) if file is not None else ():
                 if entry.start >= deferred.until:
                     break
-                if cursor.plan is None:
-                    cursor.plan = plan_for(entry.header, sink.resolution)
+                if entry.header is not cursor.header and file is not None:
+                    cursor.header, binding = entry.header, self._binding(file, entry.header)
+                    offset = 0 if binding is None else binding.offset
+                    cursor.plan_on(entry.header, sink.resolution, offset)
                 cursor.take(entry)
                 if len(cursor.pending) >= sink.max_points:
                     self._send(name, cursor)
@@ -182,7 +186,7 @@ class Uploader:
         others = (
             segment
             for segment, header in file.headers_after(cursor.segment)
-            if self._target(file, header) != cursor.target
+            if _run_id(self._binding(file, header)) != cursor.target
         )
         if (other := next(others, None)) is None:
             return False
@@ -224,33 +228,34 @@ class Uploader:
     def _switch_run(self, file: JournalFile, cursor: Cursor, entry: Entry) -> bool:
         """Switch to the run that a segment's events go to; return false if it is not known yet."""
         header = entry.header
-        target = self._target(file, header)
+        binding = self._binding(file, header)
+        target, offset = _run_id(binding), 0 if binding is None else binding.offset
         if target is None and self.state.own_run is None and not self.may_open_own:
             return False
         claim = self._targets.claimed(target)
-        if claim == "in process" or cursor.plan is None or target != cursor.target:
+        is_other = (target, offset) != (cursor.target, cursor.offset)
+        if claim == "in process" or cursor.plan is None or is_other:
             cursor.finish()
             self._send(file.process, cursor)
             if claim == "in process":
                 return False
-            cursor.switch_to(target, entry.start.segment)
+            cursor.switch_to(target, offset, entry.start.segment)
             cursor.skipping = claim == "whole"
             resolution = "full" if cursor.skipping else self._sink(target).resolution
-            cursor.plan = plan_for(header, resolution)
+            cursor.plan = plan_for(header, resolution, offset)
         cursor.header, cursor.segment = header, entry.start.segment
         return True
 
-    def _target(self, file: JournalFile, header: Header) -> str | None:
-        """Return the id of the user's run that a segment's events go to; ``None``: the sink's own."""
+    def _binding(self, file: JournalFile, header: Header) -> Binding | None:
+        """Return the user's run that a segment's events go to; ``None``: the sink's own."""
         binding = header.bindings.get(self.backend)
         # Events from before the user's first run go to that run, unless a run of the sink's own has been
         # opened for them meanwhile.
         if binding is None and self.state.own_run is None:
             binding = _first_binding(self.run, self.backend, file)
-        if binding is None:
-            return None
-        self._targets.note_binding(binding)
-        return binding.run_id
+        if binding is not None:
+            self._targets.note_binding(binding)
+        return binding
 
     def _sink(self, target: str | None) -> Sink:
         """Return the sink of a target, and save if that has opened a run.
@@ -292,6 +297,10 @@ class Uploader:
                 self._progress.save()
 
 
+def _run_id(binding: Binding | None) -> str | None:
+    return None if binding is None else binding.run_id
+
+
 def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Binding | None:
     """Return the first run of the user's that a segment names: one of this process, or else of another."""
     others = (other for other in run.files() if other.process != file.process)
@@ -302,10 +311,10 @@ def _first_binding(run: RunDirectory, backend: str, file: JournalFile) -> Bindin
     return None
 
 
-def _description(run: RunDirectory, backend: str) -> str:
+def _description(run: RunDirectory, backend: str, has_files: bool) -> str:
     from memlog.reports.description import description  # noqa: PLC0415 - needed only at the end
 
-    return description(run, backend)
+    return description(run, backend, has_files=has_files)
 
 
 def _end_of(run: RunDirectory, reported: End | None) -> End | None:

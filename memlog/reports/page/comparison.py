@@ -152,12 +152,11 @@ def _figures(runs: TwoRuns) -> Element:
 
 def _categories(runs: TwoRuns) -> Element | None:
     rows = runs.figures.categories
-    if not rows:
+    if not _both_traced(runs):
         return None
     bars = [
         (name, {category: int(row.values[at] or 0) for category, row in rows.items()})
         for at, name in enumerate(runs.names)
-        if any(row.values[at] for row in rows.values())
     ]
     drawn = drawings.stacked_bars(bars, "Memory at the traced peak of both runs, by category")
     return sections.section(
@@ -167,9 +166,15 @@ def _categories(runs: TwoRuns) -> Element | None:
     )  # fmt: skip
 
 
+def _both_traced(runs: TwoRuns) -> bool:
+    """Return True if a step of each run was traced."""
+    rows = runs.figures.categories.values()
+    return all(any(row.values[at] for row in rows) for at in range(len(runs.names)))
+
+
 def _layers(runs: TwoRuns) -> Element | None:
     rows = runs.figures.layers
-    if not rows:
+    if not rows or not _both_traced(runs):
         return None
     by_change = sorted(rows.items(), key=lambda item: -abs(_difference(item[1]) or 0))
     shown = dict(by_change[:_LAYERS])

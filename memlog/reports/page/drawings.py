@@ -11,7 +11,7 @@ from memlog.reports.page.markup import el
 from memlog.reports.page.series import Chart, Curve
 
 _WIDTH, _HEIGHT = 960, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 12, 14, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 34, 14, 30
 _MOST = 480
 """Most points of a drawn line."""
 _MOST_BARS = 40
@@ -63,11 +63,7 @@ def line_chart(chart: Chart, axis: str) -> Element:
         *(_index_tick(tick, x(tick)) for tick in _whole_ticks(first, last)),
         el("text", axis, x=_WIDTH - _RIGHT, y=_HEIGHT - 4, class_="axis end"),
         *(
-            el(
-                "polyline",
-                points=" ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points),
-                class_=f"line {curve_class(curve, number)}",
-            )
+            _line([(x(at), y(value)) for at, value in points], curve_class(curve, number))
             for number, curve, points in reversed(drawn)
         ),
     ]
@@ -82,6 +78,15 @@ def line_chart(chart: Chart, axis: str) -> Element:
         role="img",
         class_="static",
     )
+
+
+def _line(places: Sequence[tuple[float, float]], kind: str) -> Element:
+    """Return a line through places of the drawing; through one place alone, a dot."""
+    if len(places) == 1:
+        [(x, y)] = places
+        return el("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, class_=f"line {kind}")
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return el("polyline", points=points, class_=f"line {kind}")
 
 
 def curve_class(curve: Curve, number: int) -> str:

@@ -118,6 +118,10 @@ class SeriesFold:
         if event.step is not None and (event.tree_processes or 1) > 1:
             fold = self._fold("step", _HOST)
             fold.add("with child processes", "tree", event.step, event.tree_pss)
+        for device in event.devices:
+            if event.step is not None and device.name in self._axes["step"]:
+                fold = self._fold("step", device.name)
+                fold.add("all processes", "tree", event.step, device.used)
 
     def _take_rare(self, event: Event, step: int | None) -> None:
         if isinstance(event, Device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -16,6 +17,7 @@ _MOST_NODES = 4_000
 _DEEPEST = 64
 """Most layers inside each other: a trace's file may come from elsewhere."""
 _ROWS = 15
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 class Node(msgspec.Struct):
@@ -96,7 +98,7 @@ def layer_rows(trace: RecordedTrace) -> list[LayerRow]:
         sizes[share.category] = sizes.get(share.category, 0) + share.size
     allocated = {layer.path: layer.allocated for layer in trace.result.layers}
     allocated.update({line.line: line.allocated for line in trace.result.lines})
-    largest = sorted(held.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    largest = sorted(held.items(), key=lambda item: (-sum(item[1].values()), _counted(item[0])))
     return [
         LayerRow(
             path=holder,
@@ -107,6 +109,11 @@ def layer_rows(trace: RecordedTrace) -> list[LayerRow]:
         )
         for holder, sizes in largest[:_ROWS]
     ]
+
+
+def _counted(name: str) -> list[str | int]:
+    """Return a sorting key that places layer 2 before layer 10."""
+    return [int(part) if part.isdecimal() else part for part in _NUMBER.split(name)]
 
 
 def _last_part(path: str, above: str) -> str:
@@ -136,7 +143,7 @@ def _tidy(root: Node, least: int) -> None:
     for node in _all(root):
         small = [child for child in node.children if child.size <= least]
         kept = [child for child in node.children if child.size > least]
-        kept.sort(key=lambda child: (bool(child.category), -child.size, child.name))
+        kept.sort(key=lambda child: (bool(child.category), -child.size, _counted(child.name)))
         if size := sum(child.size for child in small):
             kept.append(Node(f"{len(small):,} smaller", size=size, children=[]))
         node.children = kept

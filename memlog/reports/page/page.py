@@ -90,6 +90,7 @@ def _run_page(reader: RunReader, library: Library) -> str:
         sections.traced(series.traces),
         None if step is None else layer_sections.icicle(step),
         None if step is None else layer_sections.largest(step),
+        run_sections.phases(summary),
         run_sections.ranks(ranks),
         run_sections.alerts(summary),
         run_sections.provenance(summary),

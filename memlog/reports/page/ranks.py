@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
-from memlog.events import Parameters
-from memlog.journal import RunDirectory, list_runs
+from memlog.journal import RunDirectory
+from memlog.ranks.registration import ranks_of
 from memlog.reports.page.facts import run_series
 from memlog.reports.page.series import Chart, Curve
 from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
-_MOST_RANKS = 64
+_MAX_RANKS = 64
 _POINTS = 500
-_BEGUN_WITHIN = 300.0
-"""Seconds between the beginnings of ranks of one job, at most."""
-_FIRST_EVENTS = 200
-"""Events among which a run's parameters are looked for."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -31,22 +27,13 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 def find_ranks(run: RunDirectory, summary: Summary) -> list[Rank]:
-    """Return the ranks of a job, in order; empty if the run has no rank, or no other rank's run is here."""
-    job = _job(summary.run.parameters)
-    if job is None:
+    """Return the ranks of a training, in order; empty if no other rank's run is in the folder."""
+    found = ranks_of(run)
+    if len(found) < 2:  # noqa: PLR2004 - one run is no comparison
         return []
-    found = {_rank(summary.run.parameters): run}
-    begun = run.begun()
-    others = [other for other in list_runs(run.path.parent) if other.id != run.id]
-    others = [other for other in others if abs(other.begun() - begun) <= _BEGUN_WITHIN]
-    for other in sorted(others, key=lambda other: abs(other.begun() - begun)):
-        parameters = _parameters(other)
-        if _job(parameters) == job and len(found) < _MOST_RANKS:
-            found.setdefault(_rank(parameters), other)
-    if len(found) == 1:
-        return []
-    ranks = (_read(rank, one, summary if one is run else None) for rank, one in found.items())
-    return sorted((rank for rank in ranks if rank is not None), key=lambda rank: rank.rank)
+    first = dict(islice(found.items(), _MAX_RANKS))
+    ranks = (_read(rank, one, summary if one.id == run.id else None) for rank, one in first.items())
+    return [rank for rank in ranks if rank is not None]
 
 
 def rank_chart(ranks: list[Rank]) -> Chart | None:
@@ -81,25 +68,3 @@ def _read(rank: int, run: RunDirectory, known: Summary | None) -> Rank | None:
     if not charts:
         return None
     return Rank(rank, known or summarize(run), charts[0])
-
-
-def _job(parameters: Mapping[str, str]) -> tuple[str, str | None] | None:
-    """Return what the ranks of one job have in common; ``None`` for a process that trained alone."""
-    size = parameters.get("world_size", "")
-    if not size.isdecimal() or int(size) < 2 or not parameters.get("rank", "").isdecimal():  # noqa: PLR2004
-        return None
-    return size, parameters.get("torchelastic_run_id")
-
-
-def _rank(parameters: Mapping[str, str]) -> int:
-    return int(parameters["rank"])
-
-
-def _parameters(run: RunDirectory) -> Mapping[str, str]:
-    for file in run.files():
-        for count, entry in enumerate(file.read()):
-            if isinstance(entry.event, Parameters):
-                return entry.event.values
-            if count >= _FIRST_EVENTS:
-                break
-    return {}

@@ -10,6 +10,7 @@ from memlog.reports.page import drawings, sections
 from memlog.reports.page.markup import Child, el, prose, table
 from memlog.reports.page.ranks import Rank
 from memlog.reports.page.series import peak_name
+from memlog.reports.phases import known_peak
 from memlog.reports.schema import Delivery, HealthFacts, Summary
 
 
@@ -75,6 +76,36 @@ def _place(step: int | None, evaluation: int | None, epoch: int | None) -> str:
     return "before the first step"
 
 
+def phases(summary: Summary) -> Element | None:
+    """Return the section with the phases of the program; ``None`` if it marked none."""
+    if not summary.phases:
+        return None
+    rows: list[list[Child | list[Child]]] = []
+    for label, facts in list(summary.phases.items())[: sections.LISTED]:
+        for name, peak in facts.peaks.items():
+            of = summary.peaks.get("host.rss" if name == "host" else f"{name}.allocated")
+            most = None if of is None else of.bytes
+            bar = drawings.share_bar((peak.at_least_bytes or 0) / most, "peak") if most else None
+            rows.append(
+                [
+                    " > ".join([*facts.within, label]),
+                    "host" if name == "host" else name,
+                    [known_peak(peak), bar],
+                    "yes" if peak.made_the_peak else "",
+                    "" if peak.exact_step is None else f"step {peak.exact_step:,}",
+                    f"{facts.count:,}",
+                    sections.duration(facts.duration_s),
+                    f"{facts.errors:,}" if facts.errors else "",
+                ]
+            )
+    headings = ["phase", "of", "peak", "made the run's peak", "exact at", "count", "time", "errors"]
+    return sections.section(
+        "phases", "Phases",
+        el("p", "A peak is exact if it was the highest so far; otherwise the most that was read is shown."),
+        table("Phases", headings, rows, numbers=(2, 5)),
+    )  # fmt: skip
+
+
 def provenance(
     summary: Summary, name: str = "origin", title: str = "Where the run came from"
 ) -> Element:
@@ -93,10 +124,14 @@ def provenance(
             f"{name} ({device.product or 'unknown'}, {format_bytes(device.capacity_bytes)})"
             for name, device in run.devices.items()
         ),
-        "folder": run.directory,
-        **{_parameter(name): value for name, value in run.parameters.items() if name != "devices"},
+        **{
+            _parameter(name): value
+            for name, value in run.parameters.items()
+            if name not in ("command", "devices")
+        },
     }
-    return sections.section(name, title, _facts(facts))
+    long = {"command": run.parameters.get("command"), "folder": run.directory}
+    return sections.section(name, title, _facts(long, "facts long"), _facts(facts))
 
 
 def _parameter(name: str) -> str:
@@ -106,11 +141,11 @@ def _parameter(name: str) -> str:
     )
 
 
-def _facts(facts: Mapping[str, str | None]) -> Element:
+def _facts(facts: Mapping[str, str | None], class_: str = "facts") -> Element:
     return el(
         "dl",
         [el("div", el("dt", name), el("dd", value)) for name, value in facts.items() if value],
-        class_="facts",
+        class_=class_,
     )
 
 

@@ -13,7 +13,7 @@ from memlog.trace.predict import optimizers, scaling
 from memlog.trace.predict.checkpointing import best_plan, running_statistics
 from memlog.trace.predict.lifetimes import TracedStep
 from memlog.trace.predict.precision import why_not, with_autocast
-from memlog.trace.records import RecordedTrace
+from memlog.trace.records import RecordedTrace, TraceResult
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
 
@@ -53,6 +53,9 @@ class Hint(msgspec.Struct, frozen=True):
     """Saved bytes as a part of the peak without the change, 0 to 1."""
     modules: tuple[str, ...] = ()
     """Paths of the modules to checkpoint."""
+    time: float | None = None
+    """Time that the change adds, as a part of the step's; ``None``: not measured. For checkpointing, the
+    forward pass of its modules, which then runs twice, as measured in the traced step."""
 
     def sentence(self) -> str:
         """Return one line of text for a user."""
@@ -192,10 +195,15 @@ def _hints(traced: TracedStep, current: int, min_saved: float) -> tuple[Hint, ..
 
 
 def _hint(
-    kind: HintKind, what: str, current: int, peak: int, modules: tuple[str, ...] = ()
+    kind: HintKind,
+    what: str,
+    current: int,
+    peak: int,
+    modules: tuple[str, ...] = (),
+    time: float | None = None,
 ) -> Hint:
     saved = current - peak
-    return Hint(kind, what, peak, saved, saved / current if current else 0.0, modules)
+    return Hint(kind, what, peak, saved, saved / current if current else 0.0, modules, time)
 
 
 def _smaller_batch(traced: TracedStep, current: int) -> Iterator[Hint]:
@@ -212,7 +220,16 @@ def _checkpointing(traced: TracedStep, current: int) -> Iterator[Hint]:
         named = ", ".join(f"`{path}`" for path in plan.modules[:_NAMED])
         more = len(plan.modules) - _NAMED
         what = f"`torch.utils.checkpoint` on {named}" + (f" and {more} more" if more > 0 else "")
-        yield _hint("checkpointing", what, current, plan.peak, plan.modules)
+        time = _forward_time(traced.trace.result, plan.modules)
+        yield _hint("checkpointing", what, current, plan.peak, plan.modules, time)
+
+
+def _forward_time(result: TraceResult, modules: Sequence[str]) -> float | None:
+    """Return the time of modules' forward passes as a part of the step's."""
+    if not result.duration_ms:
+        return None
+    phases = (layer.phase("forward") for layer in result.layers if layer.path in modules)
+    return sum(phase.time_ms for phase in phases if phase is not None) / result.duration_ms
 
 
 def _precision(traced: TracedStep, current: int) -> Iterator[Hint]:

@@ -157,10 +157,19 @@ class ModuleNames:
             self._known[id(module)] = (weakref.ref(module), (*others, number))
 
 
-def _registered(module: Any, registry: str) -> dict[str, Any]:
+def registered(module: Any, registry: str) -> dict[str, Any]:
     """Return a module's children or parameters without code of its class, which may be the program's."""
     found = object.__getattribute__(module, "__dict__").get(registry)
     return found if issubclass(type(found), dict) else {}
+
+
+def unique_modules(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each module once, as ``named_modules`` does."""
+    seen: set[int] = set()
+    for name, module in itertools.islice(_named_modules(root), MAX_NAMES):
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield name, module
 
 
 def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
@@ -170,26 +179,26 @@ def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
         name, module = waiting.pop()
         yield name, module
         prefix = f"{name}." if name else ""
-        children = reversed(_registered(module, "_modules").items())
+        children = reversed(registered(module, "_modules").items())
         waiting += [(prefix + child, inner) for child, inner in children if inner is not None]
 
 
 def _has_tensors(root: Any) -> bool:
     modules = () if root is None else _named_modules(root)
-    tensors = (one for _, module in modules for one in _registered(module, "_parameters").values())
+    tensors = (one for _, module in modules for one in registered(module, "_parameters").values())
     return any(one is not None for one in tensors)
 
 
 def _kind(module: Any) -> str:
-    return type(_registered(module, "_modules").get(_COMPILED, module)).__name__
+    return type(registered(module, "_modules").get(_COMPILED, module)).__name__
 
 
 def _name_beside_children(root: Any) -> str:
     """Return the name of a model's class, changed until no child has it."""
     name, inside = _kind(root), root
-    while _COMPILED in _registered(inside, "_modules"):
-        inside = _registered(inside, "_modules")[_COMPILED]
-    while name in _registered(inside, "_modules"):
+    while _COMPILED in registered(inside, "_modules"):
+        inside = registered(inside, "_modules")[_COMPILED]
+    while name in registered(inside, "_modules"):
         name = f"{name} (model)"
     return name
 

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from memlog.trace.encoding import BUFFER, GRADIENT, OUTSIDE, PARAMETER
-from memlog.tracer.attribution.module_names import ModuleNames, RootModule
+from memlog.tracer.attribution.module_names import (
+    ModuleNames,
+    RootModule,
+    registered,
+    unique_modules,
+)
 from memlog.tracer.tensor_storages import StateTensor
 
 
+class _Owner(NamedTuple):
+    """Module that has a parameter.
+
+    Attributes:
+        module: The module, held weakly.
+        name: Name of the parameter in it.
+        layer: Its layer.
+        root_layer: Layer of the root module.
+    """
+
+    module: weakref.ref[Any]
+    name: str
+    layer: int
+    root_layer: int
+
+    def parameter(self, default: Any = None) -> Any:
+        """Return the parameter; ``default`` if the module lacks it or its registry, as TorchScript's do."""
+        module = self.module()
+        return None if module is None else registered(module, "_parameters").get(self.name, default)
+
+
 class ParameterOwners:
-    """Layers of the parameters in a window. Parameters are held weakly, by identity."""
+    """Layers of the parameters in a window, by the parameters' identity.
+
+    Only the modules are held weakly: ``torch.utils.swap_tensors``, with which modules may be converted to
+    another type or device, refuses tensors that have weak references.
+    """
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
-        self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        self._known: dict[int, _Owner] = {}
         self._registered = 0
 
     def register_new_roots(self) -> list[tuple[Tensor, int, int]]:
@@ -37,14 +68,14 @@ class ParameterOwners:
 
     def _tensors(self, model: Any, root: RootModule) -> Iterator[tuple[Tensor, int, int]]:
         root_layer = self._names.owner_of("", root)
-        for name, parameter in model.named_parameters():
-            layer = self._names.owner_of(name, root)
-            self._known[id(parameter)] = (weakref.ref(parameter), layer, root_layer)
+        for module, name, path, parameter in _members(model, "_parameters", "named_parameters"):
+            layer = self._names.owner_of(path, root)
+            self._known[id(parameter)] = _Owner(weakref.ref(module), name, layer, root_layer)
             yield parameter, layer, PARAMETER
             if parameter.grad is not None:
                 yield parameter.grad, layer, GRADIENT
-        for name, buffer in model.named_buffers():
-            yield buffer, self._names.owner_of(name, root), BUFFER
+        for _, _, path, buffer in _members(model, "_buffers", "named_buffers"):
+            yield buffer, self._names.owner_of(path, root), BUFFER
 
     @property
     def has_new_roots(self) -> bool:
@@ -53,19 +84,50 @@ class ParameterOwners:
 
     def parameters(self) -> Iterator[tuple[Tensor, int]]:
         """Yield the parameters that still exist, each with its layer."""
-        for reference, layer, _ in list(self._known.values()):
-            parameter = reference()
+        for owner in list(self._known.values()):
+            parameter = owner.parameter()
             if parameter is not None:
-                yield parameter, layer
+                yield parameter, owner.layer
 
     def of(self, parameter: Any) -> int:
         """Return the layer of a parameter; "outside" if no module of the window has it."""
-        known = self._known.get(id(parameter))
-        return known[1] if known is not None and known[0]() is parameter else OUTSIDE
+        owner = self._owner(parameter)
+        return OUTSIDE if owner is None else owner.layer
 
     def of_state(self, state: StateTensor) -> int:
         """Return the layer of a state tensor: its parameter's, or the root's if all parameters share it."""
-        known = self._known.get(id(state.parameter))
-        if known is None or known[0]() is not state.parameter:
+        owner = self._owner(state.parameter)
+        if owner is None:
             return OUTSIDE
-        return known[2] if state.shared else known[1]
+        return owner.root_layer if state.shared else owner.layer
+
+    def _owner(self, parameter: Any) -> _Owner | None:
+        owner = self._known.get(id(parameter))
+        return owner if owner is not None and owner.parameter(parameter) is parameter else None
+
+
+class _Member(NamedTuple):
+    """A parameter or buffer, the module that has it, its name there, and its path in the model."""
+
+    module: Any
+    name: str
+    path: str
+    tensor: Tensor
+
+
+def _members(model: Any, registry: str, method: str) -> Iterator[_Member]:
+    """Yield each parameter or buffer of a model once.
+
+    Args:
+        model: The root module.
+        registry: Attribute in which a module has them by name.
+        method: Method that yields those of a module without such a registry: one of TorchScript.
+    """
+    seen: set[int] = set()
+    for prefix, module in unique_modules(model):
+        scripted = issubclass(type(module), torch.jit.ScriptModule)
+        found = getattr(module, method)() if scripted else registered(module, registry).items()
+        for name, tensor in list(found):
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield _Member(module, name, f"{prefix}.{name}" if prefix else name, tensor)

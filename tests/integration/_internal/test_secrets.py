@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -98,7 +99,9 @@ def family(pid: int) -> Iterator[str]:
     """The command lines of a process and its descendants."""
     process = psutil.Process(pid)
     for member in (process, *process.children(recursive=True)):
-        yield " ".join(member.cmdline())
+        # One may end meanwhile, such as git, which the helper process asks for the commit.
+        with suppress(psutil.NoSuchProcess):
+            yield " ".join(member.cmdline())
 
 
 def lines_until(process: "subprocess.Popen[str]", holds: Callable[[], object]) -> set[str]:

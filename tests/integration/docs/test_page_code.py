@@ -37,6 +37,8 @@ def test_code_runs_and_prints_what_the_page_shows(
         "CUDA_VISIBLE_DEVICES": "",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "WANDB_MODE": "offline",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "HF_HUB_OFFLINE": "1",
     }
     with closing(page_programs.Reader(tmp_path, environment)) as reader:
         for step in page_programs.steps(page):

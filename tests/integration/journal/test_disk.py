@@ -112,7 +112,8 @@ def test_a_full_disk_and_room_again(tmp_path: Path, small_disk: Path) -> None:
     run = Outcome(tmp_path, f"{fill}\n        {room}", runs=small_disk)
     lost = run.dropped["journal_write"]
     assert 0 < lost < 2_000
-    assert in_journal(small_disk) == run.published - lost
+    # A line that lacks only its newline counts as lost, and can be read once the next one begins with it.
+    assert in_journal(small_disk) - (run.published - lost) in (0, 1)
     assert len(run.warnings) == 2
     assert "No space left on device" in run.warnings[0] or "disk is full" in run.warnings[0]
     summary = summarize(find_run(small_disk, "latest"))

@@ -63,6 +63,23 @@ def test_a_teacher_that_is_not_frozen_is_named() -> None:
     assert "take 1.1 MiB" in finding.title
 
 
+def test_parameters_can_be_swapped_between_steps() -> None:
+    """Tensors with weak references can't."""
+
+    def converted() -> Iterator[None]:
+        teacher, steps = mlp(), distilled(lambda _: None)
+        teacher(torch.randn(8, 64)).sum().backward()
+        for _ in steps:
+            teacher.double().float()
+            yield
+
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        assert len(found(converted())) == 1
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 @pytest.mark.parametrize(
     "steps",
     [

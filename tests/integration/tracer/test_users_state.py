@@ -97,6 +97,7 @@ TRAINER = """
 """
 
 WHILE_IT_RECORDS = {
+    "sys.meta_path",  # waits for the import of a trainer's library
     "threads",
     "torch.optim.optimizer._global_optimizer_post_hooks",
     "torch.optim.optimizer._global_optimizer_pre_hooks",

@@ -363,7 +363,7 @@ def test_two_runs_one_after_the_other_keep_apart(tmp_path: Path) -> None:
         assert [row["loss"] for row in held.users_rows()[:100]] == [s + fold for s in range(100)]
         mine = [row["memlog/step"] for row in held.memlogs_rows() if "memlog/step" in row]
         assert mine == sorted(mine)
-        assert fold * 100 <= mine[0] <= mine[-1] <= fold * 100 + 99
+        assert 0 <= mine[0] <= mine[-1] <= 99  # each run counts its own steps
     state = InProcessState.load(recorded(tmp_path), "wandb")
     assert state is not None
     assert state.joined == [first.run_id, second.run_id]

@@ -63,6 +63,14 @@ def test_the_commands_and_their_options_are_frozen() -> None:
     assert surface(cli) == {"version": ["--version"]}
     assert {name: surface(command) for name, command in cli.commands.items()} == {
         "advise": {"run": ["run"], "as_json": ["--json"], "directory": ["--dir"]},
+        "estimate": {
+            "target": ["target"],
+            "batches": ["--batch"],
+            "lengths": ["--length"],
+            "memory": ["--device"],
+            "cpu": ["--cpu"],
+            "as_json": ["--json"],
+        },
         "compare": {
             "runs": ["runs"],
             "gates": ["--fail-if"],

@@ -71,8 +71,11 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
     assert "blocks.3.mlp.0 (activations)" in lines
     for hint in advice.hints:
         line = lines[hint.what.replace("`", "")]
-        assert line.endswith(f"{format_bytes(hint.saved)}, {hint.share:.0%}")
+        time = "" if hint.time is None else f"{hint.time:.0%}"
+        assert line.endswith(f"{format_bytes(hint.saved)}, {hint.share:.0%} {time:>11}".rstrip())
         assert format_bytes(hint.peak) in line
+    [checkpointing] = [hint for hint in advice.hints if hint.kind == "checkpointing"]
+    assert 0 < (checkpointing.time or 0) < 1
     assert {hint.kind for hint in advice.hints} == {
         "batch",
         "accumulation",
@@ -99,7 +102,7 @@ def test_the_document_is_stable(tmp_path: Path) -> None:
         "notes",
     }
     assert set(advice["layers"][0]) == {"path", "at_peak", "largest"}
-    assert set(advice["hints"][0]) == {"kind", "what", "peak", "saved", "share", "modules"}
+    assert set(advice["hints"][0]) == {"kind", "what", "peak", "saved", "share", "modules", "time"}
     held = 2 * (trace().result.peak or 0)
     assert msgspec.json.encode(advise(trace(), held), order="sorted") == msgspec.json.encode(
         advice, order="sorted"

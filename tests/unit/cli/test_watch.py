@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, bury, cuda
 
+from memlog._internal.distributed import Place
 from memlog.cli.main import cli
 from memlog.events import Alert, Device, End, Finding, Loss, Parameters, Run, Sample
 from memlog.journal import JournalFile
@@ -52,11 +53,12 @@ def shown(*arguments: str) -> str:
 
 def training(root: Path, run_id: str = "k7m2xq9a", rank: int | None = None) -> MadeRun:
     """A run of 200 steps on one device that is still training."""
-    place = {"rank": str(rank), "world_size": "2", "torchelastic_run_id": "none"}
     made = MadeRun(root, run_id, alive=True)
+    if rank is not None:
+        made.ranked(Place(rank, 2, "a training"))
     made.write(
         Run(at(0), "gpt-small", None, ("mlflow",), {}),
-        Parameters(at(0.1), {} if rank is None else place),
+        Parameters(at(0.1), {}),
         Device(at(0.2), "cuda0", "NVIDIA H100 80GB HBM3", 80 * GIB),
     )
     made.bound("mlflow", "3f2a9c", "http://tracker:5000", "quiet-bear-42")

@@ -99,7 +99,7 @@ def test_its_rows(tmp_path: Path) -> None:
     run = made.closed()
     text = description(run, "mlflow")
     assert "| Alerts | host.rss is 1.0 GiB |" in text
-    assert "| memlog itself | 2 ms a step; lost: labels 3 |" in text
+    assert "| memlog itself | 0.5 ms a step; lost: labels 3 |" in text
     assert "traced" not in text  # the step's file is gone, and with it the flame graph
     assert f"`memlog pull {run.id} --backend mlflow -o out`" in text
     assert len(text) < 5000

@@ -12,7 +12,7 @@ from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.uploader.uploader import Uploader
-from memlog.errors import DeliveryError, TrackerUnavailableError
+from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
 from memlog.events import Batch, End, Parameters
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.journal.delivery_state import UploadLock, UploadState
@@ -203,3 +203,45 @@ def test_whatever_happens_every_point_arrives_once(moves: list[str]) -> None:
         plan: Plan[int] = Plan("bucketed")
         wanted = [point for at, event in enumerate(events) for point in plan.feed(event, at)]
         assert tracker.all_points() == wanted + plan.flush()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["step", "run", "number", "deliver", "fail", "refuse", "restart"]),
+        max_size=40,
+    )
+)
+def test_each_run_has_its_own_steps_whatever_happens(moves: list[str]) -> None:
+    """Any order of runs, numbers, failures and refusals gives each run the points of its own count, once."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = new_run(Path(directory))
+        journal, tracker = writer(run), ListTracker()
+        carrier = uploader(run, tracker, own=False)
+        bound, wanted, step = Binding("run-0"), {}, 0
+        journal.bind("list", bound)
+        for move in moves:
+            if move == "step":
+                journal.append(batch(step))
+                plan: Plan[int] = Plan("bucketed", offset=bound.offset)
+                points = [*plan.feed(batch(step), 0), *plan.flush()]
+                wanted.setdefault(bound.run_id, []).extend(points)
+                step += 1
+            elif move == "run":
+                bound = Binding(f"run-{step}", offset=step)
+                journal.bind("list", bound)
+            elif move == "number" and bound.run_id not in wanted:
+                # A trainer's first number: the same run is bound again, with another offset.
+                bound = Binding(bound.run_id, offset=step - 7)
+                journal.bind("list", bound)
+            elif move == "restart":
+                carrier = uploader(run, tracker, own=False)
+            elif move in ("deliver", "fail", "refuse"):
+                tracker.down = move == "fail"
+                tracker.deleted = {bound.run_id} if move == "refuse" else set()
+                with contextlib.suppress(TrackerUnavailableError, RunRefusedError):
+                    carrier.deliver()
+        tracker.down, tracker.deleted = False, set()
+        uploader(run, tracker, own=False).deliver(complete=True)
+        journal.close()
+        assert {name: points for name, points in tracker.points.items() if points} == wanted

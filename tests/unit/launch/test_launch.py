@@ -221,6 +221,7 @@ def test_a_later_rank_opens_no_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(VARIABLE, LAUNCH.encode())
     monkeypatch.setenv("MEMLOG_BACKEND", "mlflow")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert resolve({}).backends == ()
     assert resolve({"backends": ("mlflow",)}).backends == ("mlflow",)  # its script says so
     monkeypatch.setenv("RANK", "0")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -96,7 +97,10 @@ class Devices:
         return flat(self.nested_stats(index))
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
-        return SimpleNamespace(name=f"Thing {index}", total_memory=80 * GIB)
+        found = SimpleNamespace(name=f"Thing {index}", total_memory=80 * GIB)
+        if index == 0:
+            found.uuid = UUID(int=0)
+        return found
 
 
 class Torch(SimpleNamespace):
@@ -268,9 +272,12 @@ def test_new_devices_are_described_once(use: Any, probe: AcceleratorProbe) -> No
     assert probe.new_devices() == ()
     probe.read()
 
-    described = [(d.name, d.product, d.capacity) for d in probe.new_devices()]
+    described = [(d.name, d.product, d.capacity, d.uuid) for d in probe.new_devices()]
 
-    assert described == [("cuda0", "Thing 0", 80 * GIB), ("cuda1", "Thing 1", 80 * GIB)]
+    assert described == [
+        ("cuda0", "Thing 0", 80 * GIB, str(UUID(int=0))),
+        ("cuda1", "Thing 1", 80 * GIB, None),  # a torch that does not report it
+    ]
     probe.read()
     assert probe.new_devices() == ()
 

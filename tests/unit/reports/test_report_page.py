@@ -20,6 +20,7 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda, finished_run
 from support.models import mlp
 from support.training import Case, squares, traced
 
+from memlog._internal.distributed import Place
 from memlog._internal.npm_package import UPLOT
 from memlog._internal.units import format_bytes
 from memlog.cli.main import cli
@@ -28,6 +29,7 @@ from memlog.events import (
     Device,
     End,
     Finding,
+    Origin,
     Parameters,
     Run,
     Sample,
@@ -38,6 +40,7 @@ from memlog.journal import RunDirectory
 from memlog.reports import summarize
 from memlog.reports.page import comparison_html, html
 from memlog.reports.page.facts import run_series
+from memlog.reports.page.layers import event_tree
 from memlog.reports.page.run_reader import RunReader
 from memlog.reports.page.series import CurveFold
 
@@ -220,10 +223,10 @@ def test_marks_lie_at_their_steps(tmp_path: Path) -> None:
 
 def test_the_ranks_of_a_job_are_side_by_side(tmp_path: Path) -> None:
     for rank, job in ((0, "a"), (1, "a"), (0, "b")):
-        made = MadeRun(tmp_path, f"{job}{rank}777777")
+        made = MadeRun(tmp_path, f"{job}{rank}777777").ranked(Place(rank, 2, job))
         made.write(
             Device(at(0), "cuda0", "H100", 80 * GIB),
-            Parameters(at(0), {"rank": str(rank), "world_size": "2", "torchelastic_run_id": job}),
+            Parameters(at(0), {"rank": str(rank), "world_size": "2"}),
             *(batch(step, GIB, cuda((rank + 1) * GIB)) for step in range(12)),
         )
         made.write(End(at(4), "finished")).closed()
@@ -265,6 +268,59 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert [curve["label"] for curve in chart["curves"]] == ["run aaaaaaaa", "run bbbbbbbb"]
     assert page.text.count("+256.0 MiB") == 1  # of the layer
     assert page.text.count("+512.0 MiB") == 2  # of the peak, and of the category
+
+
+def test_a_short_run_beside_a_long_one_is_a_dot(tmp_path: Path) -> None:
+    for run_id, count in (("aaaaaaaa", 3), ("bbbbbbbb", 8_000)):
+        made = MadeRun(tmp_path, run_id, segment_bytes=2**24)
+        made.write(*(batch(step, GIB) for step in range(count)), End(at(9), "finished")).closed()
+    page = Page(
+        comparison_html(RunDirectory(tmp_path / "aaaaaaaa"), RunDirectory(tmp_path / "bbbbbbbb"))
+    )
+    [(dot, _)] = page.all("circle")
+    assert dot["class"] == "line n0"
+    assert [attrs["class"] for attrs, _ in page.all("polyline")] == ["line n1"]
+
+
+def test_what_only_one_run_traced_is_not_compared(tmp_path: Path) -> None:
+    traced_step = Trace(
+        *(at(3), 7, "dispatch", True, GIB, {"activations": GIB}),
+        *((TracedLayer("head", GIB, 8, 8, 8),), 0),
+    )
+    for run_id, more in (("aaaaaaaa", [traced_step]), ("bbbbbbbb", [])):
+        made = MadeRun(tmp_path, run_id)
+        made.write(*(batch(step, GIB) for step in range(12)), *more, End(at(4), "finished"))
+        made.closed()
+    page = Page(
+        comparison_html(RunDirectory(tmp_path / "aaaaaaaa"), RunDirectory(tmp_path / "bbbbbbbb"))
+    )
+    sections = {attrs["class"] for attrs, _ in page.all("section")}
+    assert sections == {"part memory", "part figures"} | {
+        f"part origin-{run_id}" for run_id in ("aaaaaaaa", "bbbbbbbb")
+    }
+
+
+def test_the_command_has_a_line_of_its_own(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path)
+    made.write(*(batch(step, GIB) for step in range(12)), End(at(4), "finished"))
+    origin = Origin(at(0), "python train.py --lr 1", "3.11.7", "node1", "c0ffee", True, "src")
+    made.sampled(origin).closed()
+    page = Page(html(made.directory))
+    facts = re.search(r'<dl class="facts long">(.*?)</dl>', page.text)
+    assert facts is not None
+    assert "<dt>command</dt><dd>python train.py --lr 1</dd>" in facts[1]
+    for name, value in (
+        ("git commit", "c0ffee"), ("git uncommitted changes", "True"), ("working directory", "src"),
+    ):  # fmt: skip
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page.text
+
+
+def test_equal_layers_stand_in_the_order_of_their_numbers() -> None:
+    paths = [f"h.{number}" for number in (10, 2, 1)]
+    layers = tuple(TracedLayer(path, GIB, 8, 8, 8) for path in paths)
+    tree = event_tree(Trace(at(3), 7, "dispatch", True, 3 * GIB, {"activations": GIB}, layers, 0))
+    assert tree is not None
+    assert [node.name for node in tree.children] == ["h.1", "h.2", "h.10"]
 
 
 def test_damaged_runs_have_a_page(tmp_path: Path) -> None:

@@ -103,6 +103,14 @@ def test_without_a_watermark_what_was_read_is_a_lower_bound(tmp_path: Path) -> N
     assert "mps0.reserved" not in peaks
 
 
+def test_the_cost_of_a_run_without_timed_steps_is_unknown(tmp_path: Path) -> None:
+    made = MadeRun(tmp_path).write(
+        Evaluation(at(1), 0, 0.5, GIB), Health(at(2), None, None, 0.0, {}, {}, steps=0)
+    )
+    health = summarize(made.closed()).health
+    assert (health.overhead_ms_total, health.overhead_ms_per_step) == (None, None)
+
+
 def test_what_is_unknown_is_null_and_never_zero(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(
         Device(at(0), "mps0", None, None), Batch(at(1), 0, None, None, None)
@@ -224,10 +232,18 @@ def test_delivery_tells_each_sinks_runs_without_credentials(tmp_path: Path) -> N
             "stage": "unreachable",
             "problem": "http://tracker answers 503",
             "runs": [
-                {"id": "first", "uri": "http://tracker", "own": False, "name": None},
-                {"id": "second", "uri": "http://tracker", "own": False, "name": "of http://host"},
-                {"id": "before", "uri": None, "own": False, "name": None},
-                {"id": "own", "uri": "http://tracker", "own": True, "name": None},
+                {**run, "offset": 0}
+                for run in (
+                    {"id": "first", "uri": "http://tracker", "own": False, "name": None},
+                    {
+                        "id": "second",
+                        "uri": "http://tracker",
+                        "own": False,
+                        "name": "of http://host",
+                    },
+                    {"id": "before", "uri": None, "own": False, "name": None},
+                    {"id": "own", "uri": "http://tracker", "own": True, "name": None},
+                )
             ],
         },
         "trackio": {"points": 0, "stage": "waiting", "problem": None, "runs": []},

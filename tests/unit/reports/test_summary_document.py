@@ -76,13 +76,19 @@ def test_the_fields_are_frozen() -> None:
         *(f"scopes.<>.devices.<>.allocated_change.{which}_bytes" for which in ("last", "largest")),
         *(f"scopes.<>.devices.<>.{field}" for field in ("peak_bytes", "peak_source")),
         "largest_step",
+        *(f"phases.<>.{field}" for field in ("count", "errors", "duration_s", "within")),
+        *(f"phases.<>.peaks.<>.{which}" for which in ("exact_bytes", "exact_step")),
+        *(f"phases.<>.peaks.<>.{which}" for which in ("at_least_bytes", "made_the_peak")),
         "points.<>.count",
         *(f"points.<>.rss.{which}_bytes" for which in ("last", "largest")),
         *(f"points.<>.allocated.<>.{which}_bytes" for which in ("last", "largest")),
         "health.published",
         "health.thinned",
         *(f"health.delivered.<>.{field}" for field in ("points", "stage", "problem")),
-        *(f"health.delivered.<>.runs[].{field}" for field in ("id", "uri", "own", "name")),
+        *(
+            f"health.delivered.<>.runs[].{field}"
+            for field in ("id", "uri", "own", "name", "offset")
+        ),
         "health.dropped.<>",
         "health.faults.<>",
         "health.unjudged.<>",

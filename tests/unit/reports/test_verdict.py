@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.journals import GIB, MIB, MadeRun, at, batch
 
-from memlog.events import Batch, End, Finding, OutOfMemory, Sample
+from memlog.events import Batch, End, Evaluation, Finding, OutOfMemory, Sample
 from memlog.reports import summarize
 from memlog.reports.final_state import last_moments
 from memlog.reports.oom_diagnosis import Witness
@@ -60,6 +60,11 @@ def test_garbage_that_comes_and_goes_is_steady(tmp_path: Path, count: int) -> No
     assert verdict(tmp_path, *steps(levels)).startswith(
         ("No growth: ", "No lasting growth was found")
     )
+
+
+def test_without_steps_it_says_so(tmp_path: Path) -> None:
+    evaluations = [Evaluation(at(call), call, 0.5, GIB) for call in range(100)]
+    assert verdict(tmp_path, *evaluations) == "Without steps, growth is not judged: peak 1.0 GiB."
 
 
 def test_nothing_is_claimed_of_too_few_steps(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from support.allocator import AllocatorTruth
@@ -60,3 +62,44 @@ def test_what_the_program_adds_is_told_from_what_torch_adds() -> None:
         product = product + bias
     result = tracer.result
     assert result.peak - result.before == 2 * product.nbytes
+
+
+def test_no_bit_of_a_gradient_changes() -> None:
+    """A dispatch mode changes the last bits of these derivatives."""
+
+    def gradients(tracer: MemoryTracer | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(64, 512)
+        value = torch.randn((), requires_grad=True)
+        with nullcontext() if tracer is None else tracer.trace(model):
+            out = model(torch.randn(256, 64))
+            filled = out.masked_fill(out > 0, value).cos() + out.clone().masked_fill_(
+                out < -1, value
+            )
+            loss = filled.sum() + out[:8, :4].round().prod(1).sum() + out[:3, :3].round().prod()
+            loss.backward()
+        assert value.grad is not None
+        assert model.weight.grad is not None
+        return [value.grad, model.weight.grad]
+
+    tracer = MemoryTracer()
+    for one, other in zip(gradients(None), gradients(tracer), strict=True):
+        assert torch.equal(one, other)
+    assert not tracer.health.faults
+    assert tracer.result.exactness == "lower bound"
+
+
+def test_parameters_can_be_swapped_in_a_trace() -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        tracer = MemoryTracer()
+        with tracer.trace(model):
+            model(torch.randn(4, 8)).sum().backward()
+            model.zero_grad()
+            model.double()
+            model(torch.randn(4, 8, dtype=torch.double)).sum().backward()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert not tracer.health.faults
+    assert tracer.result.exactness == "exact"

@@ -8,6 +8,9 @@
 
   const colorOf = (curve, number) => color(isNumbered(curve) ? PALETTE[number % 8] : curve.kind);
 
+  /** True if a line has one value only, which is drawn as a point. */
+  const isSingle = (curve) => curve.high.filter((size) => size !== null).length === 1;
+
   /** Distance of the ticks of a scale of bytes: 1, 2, 4, … units. */
   const apart = (span) => 2 ** Math.ceil(Math.log2(Math.max(span, 4096) / 5));
 
@@ -26,7 +29,7 @@
     for (const { curve, number } of lines) {
       const stroke = colorOf(curve, number), width = curve.kind === "level" ? 2 : 1.3;
       const sparse = curve.kind === "tree" || isNumbered(curve);
-      const one = { stroke, width, spanGaps: sparse, points: { show: chart.x.length < 40 } };
+      const one = { stroke, width, spanGaps: sparse, points: { show: chart.x.length < 40 || isSingle(curve) } };
       values.push(curve.high);
       series.push({ ...one, fill: curve.kind === "level" && !curve.low && !isNumbered(curve) ? `${stroke}1c` : undefined });
       if (curve.low) {
@@ -75,6 +78,9 @@
 
     get whole() { const { x, width } = this.chart; return [x[0], Math.max(x[x.length - 1] + width - 1, x[0] + 1)]; }
 
+    /** Room at the right edge for half of the last step's number. */
+    edge() { return Math.max(12, 6 + 4 * whole(this.whole[1]).length); }
+
     draw() {
       const width = this.plot.clientWidth, kept = this.shown;
       if (this.u) this.u.destroy();
@@ -83,7 +89,7 @@
       const font = `12px ${getComputedStyle(document.body).fontFamily}`;
       this.u = new uPlot({
         width, height: HEIGHT, series, bands, legend: { show: false },
-        padding: [this.marks.height, 12, 0, 0],
+        padding: [this.marks.height, this.edge(), 0, 0],
         cursor: { drag: { x: true, y: false }, points: { size: 7 }, y: false },
         scales: {
           x: { time: false, range: (u, low, high) => (this.u ? [low, high] : this.whole) },

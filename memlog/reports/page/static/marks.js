@@ -7,11 +7,17 @@ memlog.marks = (marks, axis) => {
   const LANES = { trace: "traced", epoch: "epochs", evaluation: "evaluations", checkpoint: "checkpoints", file: "files", block: "blocks" };
   const lanes = Object.keys(LANES).filter((kind) => marks.some((mark) => mark.kind === kind));
 
-  function text(u, words, x, y, align, fill) {
+  function text(u, words, x, y, align, fill, outlined = false) {
     const { ctx } = u;
     ctx.font = `${12 * devicePixelRatio}px ${getComputedStyle(document.body).fontFamily}`;
     ctx.textAlign = align;
     ctx.textBaseline = "middle";
+    if (outlined) {
+      ctx.strokeStyle = color("paper");
+      ctx.lineWidth = 5 * devicePixelRatio;
+      ctx.lineJoin = "round";
+      ctx.strokeText(words, x, y);
+    }
     ctx.fillStyle = fill;
     ctx.fillText(words, x, y);
   }
@@ -81,7 +87,7 @@ memlog.marks = (marks, axis) => {
     ctx.fill();
     const right = x < left + width / 2, words = `peak ${memlog.bytes(value)}, ${axis} ${whole(at)}`;
     const below = y - top < 42 * ratio;
-    text(u, words, x + (right ? 9 : -9) * ratio, y + (below ? 17 : -10) * ratio, right ? "left" : "right", color("ink"));
+    text(u, words, x + (right ? 9 : -9) * ratio, y + (below ? 17 : -10) * ratio, right ? "left" : "right", color("ink"), true);
   }
 
   /** Marks within some pixels of a place on the chart. */

@@ -248,6 +248,11 @@ _UNMARKED_VIEWS = (
 _kinds: dict[Any, int] = {}
 
 
+def was_seen(func: Any) -> bool:
+    """Return whether a mode of this process has observed an operation."""
+    return func in _kinds
+
+
 def kind_of(func: Any) -> int:
     """Return the bits of an operation: the kind of its result, and the class of its workspace."""
     return _result_of(func) | op_workspace.workspace_class(func)

@@ -37,7 +37,9 @@ from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL, LiveStorag
 from memlog.tracer.engines.cpu.model_tensors import ModelTensors
 from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.engines.cpu.patch_listeners import PatchListeners
+from memlog.tracer.engines.cpu.untraced_derivatives import UntracedDerivatives
 from memlog.tracer.event_log import EventLog
+from memlog.tracer.hooks.backward_passes import BACKWARD_PASSES
 from memlog.tracer.hooks.module_hooks import Hooks
 from memlog.tracer.tensor_storages import tensors_in
 
@@ -68,6 +70,7 @@ class DispatchEngine:
         self._patches = PatchListeners(
             self._live_storages, self._module_stack, self._owner, diagnostics
         )
+        self._derivatives = UntracedDerivatives(self._mode, self._add_result, diagnostics)
         self._stopped = False
         self._unmeasured: Counter[str] = Counter()
         self._transformed = self._precision_changed = False
@@ -81,6 +84,7 @@ class DispatchEngine:
         op_workspace.update_precisions()
         self._hooks.install()
         self._patches.subscribe()
+        BACKWARD_PASSES.add(self._derivatives)
         self._mode.begin()
 
     def stop(self) -> EngineReport:
@@ -89,6 +93,7 @@ class DispatchEngine:
             self._stopped = True
             self._hooks.remove()
             self._patches.unsubscribe()
+            BACKWARD_PASSES.remove(self._derivatives)
             with self._diagnostics.contained("ending a trace"):
                 if self._module_stack.thread_state() is not None:
                     self._model_tensors.add_parameters()  # another thread's may change at any time
@@ -104,8 +109,9 @@ class DispatchEngine:
         }
         self._log.fold()
         accountant = self._log.accountant
-        altered = self._copies.altered(accountant.before_bytes + accountant.peak_bytes)
-        missed = self._missed()
+        peak = accountant.before_bytes + accountant.peak_bytes
+        altered = self._copies.altered(peak)
+        missed = self._missed(peak)
         incomplete = missed or self._live_storages.omitted
         # With altered derivatives, the peak without tracing may be lower or higher.
         exactness: Exactness = (
@@ -124,8 +130,8 @@ class DispatchEngine:
             exactness=exactness,
         )
 
-    def _missed(self) -> tuple[str, ...]:
-        """Return the reasons why peaks are lower bounds, in whole sentences."""
+    def _missed(self, peak: int) -> tuple[str, ...]:
+        """Return the reasons why peaks are lower bounds, in whole sentences; ``peak``: that of the trace."""
         live_storages = self._live_storages
         found = {
             limitations.SPARSE: live_storages.sparse,
@@ -141,6 +147,8 @@ class DispatchEngine:
             missed.append(limitations.unknown_compilers(compilers))
         if self._unmeasured:
             missed.append(limitations.unmeasured(self._unmeasured))
+        if untraced := self._derivatives.missed(peak):
+            missed.append(untraced)
         return tuple(missed)
 
     def stop_recording(self) -> None:
@@ -255,6 +263,13 @@ class DispatchEngine:
         if self._autocast_types is None:
             return UNKNOWN_TYPE
         return self._autocast_types.operation(func, args, out, layer, phase, before)
+
+    def _add_result(self, tensor: Tensor) -> None:
+        """Record the result of a derivative that ran without the mode."""
+        thread_state = self._module_stack.thread_state(join=True)
+        if thread_state is not None:
+            layer, phase = self._owner(thread_state)
+            self._live_storages.track(tensor, layer, phase, thread_state.number)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         key, size = thread_state.inputs if kind == ENTER else (0, 0)

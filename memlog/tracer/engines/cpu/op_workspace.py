@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -61,6 +62,10 @@ class Workspace(NamedTuple):
     """Bytes of the results."""
 
 
+MeasureFakes: TypeAlias = Callable[[Any, Any, Any], Workspace | None]
+"""Returns the workspace of an operation, given it, its arguments and those by name; ``None``: unknown."""
+
+
 class _LastMeasurement(threading.local):
     """Last measurement that a mode further down this thread's stack made."""
 
@@ -70,6 +75,7 @@ class _LastMeasurement(threading.local):
 
 _last_measured = _LastMeasurement()
 _known: dict[Any, Workspace] = {}
+_of_fakes: MeasureFakes | None = None
 _precisions: tuple[str, ...] = ()
 
 
@@ -132,7 +138,27 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
         key = known = None
     if known is not None:
         return func(*args, **kwargs), known
+    if _of_fakes is not None and _is_fake(args):
+        found = _of_fakes(func, args, kwargs)
+        if found is not None and key is not None:
+            _known[key] = found
+        return func(*args, **kwargs), found
     return _measured(key, func, args, kwargs)
+
+
+@contextmanager
+def of_fakes(measure: MeasureFakes) -> Iterator[None]:
+    """Measure the workspace of operations on fake tensors with another function inside the block."""
+    global _of_fakes  # noqa: PLW0603 - the mode that measures is found without an argument
+    _of_fakes = measure
+    try:
+        yield
+    finally:
+        _of_fakes = None
+
+
+def _is_fake(args: Any) -> bool:
+    return any(type(value).__name__ == "FakeTensor" for value in args)
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
@@ -140,6 +166,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     if depends_on_values(func):
         return None
     signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]
+    signature.append(_of_fakes is not None)
     for value in args:
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             return None

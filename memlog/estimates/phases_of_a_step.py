@@ -1,7 +1,7 @@
 """Estimate of a training step's memory for any model and batch, without a GPU and without the memory.
 
-The step runs with PyTorch's fake tensors, which have shapes but no bytes, and is traced like any other.
-Sizes are those of tensors, without the bytes that an allocator rounds up or reserves.
+`memlog.estimate` says more. Here sizes are those of tensors alone, without workspaces of operations and
+without the bytes that an allocator rounds up or reserves.
 """
 
 # PyTorch leaves some of these without types.
@@ -9,26 +9,19 @@ Sizes are those of tensors, without the bytes that an allocator rounds up or res
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.fake_step import fake_mode, reasons, traced_step
+from memlog.estimates.fakes import Fakes
 from memlog.trace.phases import PhaseName, phase_levels
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.tensor_storages import tensors_in
-from memlog.tracer.window import TraceWindow
-
-_MAX_EVENTS = 1_000_000
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True):
@@ -85,58 +78,22 @@ def estimate_memory(
     Raises:
         ConfigurationError: ``loss`` uses a tensor's value.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake_model = _fake_copy(model, mode)
-    try:
-        with mode:
-            steps = optimizer(fake_model.parameters())
-            _step(fake_model, loss, steps, accumulate)  # makes the optimizer's state
-            window = TraceWindow(
-                fake_model, device="cpu", engine="dispatch", max_events=_MAX_EVENTS
-            )
-            window.start()
-            try:
-                gradients = _step(fake_model, loss, steps, accumulate)
-            finally:
-                trace = window.stop()
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ConfigurationError(
-            f"the loss uses a tensor's value ({error}), but an estimate computes none: remove that use"
-        ) from error
-    return _estimate(
-        trace, fake_model, _size(tensors_in([dict(s) for s in steps.state.values()])), gradients
-    )
+    mode = fake_mode()
+    with Fakes(mode).replace(model, None), mode, reasons():
+        steps = optimizer(model.parameters())
+        gradients = 0
 
+        def step() -> None:
+            nonlocal gradients
+            for _ in range(accumulate):
+                loss(model).backward()
+            gradients = _size(p.grad for p in model.parameters() if p.grad is not None)
+            steps.step()
+            steps.zero_grad()
 
-def _step(
-    model: nn.Module,
-    loss: Callable[[Any], Tensor],
-    optimizer: torch.optim.Optimizer,
-    accumulate: int,
-) -> int:
-    """Run one training step and return the size of the gradients in bytes."""
-    for _ in range(accumulate):
-        loss(model).backward()
-    gradients = _size(p.grad for p in model.parameters() if p.grad is not None)
-    optimizer.step()
-    optimizer.zero_grad()
-    return gradients
-
-
-def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a copy of the model whose parameters and buffers are fake."""
-    fakes: dict[int, Any] = {}
-    with mode:
-        for parameter in model.parameters():
-            fakes[id(parameter)] = nn.Parameter(_like(parameter), parameter.requires_grad)
-        for buffer in model.buffers():
-            fakes[id(buffer)] = _like(buffer)
-    return copy.deepcopy(model, fakes)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """Return a stand-in on the CPU, which the CPU engine can trace."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        trace = traced_step(step, model, None, device=None)
+        state = _size(tensors_in([dict(each) for each in steps.state.values()]))
+        return _estimate(trace, model, state, gradients)
 
 
 def _size(tensors: Iterable[Tensor]) -> int:
@@ -146,9 +103,7 @@ def _size(tensors: Iterable[Tensor]) -> int:
 def _estimate(trace: RecordedTrace, model: nn.Module, state: int, gradients: int) -> MemoryEstimate:
     levels = phase_levels(trace)
     if levels is None or trace.result.peak is None:
-        raise ConfigurationError(
-            f"the step has more than {_MAX_EVENTS:,} events, too many for an estimate: shorten it"
-        )
+        raise ConfigurationError("the step's phases are unknown")
     at_start = trace.result.before or 0
 
     def after(name: PhaseName, default: int) -> int:

@@ -1,0 +1,133 @@
+"""Measure many ranks with generated journals: ``python -m benchmarks.ranks [--ranks N] [--steps N]``.
+
+The journals are those that trainers write: one device, one step after the other in all ranks. Measured are
+the search for the ranks' runs, one reading of everything, a reading when every rank has made one more step,
+and one when nothing is new. With ``--uri`` the points of rank 0's run are delivered to that MLflow server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.distributed import Place
+from memlog.delivery.helper.rank_journal import RankJournal
+from memlog.delivery.uploader.uploader import Uploader
+from memlog.events import Batch, DeviceReading, End
+from memlog.journal import JournalWriter, RunDirectory
+from memlog.ranks.registration import Training, register
+from memlog.sink import Connection, load_backend
+
+_GIB = 1024**3
+_BEGUN_US = 1_790_000_000_000_000
+
+
+class Job:
+    """Generated runs of the ranks of one training, still open."""
+
+    def __init__(self, root: Path, ranks: int) -> None:
+        self._steps = 0
+        self.runs: list[RunDirectory] = []
+        self._diagnostics = Diagnostics()
+        for rank in range(ranks):
+            run = RunDirectory(root / f"rank{rank:04d}")
+            run.delivery.mkdir(parents=True)
+            register(run, Place(rank, ranks, "a training", rank % 8), _BEGUN_US + rank)
+            self.runs.append(run)
+        self._writers = [self._writer(run) for run in self.runs]
+
+    def _writer(self, run: RunDirectory) -> JournalWriter:
+        return JournalWriter(
+            run.path,
+            run=run.id,
+            role="trainer",
+            begun_us=_BEGUN_US,
+            diagnostics=self._diagnostics,
+        )
+
+    def train(self, steps: int) -> None:
+        """Write the steps of all ranks."""
+        for step in range(self._steps, self._steps + steps):
+            for rank, writer in enumerate(self._writers):
+                size = 40 * _GIB + rank * 1024**2
+                device = DeviceReading("cuda0", size, size + _GIB, size + _GIB, "exact", 0)
+                when = _BEGUN_US + step * 100_000 + rank
+                writer.append(Batch(when, step, 2 * _GIB, 2 * _GIB, "exact", (device,)))
+        self._steps += steps
+
+    def end(self) -> None:
+        """End all runs."""
+        for writer in self._writers:
+            writer.append(End(_BEGUN_US + self._steps * 100_000, "finished"))
+            writer.close()
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    before = time.process_time()
+    work()
+    return round(time.process_time() - before, 4)
+
+
+def measure(ranks: int, steps: int, uri: str | None) -> dict[str, float]:
+    """Return processor seconds, bytes and, with a server, the seconds of delivery."""
+    # Each open journal is a descriptor; a rank has one of its own process.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, ranks + 500), hard))
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), ranks)
+        job.train(steps)
+        own = Training(
+            job.runs[0], register(job.runs[0], Place(0, ranks, "a training", 0), _BEGUN_US)
+        )
+        found: dict[str, float] = {"ranks": ranks, "steps": steps}
+        found["search_s"] = _seconds(own.search)
+        journal = RankJournal(job.runs[0], own.own, _BEGUN_US, 0, Diagnostics())
+        found["first_reading_s"] = _seconds(lambda: journal.look(search=True))
+        job.train(1)
+        found["one_step_s"] = _seconds(journal.look)
+        found["nothing_new_s"] = _seconds(journal.look)
+        found["search_again_s"] = _seconds(lambda: journal.look(search=True))
+        job.end()
+        journal.publish_rest()
+        written = sum(path.stat().st_size for path in job.runs[0].path.glob("ranks-*"))
+        found["bytes_a_step"] = round(written / (steps + 1))
+        found["resident_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        if uri is not None:
+            found |= _delivered(job.runs[0], uri)
+    return found
+
+
+def _delivered(run: RunDirectory, uri: str) -> dict[str, float]:
+    backend = load_backend("mlflow")
+    backend.prepare()
+    uploader = Uploader(run, "mlflow", backend.open_sink, may_open_own=True)
+    uploader.connect(Connection(uri))
+    before, processor = time.perf_counter(), time.process_time()
+    points = uploader.deliver(complete=True)
+    uploader.close()
+    return {
+        "points": points,
+        "delivery_s": round(time.perf_counter() - before, 2),
+        "delivery_processor_s": round(time.process_time() - processor, 2),
+    }
+
+
+def main() -> None:
+    """Print one JSON document a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 100, 1000])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--uri", help="an MLflow server")
+    arguments = parser.parse_args()
+    for ranks in arguments.ranks:
+        print(json.dumps(measure(ranks, arguments.steps, arguments.uri)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

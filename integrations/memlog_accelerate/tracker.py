@@ -1,0 +1,46 @@
+"""Tracker that records the memory of an Accelerator's processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+
+import memlog
+
+
+class MemlogTracker(GeneralTracker):  # type: ignore[misc] # mypy does not read accelerate
+    """memlog's session as a tracker: ``Accelerator(log_with=["mlflow", MemlogTracker()])``.
+
+    Its name is enough after ``accelerate.tracking.register_tracker_class(MemlogTracker)``:
+    ``Accelerator(log_with=["mlflow", "memlog"])``. The tracker uses the session that runs, or begins one on
+    every rank. memlog joins the runs that the other trackers open, and notices the optimizer's steps itself.
+
+    Args:
+        project: Experiment for a run that memlog opens; ``init_trackers`` passes its ``project_name``.
+        **settings: Further arguments of `memlog.init`, for a session that the tracker begins.
+
+    Raises:
+        MemlogError: See `memlog.init`.
+    """
+
+    name = "memlog"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, project: str | None = None, **settings: Any) -> None:
+        super().__init__()
+        running = memlog.current_session()
+        self._own = running is None
+        # Here, not in start(), which an Accelerator calls on the main process only.
+        self._session = running or memlog.init(project=project, **settings)
+
+    @property
+    def tracker(self) -> memlog.Session:
+        """The session."""
+        return self._session
+
+    def finish(self) -> None:
+        """End the session if this tracker began it."""
+        if self._own:
+            self._session.finish()

@@ -1,0 +1,118 @@
+"""Callback that counts a Lightning trainer's steps, joins its loggers' runs and marks phases."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import memlog
+
+# A trainer of either package takes a callback of the other, because it only calls hooks by name.
+if TYPE_CHECKING or (
+    "pytorch_lightning" not in sys.modules and importlib.util.find_spec("lightning")
+):
+    from lightning.pytorch.callbacks import Callback
+else:
+    from pytorch_lightning.callbacks import Callback
+
+
+def _contained(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that does nothing without a session, and whose errors do not reach training."""
+
+    @functools.wraps(hook)
+    def contained(self: MemlogCallback, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        session = memlog.current_session()
+        if session is not None:
+            with session.health.contained(f"Lightning's hook {hook.__name__}"):
+                if self.is_first_in(trainer):
+                    hook(self, trainer, session, *args, **kwargs)
+
+    return contained
+
+
+class MemlogCallback(Callback):
+    """Report a trainer's steps, its loggers' runs and its phases to the session that runs.
+
+    A trainer gets one by itself. Without a session it does nothing. It keeps nothing in checkpoints.
+    """
+
+    _session_id: str | None = None
+    """The session that knows the loggers' runs."""
+
+    def is_first_in(self, trainer: Any) -> bool:
+        """Return False if an earlier callback of the trainer does the same."""
+        return self is next(c for c in [*trainer.callbacks, self] if isinstance(c, MemlogCallback))
+
+    @_contained
+    def setup(self, trainer: Any, session: memlog.Session, *_: Any, stage: str) -> None:
+        """Join the loggers' runs, and count the steps from now on."""
+        if stage == "fit":
+            self.teardown(trainer)
+            session.claim_steps()
+            # Lightning has no pair of hooks around saving.
+            trainer.save_checkpoint = functools.partial(_save, trainer.save_checkpoint)
+        self._join(trainer, session)
+
+    @_contained
+    def on_train_batch_end(self, trainer: Any, session: memlog.Session, *_: Any, **__: Any) -> None:
+        """Count a step if the optimizers stepped, under the number of Lightning's own rows."""
+        if self._session_id != session.id:  # it has begun since `setup`
+            self._join(trainer, session)
+        loop = trainer.fit_loop.epoch_loop
+        if not loop._should_accumulate():  # noqa: SLF001 - Lightning itself counts by these two
+            session.count_step(loop._batches_that_stepped)  # noqa: SLF001
+
+    @_contained
+    def on_validation_start(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
+        """Begin the phase ``validation``, except in the check before training."""
+        if not trainer.sanity_checking:
+            session.begin_phase("validation")
+
+    @_contained
+    def on_validation_end(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
+        """End the phase ``validation``."""
+        if not trainer.sanity_checking:
+            session.end_phase("validation")
+
+    @_contained
+    def on_exception(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
+        """End what an exception has interrupted, so that the session can go on with another fit."""
+        session.end_phase("validation")
+        self.teardown(trainer)
+
+    def teardown(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Leave the trainer as it was before `fit`, and the count of steps to memlog."""
+        if getattr(vars(trainer).get("save_checkpoint"), "func", None) is _save:
+            del trainer.save_checkpoint
+            if (session := memlog.current_session()) is not None:
+                session.release_steps()
+
+    def _join(self, trainer: Any, session: memlog.Session) -> None:
+        self._session_id = session.id
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            with session.health.contained("joining the run of a logger"):
+                _join_run(session, logger)
+
+
+def _join_run(session: memlog.Session, logger: Any) -> None:
+    """Join the run of a logger, which Lightning has opened by now.
+
+    The classes' names tell loggers apart, because two packages have a class of each name.
+    """
+    names = {one.__name__ for one in type(logger).__mro__}
+    if "MLFlowLogger" in names:
+        uri, tags = logger.experiment.tracking_uri, logger.tags or {}
+        session.join_run("mlflow", logger.run_id, uri=uri, name=tags.get("mlflow.runName"))
+    elif "WandbLogger" in names:
+        session.join_run("wandb", logger.experiment.id)
+    elif "TensorBoardLogger" in names:
+        session.join_run("tensorboard", logger.log_dir)
+
+
+def _save(save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Save a checkpoint as the phase ``checkpoint``."""
+    with memlog.phase("checkpoint"):
+        save(*args, **kwargs)

@@ -1,0 +1,113 @@
+"""Ray Train's callback that begins a session in each worker and ends it before Ray kills the worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ray.train.v2._internal.execution import callback as hooks
+from ray.train.v2._internal.execution.context import get_train_context
+from ray.train.v2._internal.execution.worker_group import WorkerGroupContext
+
+import memlog
+from memlog._internal.terminal import say
+from memlog.events import Status
+from memlog.settings import resolve
+from memlog_ray.processes import Driver, deliver_without_this_process, variables
+
+_LONGEST_WAIT = 3.0
+"""Seconds to wait at the end for delivery. Ray kills a worker five seconds after it began to shut down."""
+
+
+class MemlogCallback(hooks.WorkerGroupCallback, hooks.WorkerCallback, hooks.TrainContextCallback):
+    """Record each worker of a Ray Train run.
+
+    The runs' folder, the tracker's address and the settings that are not passed are the driver's. memlog
+    joins an MLflow run that the driver has open when it calls ``fit``, and a run that the loop opens.
+
+    Args:
+        settings: Settings by the names of `memlog.init`'s arguments, such as ``backend`` and ``alerts``.
+
+    Raises:
+        ConfigurationError: A setting is invalid.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        given = msgspec.structs.asdict(resolve({}, {"memlog": settings}))
+        self._settings = {name: value for name, value in given.items() if value is not None}
+        self._driver = Driver()
+        self._groups = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give the copy, which ``fit`` makes on the driver, the state of the driver. Never raises."""
+        driver = self._driver
+        if not driver.directory:
+            driver = Driver(str(Path.cwd()))
+            with _contained("the workers do not know the driver's tracker"):
+                driver.look(self._settings["backends"])
+        return {**self.__dict__, "_driver": driver}
+
+    def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
+        """Count, in the controller, the groups of workers: Ray starts another one after a failure."""
+        del worker_group_context
+        self._groups += 1
+
+    def after_init_train_context(self) -> None:
+        """Begin the session, on the worker's main thread. Never raises."""
+        with _contained("this worker is not recorded, it goes on"):
+            context = get_train_context()
+            settings = {"name": context.get_experiment_name(), **self._settings}
+            for name, address in self._driver.addresses.items():
+                os.environ.setdefault(name, address)
+            with variables(  # Ray sets some of them, later, and for PyTorch only
+                RANK=str(context.get_world_rank()),
+                WORLD_SIZE=str(context.get_world_size()),
+                LOCAL_RANK=str(context.get_local_rank()),
+                TORCHELASTIC_RUN_ID=context.train_run_context.run_id,
+                TORCHELASTIC_RESTART_COUNT=str(self._groups - 1),
+            ):
+                session = memlog.init(config={"memlog": settings})
+            if context.get_world_rank() == 0:
+                for backend, run in self._driver.runs.items():
+                    session.join_run(backend, run.run_id, uri=run.uri, name=run.name)
+
+    @contextmanager
+    def on_checkpoint_transfer(self) -> Iterator[None]:
+        """Mark a checkpoint's upload as a phase, unless it goes on beside the training loop."""
+        waits = threading.current_thread().name.startswith("TrainingThread")
+        with memlog.phase("checkpoint") if waits else nullcontext():
+            yield
+
+    def before_worker_shutdown(self) -> None:
+        """End the session, which may be one that the training loop began. Never raises."""
+        with _contained("the end of this worker's run is not recorded"):
+            session = memlog.current_session()
+            if session is not None:
+                _finish(session)
+                deliver_without_this_process(session, self._driver)
+
+
+def _finish(session: memlog.Session) -> None:
+    training = get_train_context().execution_context.training_thread_runner
+    error, running = training.get_error(), training.is_running()
+    status: Status = "killed" if running else "failed" if error else "finished"
+    with suppress(BaseException):
+        try:
+            if error is not None:  # `finish` describes the exception that is being handled
+                raise getattr(error, "_base_exc", error)
+        finally:
+            session.finish(status, timeout=_LONGEST_WAIT)
+
+
+@contextmanager
+def _contained(what: str) -> Iterator[None]:
+    """Print an error of memlog's instead of raising it: Ray would end the training."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        say(" ".join(f"{what} ({error})".split()))

@@ -1,0 +1,118 @@
+"""Part of the integration that the trainer's process imports."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from memlog.errors import TrackerRejectedError
+from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+
+logger = logging.getLogger("memlog")
+
+LOGGING_DIR = "TENSORBOARD_LOGGING_DIR"
+"""Variable with the folder for memlog's own runs. Transformers reads the same one."""
+_DEFAULT_FOLDER = "runs"
+"""Folder in which torch's ``SummaryWriter()`` makes its own."""
+
+_WRITING_THREADS = {
+    "tensorboard.summary.writer.event_file_writer": "_AsyncWriterThread",
+    "tensorboardX.event_file_writer": "_EventLoggerThread",
+}
+"""Class of the thread that each open writer has, by module. Writers are registered nowhere else."""
+
+
+class TensorboardBackend:
+    """Finds the folder that the user's ``SummaryWriter`` writes to."""
+
+    name = "tensorboard"
+    requires = "tensorboard"
+    extra = "tensorboard"
+    in_process = False
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._seen: TrackerRun | None = None
+
+    def active_run(self) -> TrackerRun | None:
+        """Return the folder of the writer that was opened last; ``None`` if none is open.
+
+        A writer inside another one's folder, as ``add_scalars`` opens them, does not count.
+        """
+        kinds = tuple(_thread_kinds())
+        if not kinds:
+            return None
+        threads = [thread for thread in threading.enumerate() if isinstance(thread, kinds)]
+        if threads != self._threads:
+            # Paths are resolved once: the user may change the working directory later.
+            self._threads = threads
+            self._seen = _newest([folder for folder in map(_folder_of, threads) if folder])
+        return self._seen
+
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the folder says all
+        """Return the run of a logger's folder; ``None`` if the folder is not on this machine."""
+        return None if "://" in run_id else run_in(Path(run_id).absolute())
+
+    def connection(self) -> Connection:
+        """Return the folder for runs of memlog's own."""
+        return Connection(uri=str(Path(os.environ.get(LOGGING_DIR) or _DEFAULT_FOLDER).absolute()))
+
+    def prepare(self) -> None:
+        """Import tensorboard's file format, which takes a second."""
+        importlib.import_module("memlog_tensorboard.sink")
+
+    def open_sink(self, target: Target) -> Sink:
+        """Build the sink, and import tensorboard's file format for it."""
+        sink: Sink = importlib.import_module("memlog_tensorboard.sink").TensorboardSink(target)
+        return sink
+
+    def open_store(self, connection: Connection) -> ArtifactStore:  # noqa: ARG002 - there is nothing to connect to
+        """Raise an error: TensorBoard stores no files."""
+        raise TrackerRejectedError(
+            "TensorBoard stores no files: leave out --backend to copy them from the run's own folder"
+        )
+
+
+def run_in(folder: Path) -> TrackerRun:
+    """Return the run of a log folder: TensorBoard knows a run by its folder alone."""
+    return TrackerRun(
+        str(folder), name=folder.name, link=f"tensorboard --logdir {shlex.quote(str(folder))}"
+    )
+
+
+def _thread_kinds() -> Iterator[type]:
+    for module, name in _WRITING_THREADS.items():
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None:
+            yield kind
+
+
+def _folder_of(thread: threading.Thread) -> Path | None:
+    """Return the folder that a writer's thread writes to; ``None`` if it is not on this machine."""
+    records = getattr(thread, "_record_writer", None)
+    file = getattr(records, "_writer", None)
+    # tensorboardX; the file of tensorboard's own stub of TensorFlow; TensorFlow's file
+    names = (getattr(records, "_file_name", None), getattr(file, "filename", None))
+    found = next((name for name in (*names, getattr(file, "name", None)) if name), None)
+    if found is None:
+        return None
+    name = os.fsdecode(found)
+    if "://" in name:
+        logger.warning(
+            "memlog: the TensorBoard writer's file %s is not on this machine: memlog writes its event "
+            "file to a folder of its own; name a local log_dir to have both in one",
+            name,
+        )
+        return None
+    return Path(name).absolute().parent
+
+
+def _newest(folders: Sequence[Path]) -> TrackerRun | None:
+    outer = [one for one in folders if not any(one.is_relative_to(o) and one != o for o in folders)]
+    return run_in(outer[-1]) if outer else None

@@ -1,0 +1,150 @@
+"""memlog's own event file in a log folder, in which nothing is stored twice.
+
+TensorBoard can't replace or delete a value: its files are only appended to. So memlog reads its file back
+before it writes to it, cuts off a record that an earlier process could not complete, and leaves out the
+values that are there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+_VERSION = "brain.Event:2"
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_LENGTH, _CHECK = struct.Struct("<Q"), struct.Struct("<I")
+
+
+class Entry(NamedTuple):
+    """A value with its place on the two axes that TensorBoard has."""
+
+    step: int
+    seconds: float
+    """Unix time."""
+    value: Any
+    """A ``Summary.Value``."""
+
+
+class EventFile:
+    """An event file that one process writes at a time.
+
+    Args:
+        path: The file. Its folder exists; the file is created by the first `append`.
+
+    Attributes:
+        texts: The strings of each text in the file, by tag.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.texts: dict[str, list[list[bytes]]] = {}
+        self._stored: set[int] = set()
+        self._size = -1
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Store the values that the file does not have, safely on the disk.
+
+        Raises:
+            OSError: the file can't be written. The next call can store the same values.
+        """
+        with os.fdopen(os.open(self._path, _FLAGS, 0o666), "r+b") as file:
+            if os.fstat(file.fileno()).st_size != self._size:
+                self._read_back(file)
+            new = list(self._missing(entries))
+            if new:
+                self._write(file, _events(new, is_first=self._size == 0))
+        self._note(new)
+
+    def _missing(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        taken: set[int] = set()
+        for entry in entries:
+            key = _key(entry)
+            if key not in self._stored and key not in taken:
+                taken.add(key)
+                yield entry
+
+    def _note(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._stored.add(_key(entry))
+            if entry.value.tensor.string_val:
+                self.texts.setdefault(entry.value.tag, []).append(
+                    list(entry.value.tensor.string_val)
+                )
+
+    def _read_back(self, file: io.BufferedRandom) -> None:
+        """Read what the file has, and cut off an incomplete record at its end."""
+        self._stored.clear()
+        self.texts.clear()
+        end = 0
+        for record in _records(file):
+            event = Event.FromString(record)
+            self._note(Entry(event.step, event.wall_time, v) for v in event.summary.value)
+            end = file.tell()
+        file.truncate(end)
+        self._size = end
+
+    def _write(self, file: io.BufferedRandom, events: Iterable[Any]) -> None:
+        buffer = io.BytesIO()
+        records = RecordWriter(buffer)
+        for event in events:
+            records.write(event.SerializeToString())
+        file.seek(self._size)
+        try:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            self._size = -1  # part of it may be there: the next call reads the file back
+            raise
+        self._size += len(buffer.getbuffer())
+
+
+def _records(file: io.BufferedRandom) -> Iterator[bytes]:
+    """Yield the intact records from the beginning of a file: length, its check, data, its check."""
+    file.seek(0)
+    while True:
+        header = file.read(_LENGTH.size + _CHECK.size)
+        if len(header) < _LENGTH.size + _CHECK.size or not _is_intact(header):
+            return
+        (length,) = _LENGTH.unpack_from(header)
+        data = file.read(length + _CHECK.size)
+        if len(data) < length + _CHECK.size or not _is_intact(data):
+            return
+        yield data[:length]
+
+
+def _is_intact(checked: bytes) -> bool:
+    content, check = checked[: -_CHECK.size], checked[-_CHECK.size :]
+    return bool(masked_crc32c(content) == _CHECK.unpack(check)[0])
+
+
+def _key(entry: Entry) -> int:
+    return hash((entry.step, entry.seconds, entry.value.SerializeToString(deterministic=True)))
+
+
+def _events(entries: Iterable[Entry], *, is_first: bool) -> Iterator[Any]:
+    """Yield events, each with the consecutive values of one step and time.
+
+    Args:
+        entries: The values, at least one.
+        is_first: True to begin with the event that every file begins with.
+    """
+    event = None
+    for entry in entries:
+        if event is None or (event.step, event.wall_time) != (entry.step, entry.seconds):
+            if event is not None:
+                yield event
+            elif is_first:
+                # TensorBoard takes a run's start from it.
+                yield Event(wall_time=entry.seconds, file_version=_VERSION)
+            event = Event(step=entry.step, wall_time=entry.seconds)
+        event.summary.value.append(entry.value)
+    yield event

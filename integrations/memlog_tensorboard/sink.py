@@ -1,0 +1,203 @@
+"""Sink for one folder of event files. It runs in a process of memlog's own."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.text.summary_v2 import text_pb
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.errors import RunRefusedError, TrackerUnavailableError
+from memlog.events import Alert, Artifact, Status
+from memlog.sink import Point, Resolution, Target, TrackerRun
+from memlog_tensorboard.backend import run_in
+from memlog_tensorboard.event_file import Entry, EventFile
+
+ALERTS = "memlog/alerts"
+DESCRIPTION = "memlog/description"
+FILES = "memlog/files"
+PARAMETERS = "memlog/parameters"
+STATUS = "memlog/status"
+
+_LARGEST = float(np.finfo(np.float32).max)
+_UNSAFE = re.compile(r"[^\w.\- ]+")
+_MAX_NAME = 100
+
+
+class TensorboardSink:
+    """A `memlog.sink.Sink` for TensorBoard; its methods raise what that says.
+
+    A run is a folder. In it memlog has one file of its own, so the user's files stay as they are.
+
+    Args:
+        target: The run to write to; a joined run's id is the path of its folder.
+        diagnostics: Counts drops; ``None``: the sink makes its own.
+
+    Attributes:
+        diagnostics: Counts ``too_large``: a value beyond the 32 bits that TensorBoard has for one.
+    """
+
+    durable = True
+    resolution: Resolution = "bucketed"
+    max_points = 1000
+    has_files = False
+
+    def __init__(self, target: Target, diagnostics: Diagnostics | None = None) -> None:
+        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
+        self._target = target
+        self._known = target.joined or target.opened
+        self._root = Path(target.connection.uri or "runs").absolute()
+        self._folder = Path(self._known.run_id) if self._known else self._root / _own_run(target)
+        # TensorBoard reads a folder's files in the order of their names, and may not come back to an earlier
+        # one. Sorted before the user's files, this one does not keep it from following those.
+        run = _UNSAFE.sub("_", target.memlog_run)
+        self._file = EventFile(self._folder / f"events.out.tfevents.0000000000.memlog-{run}")
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Points left out so far, by reason."""
+        return self.diagnostics.dropped
+
+    def probe(self) -> None:
+        """Check that the folder is there, or can be made."""
+        if self._folder.is_dir():
+            return
+        # A folder of which the parent is missing, too, may be on a disk that is not mounted.
+        parent = self._root.parent if self._known is None else self._folder.parent
+        if not parent.is_dir():
+            raise TrackerUnavailableError(
+                f"there is no folder {parent}: mount its disk, or create it again"
+            )
+        if self._known is not None:
+            raise RunRefusedError(f"the TensorBoard folder {self._folder} is deleted")
+
+    def open(self) -> TrackerRun:
+        """Find the user's folder, or make memlog's own."""
+        self.probe()
+        with self._written():
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return run_in(self._folder)
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        """Store at most `max_points` points, with their events' times."""
+        self._append(
+            Entry(point.index, point.time_us / 1e6, _scalar(point))
+            for point in points
+            if self._is_storable(point)
+        )
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Store the parameters that are new, or have a new value, as a table in a text."""
+        self._append([])
+        known = {pair for text in self._file.texts.get(PARAMETERS, ()) for pair in _pairs(text)}
+        rows = [(_bytes(name), _bytes(value)) for name, value in sorted(parameters.items())]
+        new = [row for row in rows if row not in known]
+        if new:
+            # TensorBoard shows one text of a tag at each step.
+            self._append([Entry(len(known), self._begun, _text(PARAMETERS, new))])
+
+    def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
+        """Store the new alerts as texts, at their steps. Each rule has a tag."""
+        self._append(
+            Entry(
+                alert.step or 0,
+                alert.time_us / 1e6,
+                _text(f"{ALERTS}/{alert.rule}", _bytes(_described(alert))),
+            )
+            for alert in alerts[first_new:]
+        )
+
+    def log_artifact(self, artifact: Artifact, file: Path) -> None:  # noqa: ARG002 - TensorBoard takes no files
+        """Store a text that says where the file is: TensorBoard stores no files."""
+        text = (
+            f"`{artifact.name}` ({artifact.kind}, {artifact.size:,} bytes) is in the folder of memlog's run "
+            f"{self._target.memlog_run}, from which `memlog pull` copies it."
+        )
+        value = _text(f"{FILES}/{artifact.name}", _bytes(text))
+        self._append([Entry(0, artifact.time_us / 1e6, value)])
+
+    def wants_description(self) -> bool:
+        """Return True if memlog opened the run, and it has no description."""
+        return self._target.joined is None and DESCRIPTION not in self._file.texts
+
+    def log_description(self, text: str) -> None:
+        """Store the text about the run."""
+        self._append([Entry(0, self._begun, _text(DESCRIPTION, _bytes(text)))])
+
+    def close(self, status: Status | None, ended_us: int | None = None) -> None:
+        """Store how memlog's own run ended. TensorBoard itself knows no end of a run."""
+        if self._target.joined is None and status is not None:
+            ended = time.time() if ended_us is None else ended_us / 1e6
+            self._append([Entry(0, ended, _text(STATUS, _bytes(status)))])
+
+    @property
+    def _begun(self) -> float:
+        """Unix time of the run's start; now if it is unknown."""
+        begun = self._target.begun_us
+        return time.time() if begun is None else begun / 1e6
+
+    def _append(self, entries: Iterable[Entry]) -> None:
+        self.probe()
+        with self._written():
+            self._file.append(entries)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrackerUnavailableError(
+                f"TensorBoard's folder {self._folder} can't be written "
+                f"({error.strerror or error}): free its disk, or allow writing to it"
+            ) from error
+
+    def _is_storable(self, point: Point) -> bool:
+        if math.isfinite(point.value) and abs(point.value) > _LARGEST:
+            self.diagnostics.drop(
+                "too_large", f"{point.name} has a value beyond 32 bits: not sent to TensorBoard"
+            )
+            return False
+        return True
+
+
+def _own_run(target: Target) -> Path:
+    """Return the folder of memlog's own run for ``target``: always the same, so that it is found again."""
+    run = f"{(target.name or 'memlog')[:_MAX_NAME]}-{target.memlog_run}"
+    if target.beside is not None:
+        digest = hashlib.blake2s(target.beside.run_id.encode(), digest_size=4).hexdigest()
+        run = f"{run}-{digest}"
+    parts = [target.project, run] if target.project else [run]
+    return Path(*(_UNSAFE.sub("_", part).strip(". ") or "_" for part in parts))
+
+
+def _scalar(point: Point) -> Any:
+    # Not as a tensor of 64 bits: TensorBoard's default server shows none.
+    return Summary.Value(tag=_bytes(point.name).decode(), simple_value=point.value)
+
+
+def _text(tag: str, content: object) -> Any:
+    (value,) = text_pb(_bytes(tag).decode(), np.array(content, dtype=object)).value
+    return value
+
+
+def _bytes(text: str) -> bytes:
+    # A lone surrogate has no UTF-8, and a name may come from anywhere.
+    return str(text).encode("utf-8", "backslashreplace")
+
+
+def _pairs(text: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(text[::2], text[1::2], strict=True)
+
+
+def _described(alert: Alert) -> str:
+    where = "" if alert.where is None else f" ({alert.where})"
+    return f"**{alert.level}: {alert.title}**{where}\n\n{alert.text or alert.rule}"

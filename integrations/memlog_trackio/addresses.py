@@ -1,0 +1,70 @@
+"""Address of a Trackio run as one text: a folder's or server's, then ``?project=…&run=…``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+
+_FOLDER = "file://"
+_SPACE = ".hf.space"
+
+
+class Place(NamedTuple):
+    """Where a run is."""
+
+    location: str
+    """``file:///folder``, or the server's address without its write token."""
+    project: str | None = None
+    run: str | None = None
+    """The run's name. Its id is another thing."""
+
+    def __str__(self) -> str:
+        query = {key: value for key, value in self._asdict().items() if value}
+        del query["location"]
+        return f"{self.location}?{urlencode(query, quote_via=quote)}" if query else self.location
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder with the projects' databases; ``None`` if a server has them."""
+        if not self.location.startswith(_FOLDER):
+            return None
+        return Path(unquote(self.location.removeprefix(_FOLDER)))
+
+    @property
+    def is_space(self) -> bool:
+        """True if a Space of Hugging Face serves the run."""
+        return (urlsplit(self.location).hostname or "").endswith(_SPACE)
+
+
+def place_of(uri: str) -> Place:
+    """Return the place that an address names."""
+    location, _, query = uri.partition("?")
+    found = parse_qs(query)
+    return Place(location, *(found.get(key, [None])[0] for key in ("project", "run")))
+
+
+def in_folder(folder: Path) -> str:
+    """Return the location of a folder."""
+    return f"{_FOLDER}{quote(str(folder.absolute()))}"
+
+
+def on_server(url: str) -> str:
+    """Return the location of a server, without the write token that its address may have."""
+    return f"{url.partition('?')[0].rstrip('/')}/"
+
+
+def in_space(space_id: str) -> str:
+    """Return the location of a Space, such as ``user/space``."""
+    subdomain = space_id.lower()
+    for sign in "/_.":
+        subdomain = subdomain.replace(sign, "-")
+    return f"https://{subdomain}{_SPACE}/"
+
+
+def link_to(place: Place) -> str:
+    """Return the address of the project's page, or the command that serves it."""
+    if place.folder is None:
+        return str(place._replace(run=None))
+    return f"trackio show --project {shlex.quote(place.project or '')}"

@@ -1,0 +1,85 @@
+"""Part of the integration that the trainer's process imports."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from memlog._internal.credential_scope import Home
+from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog_trackio import environment
+from memlog_trackio.addresses import Place, link_to, place_of
+
+
+class TrackioBackend:
+    """Finds the user's Trackio run and gathers what Trackio's client needs to connect."""
+
+    name = "trackio"
+    requires = "trackio"
+    extra = "trackio"
+    in_process = False
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._seen: TrackerRun | None = None
+
+    def active_run(self) -> TrackerRun | None:
+        """Return the run that the user has open in this context; ``None`` if trackio is not imported."""
+        run = _open_run()
+        if run is None:
+            return None
+        if run is not self._run:
+            place = Place(environment.location(run), run.project, run.name)
+            self._seen = TrackerRun(run.id, str(place), run.name, link_to(place))
+            self._run = run
+        return self._seen
+
+    def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
+        """Return the open run if it has this id, or the run at an address that names its project."""
+        active = self.active_run()
+        if active is not None and active.run_id == run_id:
+            return active
+        place = place_of(uri or "")
+        if place.project is None:
+            return None
+        return TrackerRun(run_id, uri, name or place.run, link_to(place))
+
+    def connection(self) -> Connection:
+        """Return where Trackio stores its runs, and the client's environment variables."""
+        run = _open_run()
+        return Connection(environment.location(run), environment.gathered(run))
+
+    def home(self) -> Home:
+        """Return the place that the environment names, and where its credentials are."""
+        return environment.home()
+
+    def prepare(self) -> None:
+        """Import the slow part of trackio's client. trackio itself needs a folder when it is imported."""
+        importlib.import_module("gradio_client")
+
+    def open_sink(self, target: Target) -> Sink:
+        """Build the sink, and import trackio for it.
+
+        Call it only in a process of memlog's own: it sets environment variables that trackio reads.
+        """
+        known = target.joined or target.opened or target.beside
+        half = self._import("sink", target.connection, known.uri if known else None)
+        sink: Sink = half.TrackioSink(target)
+        return sink
+
+    def open_store(self, connection: Connection) -> ArtifactStore:
+        """Build the store that downloads artifacts. Like `open_sink`, only in a process of memlog's own."""
+        store: ArtifactStore = self._import("store", connection).TrackioStore(connection)
+        return store
+
+    @staticmethod
+    def _import(half: str, connection: Connection, uri: str | None = None) -> ModuleType:
+        environment.apply(connection, uri)
+        return importlib.import_module(f"memlog_trackio.{half}")
+
+
+def _open_run() -> Any:
+    current = getattr(sys.modules.get("trackio.context_vars"), "current_run", None)
+    return None if current is None else current.get()

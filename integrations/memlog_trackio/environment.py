@@ -1,0 +1,84 @@
+"""Environment variables that Trackio's client reads: passed to the helper process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from memlog._internal.credential_scope import Home, secret_names
+from memlog.sink import Connection
+from memlog_trackio.addresses import in_folder, in_space, on_server, place_of
+
+DIR = "TRACKIO_DIR"
+WRITE_TOKEN = "TRACKIO_WRITE_TOKEN"  # noqa: S105 - a variable's name
+
+_SERVER, _SPACE = "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID"
+_PREFIXES = ("TRACKIO_", "HF_", "HUGGINGFACE_")
+_NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME"})
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+_LOGIN = "~/.cache/huggingface/token"
+
+
+def gathered(run: Any = None) -> dict[str, str]:
+    """Return the environment variables of this process that Trackio's client needs in the helper.
+
+    Args:
+        run: The user's open run, which overrides the environment; ``None``: no run is open.
+    """
+    found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
+    found[DIR] = str(folder())
+    server = found.get(_SERVER, "")
+    if given := parse_qs(urlsplit(server).query).get("write_token"):
+        found.setdefault(WRITE_TOKEN, given[0])
+    if token := getattr(run, "_write_token", None):
+        found[WRITE_TOKEN] = str(token)
+    return found
+
+
+def location(run: Any = None) -> str:
+    """Return where Trackio stores a run: the open one, or else one that would be opened now."""
+    space = getattr(run, "_space_id", None) if run else os.environ.get(_SPACE)
+    server = getattr(run, "_server_base_url", None) if run else os.environ.get(_SERVER)
+    if space:
+        return in_space(space)
+    return on_server(server) if server else in_folder(folder())
+
+
+def folder() -> Path:
+    """Return the folder with Trackio's databases."""
+    # Trackio reads its variable only once.
+    known = getattr(sys.modules.get("trackio.utils"), DIR, None) or os.environ.get(DIR)
+    if known:
+        return Path(known).absolute()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(home).expanduser().absolute() / "trackio"
+
+
+def home() -> Home:
+    """Return the place that the environment names, and its credentials."""
+    credentials = list(secret_names(gathered()))
+    if Path(_LOGIN).expanduser().exists():
+        credentials.append(_LOGIN)
+    return Home(location(), tuple(credentials))
+
+
+def apply(connection: Connection, uri: str | None = None) -> None:
+    """Prepare this process, one of memlog's own, for Trackio's client, before it is imported.
+
+    Args:
+        connection: How the client connects.
+        uri: Address of the run to write to; ``None``: one that the client would open.
+    """
+    os.environ.update(connection.environment)
+    known = place_of(uri or connection.uri or "").folder
+    if known is not None:
+        os.environ[DIR] = str(known)
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # the user did not start this process
+
+
+def _is_wanted(name: str) -> bool:
+    return name.startswith(_PREFIXES) or name in _NAMES or name.lower() in _PROXIES

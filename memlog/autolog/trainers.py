@@ -1,0 +1,39 @@
+"""Import of memlog's package for a trainer's library, as soon as the script has imported the library."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from memlog._internal.diagnostics import warn
+from memlog._internal.import_hook import ImportWatch
+
+_PACKAGES = {"transformers.trainer": "memlog_transformers"}
+"""The package for each module that trains, if its library finds no callbacks by itself. These are no entry
+points, because reading entry points would take milliseconds at every ``init``."""
+
+
+class TrainerWatch:
+    """Watch for the modules of trainers' libraries, imported already or later."""
+
+    def __init__(self) -> None:
+        self._watches: list[ImportWatch] = []
+        for module, package in _PACKAGES.items():
+            if module in sys.modules:
+                _load(package)
+            else:
+                self._watches.append(ImportWatch(module, callback=partial(_load, package)))
+
+    def remove(self) -> None:
+        """Stop watching. Calling it again has no effect."""
+        for watch in self._watches:
+            watch.remove()
+
+
+def _load(package: str, _module: object = None) -> None:
+    try:
+        __import__(package)
+    except Exception as error:  # noqa: BLE001 - the script's own import must not fail
+        warn(
+            f"memlog: {package} can't be imported, and memlog counts optimizer steps instead ({error!r})"
+        )

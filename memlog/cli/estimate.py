@@ -1,0 +1,208 @@
+"""``memlog estimate``: whether a training step fits into a device's memory, without the device."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+import msgspec
+from rich.console import Console
+
+from memlog._internal.text_parser import read_size
+from memlog._internal.units import format_bytes
+from memlog.cli.advise import print_hints
+from memlog.cli.options import SETTINGS, json_option
+from memlog.cli.output import page, plain, print_json, table
+from memlog.errors import ConfigurationError, MissingExtraError
+
+if TYPE_CHECKING:
+    from memlog.estimates import Estimate
+
+SCHEMA = 1
+
+
+class EstimatedStep(msgspec.Struct, frozen=True):
+    """One row: a step with one batch size and length. Sizes are bytes; docs/estimates.md explains them."""
+
+    batch: int | None
+    length: int | None
+    peak: int
+    categories: dict[str, int]
+    reserved: int | None
+    needed: int
+    fits: bool | None
+
+
+class EstimateDocument(msgspec.Struct, frozen=True):
+    """JSON document of the command."""
+
+    schema: int
+    target: str
+    device: str
+    memory: int | None
+    steps: tuple[EstimatedStep, ...]
+
+
+@click.command(
+    "estimate",
+    context_settings=SETTINGS,
+    short_help="Estimate a training step's memory, without a GPU.",
+)
+@click.argument("target", metavar="SCRIPT.PY:FUNCTION")
+@click.option("--batch", "batches", metavar="8,16,32", help="Batch sizes, separated by commas.")
+@click.option("--length", "lengths", metavar="512,1024", help="Sequence lengths, likewise.")
+@click.option("--device", "memory", metavar="SIZE", help='The device\'s memory, such as "80 GiB".')
+@click.option(
+    "--cpu", is_flag=True, help="Estimate a step on the CPU; by default on a CUDA device."
+)
+@json_option
+def estimate_step(
+    target: str,
+    batches: str | None,
+    lengths: str | None,
+    memory: str | None,
+    cpu: bool,
+    as_json: bool,
+) -> None:
+    """Estimate the memory of a training step, without running it and without a GPU.
+
+    FUNCTION in SCRIPT.PY gets a batch size (and a length, if it has a second argument), and returns the
+    arguments of memlog.estimate as a dictionary: step, model, optimizer. It makes the model on fake tensors,
+    which take no memory. docs/estimates.md has an example.
+
+    Exit code 1 if --device is given and no row fits.
+    """
+    limit = None if memory is None else read_size(memory)
+    function = _function(target)
+    device: Literal["cuda", "cpu"] = "cpu" if cpu else "cuda"
+    found = [
+        _estimated(function, batch, length, device)
+        for batch, length in product(_numbers("--batch", batches), _numbers("--length", lengths))
+    ]
+    document = EstimateDocument(
+        SCHEMA, target, device, limit, tuple(_row(each, limit) for each in found)
+    )
+    if as_json:
+        print_json(msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2))
+    else:
+        _print(document, found)
+    if limit is not None and not any(step.fits for step in document.steps):
+        click.get_current_context().exit(1)
+
+
+def _numbers(option: str, text: str | None) -> list[int | None]:
+    if text is None:
+        return [None]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise ConfigurationError(f"{option} {text!r}: write whole numbers above 0, such as 8,16,32")
+    return [int(part) for part in parts]
+
+
+def _function(target: str) -> Callable[..., Any]:
+    """Import a script and return its function."""
+    script, colon, name = target.rpartition(":")
+    if not colon or not Path(script).is_file():
+        raise ConfigurationError(
+            f"{target!r}: write the script and its function, such as train.py:job"
+        )
+    path = Path(script).resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{script!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # as Python does for a script
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigurationError(f"{script} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def _estimated(
+    function: Callable[..., Any],
+    batch: int | None,
+    length: int | None,
+    device: Literal["cuda", "cpu"],
+) -> Estimate:
+    try:
+        from memlog.estimates.estimate import estimate_made_by  # noqa: PLC0415 - needs torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError(
+            "an estimate needs torch, which is not installed: pip install torch"
+        ) from None
+    arguments = [value for value in (batch, length) if value is not None]
+
+    def make() -> Mapping[str, Any]:
+        made = function(*arguments)
+        if not isinstance(made, Mapping) or "step" not in made:
+            raise ConfigurationError(
+                'the function returns no dictionary with a "step": return the arguments of '
+                'memlog.estimate, such as {"step": step, "model": model, "optimizer": optimizer}'
+            )
+        return made
+
+    return estimate_made_by(make, batch=batch, length=length, device=device)
+
+
+def _row(found: Estimate, limit: int | None) -> EstimatedStep:
+    return EstimatedStep(
+        batch=found.batch,
+        length=found.length,
+        peak=found.peak,
+        categories=found.categories,
+        reserved=found.reserved,
+        needed=found.needed,
+        fits=None if limit is None else found.fits(limit),
+    )
+
+
+def _print(document: EstimateDocument, found: list[Estimate]) -> None:
+    with page() as console:
+        rows = table(console)
+        counted = [
+            name
+            for name in ("batch", "length")
+            if any(getattr(step, name) is not None for step in document.steps)
+        ]
+        for column in (*counted, "peak of tensors", "reserved", "needed"):
+            rows.add_column(column, justify="right", no_wrap=True)
+        if document.memory is not None:
+            rows.add_column(f"fits {format_bytes(document.memory)}")
+        for step in document.steps:
+            counts = (f"{getattr(step, name):,}" for name in counted)
+            reserved = "" if step.reserved is None else format_bytes(step.reserved)
+            fits = {True: ["yes"], False: ["no"], None: []}[step.fits]
+            sizes = format_bytes(step.peak), reserved, format_bytes(step.needed)
+            rows.add_row(*counts, *sizes, *fits)
+        console.print(rows)
+        console.print()
+        console.print(plain(_note(found[-1]), "dim"))
+        _print_advice(console, found[-1])
+
+
+def _print_advice(console: Console, found: Estimate) -> None:
+    advice = found.advice
+    if advice.hints:
+        of = "" if found.batch is None else f" of {found.batch:,}"
+        console.print()
+        console.print(plain(f"Changes, for a batch{of}, each alone:"))
+        print_hints(console, advice.hints)
+
+
+def _note(found: Estimate) -> str:
+    if not found.besides:
+        return "needed: the peak with a safety margin of 2 %"
+    besides = "; ".join(
+        f"{format_bytes(each.low)} to {format_bytes(each.high)} for {each.what}"
+        for each in found.besides
+    )
+    return f"needed: reserved with a safety margin of 2 %, and {besides}"

@@ -1,0 +1,76 @@
+"""When and how a trainer's process ended, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from pathlib import Path
+
+from memlog.events import Exit, now_us
+
+_STATE = 0
+_EXIT_CODE = 49
+"""Indices in ``/proc/PID/stat``, after the program's name (proc_pid_stat(5), fields 3 and 52)."""
+
+
+class ExitWatch:
+    """Watch on one process. A thread sleeps until the process ends, so the time is exact.
+
+    The order in which ranks end tells which one failed, and a launcher ends the others a tenth of a second
+    later. Linux only: elsewhere the time is that of `result`, and the exit code is unknown.
+
+    Args:
+        pid: Number of the process, which lives.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen: Exit | None = None
+        self._thread: threading.Thread | None = None
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            return  # not Linux, or the process has ended already
+        self._thread = threading.Thread(
+            target=self._wait, args=(descriptor,), name="memlog-exit", daemon=True
+        )
+        self._thread.start()
+
+    def result(self, timeout: float = 0.5) -> Exit:
+        """Return how the process ended. Call it when the process is gone."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self._seen or Exit(now_us(), None, None)
+
+    def _wait(self, descriptor: int) -> None:
+        # `poll`, because `select` can't take a descriptor above 1,023.
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+        self._seen = Exit(now_us(), *_how(self._pid))
+        os.close(descriptor)
+
+
+def _how(pid: int) -> tuple[int | None, str | None]:
+    """Return a dead process's exit code and signal; unknown once its parent has waited for it."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+        fields = stat.rpartition(")")[2].split()
+        if fields[_STATE] != "Z":
+            return None, None  # the number belongs to another process
+        status = int(fields[_EXIT_CODE])
+    except (OSError, ValueError, IndexError):
+        return None, None
+    if not os.WIFSIGNALED(status):
+        return os.WEXITSTATUS(status), None
+    return None, signal_name(os.WTERMSIG(status))
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,91 @@
+"""Read the trainer's messages from a pipe."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Iterator
+
+from memlog.delivery.helper import protocol
+
+
+class LineReader:
+    """Reader of whole lines from a pipe, with a limit on the waiting."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._unfinished = b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(fd, selectors.EVENT_READ)
+        self.open = True
+
+    def read(self, timeout: float) -> Iterator[bytes]:
+        """Yield the lines that arrive within ``timeout`` seconds; return after the first arrival."""
+        if not self.open:
+            time.sleep(timeout)
+            return
+        if not self._selector.select(timeout):
+            return
+        data = os.read(self._fd, 65536)
+        if not data:
+            self.open = False
+            self._selector.unregister(self._fd)
+            return
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        yield from lines
+
+
+class NoMessages:
+    """Reader in place of a pipe: the trainer of another rank sends no messages."""
+
+    open = True
+
+    def read(self, timeout: float) -> Iterator[bytes]:
+        """Wait, and yield nothing."""
+        time.sleep(timeout)
+        yield from ()
+
+
+class StopTime:
+    """Time at which the process has to end: some time after SIGTERM, so that the trainer may save its work.
+
+    Args:
+        grace: Seconds from the signal on.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self.at: float | None = None
+
+    def set(self, *_: object) -> None:
+        """Handle the signal."""
+        if self.at is None:
+            self.at = time.monotonic() + self._grace
+
+    @property
+    def has_come(self) -> bool:
+        """True if the process has to end now."""
+        return self.at is not None and time.monotonic() >= self.at
+
+
+def first_message(lines: LineReader, pause: float) -> tuple[protocol.Begin, list[bytes]]:
+    """Return the trainer's first message, and the lines that arrived with it.
+
+    Args:
+        lines: The pipe.
+        pause: Seconds to wait at a time.
+
+    Raises:
+        SystemExit: The first line is another one, or none arrives.
+    """
+    while lines.open:
+        received = list(lines.read(pause))
+        if received:
+            begin = protocol.decode(received[0])
+            if isinstance(begin, protocol.Begin):
+                return begin, received[1:]
+            break
+    raise SystemExit(
+        "this is memlog's helper process, which expects its settings on stdin: memlog.init() starts it"
+    )

@@ -1,0 +1,118 @@
+"""One helper process for all ranks of a machine: it runs a helper for each of their runs, on threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.safe_files import read_plain, replacing
+from memlog.delivery.helper import protocol
+from memlog.journal import RunDirectory
+from memlog.journal.delivery_state import HelperLock
+from memlog.journal.format import UNDECODABLE
+from memlog.ranks.registration import Registration, Training
+
+HELD_WITHIN = 30.0
+"""Seconds that a rank waits for the machine's first rank to begin; then it starts a helper process itself."""
+_FILE = "begin.json"
+_MAX_BYTES = 1024**2
+_SEARCH = 1.0
+"""Seconds between searches for ranks of the machine."""
+
+
+def hand_over(run: RunDirectory, begin: protocol.Begin) -> None:
+    """Leave a run to the helper process of another rank of the same machine.
+
+    Raises:
+        OSError: The file with the first message can't be written.
+    """
+    with replacing(run.path, _FILE) as file:
+        file.write(protocol.encode(begin))
+
+
+def is_held(run: RunDirectory) -> bool:
+    """Return whether a helper process has begun with the run."""
+    return any(file.process.startswith("helper") for file in run.files())
+
+
+def handed_over(run: RunDirectory) -> protocol.Begin | None:
+    """Return the first message of a run that was left to another rank's helper; ``None``: it was not."""
+    try:
+        begin = protocol.decode(read_plain(run.path, _FILE, _MAX_BYTES))
+    except (OSError, ValueError, *UNDECODABLE):
+        return None
+    if not isinstance(begin, protocol.Begin):
+        return None
+    return msgspec.structs.replace(
+        begin, run_directory=str(run.path), shared=True, alerts_fd=None, again=is_held(run)
+    )
+
+
+class NodeRuns:
+    """Runs of the other ranks of this machine, each with a helper on a thread of its own.
+
+    Args:
+        run: The run for which this process was started.
+        registration: Its registration.
+        help_with: Runs the helper of one run until that run is over and explained. Returns at once if another
+            process helps with it.
+        diagnostics: Counts errors.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        registration: Registration,
+        help_with: Callable[[protocol.Begin], object],
+        diagnostics: Diagnostics,
+    ) -> None:
+        self._training = Training(run, registration)
+        self._own = run.id
+        self._help_with = help_with
+        self._diagnostics = diagnostics
+        self._threads: dict[str, threading.Thread] = {}
+        self._due = 0.0
+
+    def look_if_due(self) -> None:
+        """Begin to help with the runs that have begun since the last call. Never raises."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _SEARCH
+            with self._diagnostics.contained("looking for the machine's other ranks"):
+                self._look()
+
+    def join(self) -> None:
+        """Wait until all of these runs are over."""
+        for thread in list(self._threads.values()):
+            thread.join()
+
+    @property
+    def are_over(self) -> bool:
+        """True if no run needs this process any more."""
+        return not any(thread.is_alive() for thread in self._threads.values())
+
+    def _look(self) -> None:
+        host = os.uname().nodename
+        for rank, run in self._training.search().items():
+            if run.id in self._threads or run.id == self._own or self._training.host(rank) != host:
+                continue
+            begin = handed_over(run)
+            if begin is not None and run.end() is None:
+                thread = threading.Thread(
+                    target=self._help, args=(begin,), name=f"memlog-rank-{rank}", daemon=True
+                )
+                self._threads[run.id] = thread
+                thread.start()
+
+    def _help(self, begin: protocol.Begin) -> None:
+        with self._diagnostics.contained("helping with another rank's run"):
+            with HelperLock(RunDirectory(Path(begin.run_directory))) as is_free:
+                pass  # the helper takes it again
+            if is_free:
+                self._help_with(begin)

@@ -1,0 +1,131 @@
+"""Where a run came from: the trainer's command, and the commit of the code in its working directory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.redact import shell_line
+from memlog.events import Event, Origin, now_us
+
+_GIT_TIMEOUT = 10.0
+"""Most seconds that one git command may take, as in a repository on a slow file system."""
+_END_WAIT = 1.0
+"""Most seconds that the end of a short run waits for git."""
+_LONGEST = 2000
+"""Most characters of a command."""
+
+
+def read_origin(trainer: int, folder: Path) -> Origin:
+    """Return where a run came from.
+
+    Args:
+        trainer: Number of the trainer's process.
+        folder: Its working directory when the run began.
+    """
+    within, commit = _repository(folder)
+    return Origin(
+        time_us=now_us(),
+        command=_command(trainer),
+        python=platform.python_version(),
+        host=platform.node(),
+        git_commit=commit,
+        git_uncommitted_changes=None if commit is None else _is_changed(folder),
+        working_directory=within,
+    )
+
+
+def _command(trainer: int) -> str | None:
+    with suppress(psutil.Error):
+        line = shell_line(psutil.Process(trainer).cmdline())
+        return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return None
+
+
+def _repository(folder: Path) -> tuple[str | None, str | None]:
+    """Return the folder's path within its git repository, and the commit; ``None`` if there is none."""
+    found = _git(folder, "rev-parse", "--show-prefix", "HEAD")
+    if found is None or found.returncode != 0:
+        return None, None
+    # The prefix may contain line breaks; the commit does not.
+    prefix, _, commit = found.stdout.removesuffix("\n").rpartition("\n")
+    return prefix.rstrip("/") or ".", commit
+
+
+def _is_changed(folder: Path) -> bool | None:
+    # Not `git diff`, which may write the index.
+    found = _git(
+        folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"
+    )
+    return None if found is None or found.returncode != 0 else found.stdout != ""
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """Run git without a lock, a monitor or a question; ``None`` if it can't be run or takes too long."""
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(  # noqa: S603 - constants
+            ["git", "-c", "core.fsmonitor=false", *arguments],  # noqa: S607 - the user's own git
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GIT_TIMEOUT,
+            check=False,
+        )
+    return None
+
+
+class OriginReader:
+    """Reader of a run's origin on a thread, because git may be slow.
+
+    Args:
+        trainer: Number of the trainer's process.
+        publish: Called with the event, on the thread that calls `look`.
+        diagnostics: Counts errors; nothing is raised.
+    """
+
+    def __init__(
+        self, trainer: int, publish: Callable[[Event], object], diagnostics: Diagnostics
+    ) -> None:
+        self._trainer = trainer
+        self._publish = publish
+        self._diagnostics = diagnostics
+        self._found: Origin | None = None
+        self._is_published = False
+        self._thread = threading.Thread(target=self._read, name="memlog-origin", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        with self._diagnostics.contained("reading where the run came from"):
+            self._thread.start()
+
+    def _read(self) -> None:
+        with self._diagnostics.contained("reading where the run came from"):
+            self._found = read_origin(self._trainer, Path.cwd())
+
+    def look(self) -> None:
+        """Publish the origin once it is known."""
+        if self._found is not None and not self._is_published:
+            self._is_published = True
+            self._publish(self._found)
+
+    def begin_another_run(self) -> None:
+        """Publish the origin again: later events belong to another run of the user's."""
+        self._is_published = False
+
+    def finish(self) -> None:
+        """Wait a moment for git, and publish the origin."""
+        if self._thread.is_alive():
+            self._thread.join(_END_WAIT)
+        self.look()

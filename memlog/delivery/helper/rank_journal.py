@@ -1,0 +1,204 @@
+"""Memory of all ranks in the run of rank 0: its helper process reads the other ranks' journals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery.helper.rank_reader import ROLE, RankReader
+from memlog.delivery.helper.training_news import TrainingNews
+from memlog.events import Alert, Batch, End, Event, Exit, Ranks
+from memlog.journal import Binding, Header, JournalWriter, RunDirectory
+from memlog.ranks.ends import Failure
+from memlog.ranks.registration import Registration, Training
+from memlog.ranks.spreads import RankSpreads
+
+_PAUSE = 0.5
+"""Fewest seconds between two readings of the journals."""
+_SHARE = 0.05
+"""Most of a processor's time that reading takes; with many ranks the pauses become longer."""
+_SEARCH = 2.0
+"""Seconds between searches for ranks, and for new files of a rank's."""
+_ENDING = 5.0
+"""Seconds that the end of rank 0's run waits for the other ranks' last steps."""
+
+
+class RankJournal:
+    """Follower of the ranks' journals. It publishes in a journal of its own, in the run of rank 0.
+
+    A process that replaces another one publishes the steps that the other one has not.
+
+    Args:
+        run: The run of rank 0.
+        registration: Its registration.
+        begun_us: When the run began, Unix time in microseconds.
+        initial_step: Its first step.
+        diagnostics: Counts errors.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        registration: Registration,
+        begun_us: int,
+        initial_step: int,
+        diagnostics: Diagnostics,
+    ) -> None:
+        self._run = run
+        self._begun_us, self._initial_step = begun_us, initial_step
+        self._diagnostics = diagnostics
+        self._training = Training(run, registration)
+        published = list(_published(run))
+        steps = [event.step for event in published if isinstance(event, Ranks)]
+        self._spreads = RankSpreads(
+            registration.place.world_size, initial_step, max(steps, default=None)
+        )
+        self._told = {_identity(event) for event in published if isinstance(event, Alert)}
+        self._readers: dict[int, RankReader] = {}
+        self._news = TrainingNews(registration, self._readers)
+        self._journal: JournalWriter | None = None
+        self._own_rank = registration.place.rank
+        self._bindings: list[tuple[int, Mapping[str, Binding]]] = []
+        """The tracker's runs that the own steps belong to, and the first step of each."""
+        self._search_due = 0.0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="memlog-ranks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the ranks' journals, on a thread."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Publish the other ranks' last steps, after waiting `_ENDING` seconds for them at most."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * _ENDING)
+        if self._journal is not None:
+            self._journal.close()
+
+    def publish_rest(self) -> None:
+        """Publish what is still missing in a training that is over."""
+        self._look(search=True)
+        self._publish(final=True)
+        self._publish_alerts(final=True)
+        if self._journal is not None:
+            self._journal.close()
+
+    def _follow(self) -> None:
+        pause = _PAUSE
+        while not self._ending.wait(pause):
+            pause = self._look_contained()
+        deadline = time.monotonic() + _ENDING
+        while True:
+            self._look_contained(search=True)
+            if self._are_over() or time.monotonic() >= deadline:
+                break
+            time.sleep(_PAUSE / 5)
+        with self._diagnostics.contained("publishing the ranks' last steps"):
+            self._look()
+            self._publish(final=True)
+            self._publish_alerts(final=True)
+
+    def _look_contained(self, *, search: bool = False) -> float:
+        """Read what is new, and return the seconds until the next reading."""
+        before = time.thread_time()
+        with self._diagnostics.contained("reading the ranks' journals"):
+            self.look(search=search)
+        return max(_PAUSE, (time.thread_time() - before) / _SHARE)
+
+    def look(self, *, search: bool = False) -> None:
+        """Read what is new, and publish the steps that are complete.
+
+        Args:
+            search: True to search for ranks and their files even if that is not due.
+        """
+        self._look(search=search)
+        self._publish()
+        self._publish_alerts()
+
+    def _look(self, *, search: bool = False) -> None:
+        now = time.monotonic()
+        if search or now >= self._search_due:
+            self._search_due = now + _SEARCH
+            for rank, run in self._training.search().items():
+                if rank not in self._readers:
+                    self._readers[rank] = RankReader(run)
+                    self._spreads.know(rank)
+            for rank, reader in self._readers.items():
+                reader.look_again()
+                if reader.is_lost:
+                    self._spreads.end(rank)
+                    self._news.lost(rank)
+        for rank, reader in self._readers.items():
+            for header, event in reader.news():
+                self._take(rank, header, event)
+
+    def _take(self, rank: int, header: Header, event: Event) -> None:
+        if isinstance(event, Batch):
+            self._spreads.add(rank, event)
+            if rank == self._own_rank and header.bindings != self._newest_bindings:
+                self._bindings.append((event.step, header.bindings))
+        elif isinstance(event, (End, Exit)):
+            self._spreads.end(rank)
+        self._news.take(rank, event)
+
+    def _publish(self, *, final: bool = False) -> None:
+        for event in self._spreads.take(final=final):
+            self._bind(event.step)
+            self._writer.append(event)
+
+    def _publish_alerts(self, *, final: bool = False) -> None:
+        for alert in self._news.alerts(final=final):
+            if _identity(alert) in self._told:
+                continue  # an earlier helper process has published it
+            if alert.step is not None:
+                self._bind(alert.step)
+            self._writer.append(alert)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Bad end of the training; ``None``: it goes on, or has ended well."""
+        return self._news.failure
+
+    @property
+    def _newest_bindings(self) -> Mapping[str, Binding]:
+        return self._bindings[-1][1] if self._bindings else {}
+
+    def _bind(self, step: int) -> None:
+        """Let a step belong to the tracker's run that the own step belongs to."""
+        while len(self._bindings) > 1 and self._bindings[1][0] <= step:
+            del self._bindings[0]
+        if self._bindings and self._bindings[0][0] <= step:
+            for backend, binding in self._bindings[0][1].items():
+                if self._writer.bindings.get(backend) != binding:
+                    self._writer.bind(backend, binding)
+
+    @property
+    def _writer(self) -> JournalWriter:
+        """The journal, made for the first event."""
+        if self._journal is None:
+            self._journal = JournalWriter(
+                self._run.path,
+                run=self._run.id,
+                role=ROLE,
+                begun_us=self._begun_us,
+                initial_step=self._initial_step,
+                diagnostics=self._diagnostics,
+            )
+        return self._journal
+
+    def _are_over(self) -> bool:
+        return all(reader.is_over for reader in self._readers.values())
+
+
+def _published(run: RunDirectory) -> Iterator[Event]:
+    """Yield what earlier helper processes have published about all ranks."""
+    for file in run.files():
+        if file.process.startswith(ROLE):
+            yield from (entry.event for entry in file.read())
+
+
+def _identity(alert: Alert) -> tuple[str, str, int | None]:
+    return alert.rule, alert.title, alert.step

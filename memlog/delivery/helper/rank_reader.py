@@ -1,0 +1,76 @@
+"""Read one rank's journal while it is written."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from memlog.events import Batch, End, Event, Exit
+from memlog.journal import Header, RunDirectory
+from memlog.journal.follower import Follower
+from memlog.journal.format import Role
+
+ROLE: Role = "ranks"
+"""Role of the journal that rank 0's helper writes about all ranks."""
+_WRITTEN_WITHIN = 2.0
+"""Seconds within which a helper process writes how a rank ended."""
+
+
+class RankReader:
+    """Reader of one rank's journal.
+
+    Attributes:
+        step: Last completed step; ``None``: none.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.step: int | None = None
+        self._follower = Follower(run, lambda _: run.id)
+        self._ended = False
+        self._gone_since: float | None = None
+
+    def look_again(self) -> None:
+        """Search for new files at the next reading."""
+        self._follower.look_again()
+
+    def news(self) -> Iterator[tuple[Header, Event]]:
+        """Yield the events since the last call, except those of another rank's memory."""
+        for _, header, event in self._follower.news():
+            if header.role == ROLE:
+                continue
+            if isinstance(event, Batch):
+                self.step = event.step
+            elif isinstance(event, (End, Exit)):
+                self._ended = True
+            yield header, event
+
+    @property
+    def is_over(self) -> bool:
+        """True if the rank has ended, and its helper process has had the time to write how."""
+        if self._ended:
+            return True
+        if self.run.is_alive():
+            self._gone_since = None
+            return False
+        self._gone_since = self._gone_since or time.monotonic()
+        return time.monotonic() - self._gone_since >= _WRITTEN_WITHIN
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the rank has ended, and nothing in its journal says how."""
+        return self.is_over and not self._ended
+
+    @property
+    def state(self) -> str | None:
+        """The kernel's letter for the state of the process; ``None``: unknown, as on another machine."""
+        header = self.run.trainer()
+        if header is None or header.process.host != os.uname().nodename or not self.run.is_alive():
+            return None
+        try:
+            stat = Path("/proc", str(header.process.pid), "stat").read_text(errors="replace")
+        except OSError:
+            return None
+        return stat.rpartition(")")[2].split()[0]

@@ -1,0 +1,124 @@
+"""What a run's helper process does because other ranks train together with the run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.safe_files import replacing
+from memlog.delivery.helper import protocol
+from memlog.delivery.helper.exit_watch import ExitWatch
+from memlog.delivery.helper.node import NodeRuns, hand_over
+from memlog.delivery.helper.rank_journal import RankJournal
+from memlog.events import Event
+from memlog.journal import RunDirectory
+from memlog.ranks.ends import Failure
+from memlog.ranks.registration import Registration, Training
+
+_SEARCH = 1.0
+"""Seconds between searches for a rank to which this process could leave its run."""
+
+
+class RankWork:
+    """Work for the other ranks. It does nothing for a run that trains alone. No method raises.
+
+    Args:
+        run: The run.
+        begin: The trainer's first message.
+        help_with: Runs a helper for the run of another rank of this machine.
+        diagnostics: Counts errors.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        begin: protocol.Begin,
+        help_with: Callable[[protocol.Begin], object],
+        diagnostics: Diagnostics,
+    ) -> None:
+        self._run = run
+        self._begin = begin
+        self._help_with = help_with
+        self._diagnostics = diagnostics
+        self._journal: RankJournal | None = None
+        self._node: NodeRuns | None = None
+        # First of all: how a process ended is known only if it was watched before.
+        self._exit = None if begin.registration is None else ExitWatch(begin.trainer_pid)
+        self._training: Training | None = None
+        self._search_due = 0.0
+
+    def begin(self) -> None:
+        """Begin the work if the run's place is known."""
+        if self._begin.registration is not None:
+            self.take_place(self._begin.registration)
+            self.look()
+
+    def take_place(self, registration: Registration) -> None:
+        """Begin the work that belongs to a place: rank 0 reads the other ranks' journals."""
+        with self._diagnostics.contained("beginning to follow the ranks"):
+            self._exit = self._exit or ExitWatch(self._begin.trainer_pid)
+            if not self._begin.shared:
+                self._node = NodeRuns(self._run, registration, self._help_with, self._diagnostics)
+            if registration.place.rank == 0:
+                self._journal = RankJournal(
+                    self._run,
+                    registration,
+                    self._begin.begun_us,
+                    self._begin.settings.initial_step,
+                    self._diagnostics,
+                )
+                self._journal.start()
+            elif not self._begin.shared and registration.place.local_rank is None:
+                self._training = Training(self._run, registration)
+                hand_over(self._run, self._begin)
+
+    def look(self) -> None:
+        """Help with the machine's ranks that have begun, or leave the run to a lower rank's helper."""
+        if self._training is not None and self._lower_rank_is_here(self._training):
+            os._exit(protocol.HANDED_OVER)
+        if self._node is not None:
+            self._node.look_if_due()
+
+    def publish_exit(self, publish: Callable[[Event], object]) -> None:
+        """Publish how the trainer's process ended."""
+        if self._exit is not None:
+            publish(self._exit.result())
+
+    def finish(self) -> None:
+        """Publish the ranks' last steps."""
+        if self._journal is not None:
+            with self._diagnostics.contained("publishing the ranks' last steps"):
+                self._journal.finish()
+
+    @property
+    def failure(self) -> Failure | None:
+        """Bad end of the training, for the run of rank 0; ``None``: it ended well, or it is unknown."""
+        return None if self._journal is None else self._journal.failure
+
+    def join(self, *, delivered: bool) -> None:
+        """Wait until the runs of the machine's other ranks are over.
+
+        Args:
+            delivered: Whether everything of the own run is delivered; the trainer waits for that.
+        """
+        if self._node is None or self._node.are_over:
+            return
+        with (
+            self._diagnostics.contained("noting that a run is delivered"),
+            replacing(self._run.path, protocol.DONE) as file,
+        ):
+            file.write(b"1" if delivered else b"0")
+        self._node.join()
+
+    def _lower_rank_is_here(self, training: Training) -> bool:
+        now = time.monotonic()
+        if now < self._search_due:
+            return False
+        self._search_due = now + _SEARCH
+        own = training.own
+        return any(
+            rank < own.place.rank and training.host(rank) == own.host and run.is_alive()
+            for rank, run in training.search().items()
+        )

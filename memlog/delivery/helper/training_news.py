@@ -1,0 +1,138 @@
+"""Alerts about the ranks of a training, for the run of rank 0: each names its rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from memlog.delivery.helper.rank_reader import RankReader
+from memlog.events import Alert, Batch, End, Event, Exit, now_us
+from memlog.ranks.ends import Failure, RankEnd, bad_end, failure_of
+from memlog.ranks.registration import Registration
+from memlog.ranks.stalls import Stall, Stalls
+
+RANK_ENDED = "ranks: ended"
+RANK_STALLS = "ranks: stalls"
+RESTARTED = "ranks: restarted"
+"""Rules that the alerts name."""
+_SETTLED = 5.0
+"""Seconds after a rank's bad end within which the helper processes write how the others ended."""
+
+
+UNEXPECTED_END = "ended without a word"
+"""Rule of the alert about a trainer that died without an end event."""
+
+
+class TrainingNews:
+    """Alerts of the other ranks, and about ranks that ended or stall.
+
+    Args:
+        own: Registration of the run of rank 0.
+        readers: Readers of the ranks' journals, by rank. Others are added later.
+    """
+
+    def __init__(self, own: Registration, readers: Mapping[int, RankReader]) -> None:
+        self._own = own
+        self._readers = readers
+        self._stalls = Stalls()
+        self._ends: dict[int, RankEnd] = {}
+        self._over: set[int] = set()
+        self._first_seen: float | None = None
+        self._reported = self._began = False
+        self._ready: list[Alert] = []
+
+    def take(self, rank: int, event: Event) -> None:
+        """Take an event of a rank's journal."""
+        if isinstance(event, Batch):
+            self._stalls.step(rank, event.step, time.monotonic())
+            if not self._began and rank == self._own.place.rank:
+                self._began = True
+                self._note_restart(event)
+        elif isinstance(event, (End, Exit)):
+            self._note_end(rank, event)
+        elif isinstance(event, Alert) and self._is_news(rank, event):
+            self._ready.append(msgspec.structs.replace(event, title=f"rank {rank}: {event.title}"))
+
+    def alerts(self, *, final: bool = False) -> Iterator[Alert]:
+        """Yield the alerts that have become certain since the last call.
+
+        Args:
+            final: True if no rank will write any more.
+        """
+        ready, self._ready = self._ready, []
+        yield from ready
+        for stall in self._stalls.look(time.monotonic(), self._state_of):
+            yield _about(stall)
+        settled = self._first_seen is not None and time.monotonic() - self._first_seen >= _SETTLED
+        failure = self.failure
+        if failure is not None and not self._reported and (final or settled):
+            self._reported = True
+            first = failure.first or failure.afterwards[0]
+            yield Alert(first.time_us, first.step, "error", RANK_ENDED, failure.title, failure.text)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Bad end of the training; ``None``: it goes on, or has ended well."""
+        return failure_of(list(self._ends.values()))
+
+    def lost(self, rank: int) -> None:
+        """Note that a rank writes no more, and no helper process has written how it ended."""
+        if rank not in self._over:
+            written_us = int(self._readers[rank].run.last_write() * 1e6)
+            self._note_end(rank, Exit(written_us, None, None))
+
+    def _is_news(self, rank: int, alert: Alert) -> bool:
+        """Return whether the own run lacks an alert. How the ranks ended is one alert about all of them."""
+        return rank != self._own.place.rank and alert.rule != UNEXPECTED_END
+
+    def _state_of(self, rank: int) -> str | None:
+        return self._readers[rank].state
+
+    def _note_end(self, rank: int, event: End | Exit) -> None:
+        self._stalls.end(rank)
+        if rank in self._over:
+            return
+        self._over.add(rank)
+        end = bad_end(rank, event, self._readers[rank].step)
+        if end is not None:
+            self._ends[rank] = end
+            self._first_seen = self._first_seen or time.monotonic()
+
+    def _note_restart(self, event: Batch) -> None:
+        restart = self._own.place.restart
+        if restart:
+            times = "once" if restart == 1 else f"{restart} times"
+            self._ready.append(
+                Alert(
+                    event.time_us,
+                    event.step,
+                    "warning",
+                    RESTARTED,
+                    f"the launcher restarted the training (restart {restart})",
+                    f"it has started all ranks again {times}; this is the first step since",
+                )
+            )
+
+
+def _about(stall: Stall) -> Alert:
+    if stall.why is None:
+        return Alert(
+            now_us(),
+            stall.step,
+            "info",
+            RANK_STALLS,
+            f"rank {stall.rank} goes on",
+            "it stalled before",
+        )
+    after = "before its first step" if stall.step is None else f"after step {stall.step:,}"
+    return Alert(
+        now_us(),
+        stall.step,
+        "error",
+        RANK_STALLS,
+        f"rank {stall.rank} stalls {after}",
+        f"no rank has made a step for {stall.seconds:.0f} s, and {stall.why}",
+        stall.seconds,
+    )

@@ -1,0 +1,132 @@
+"""Behaviour of operations on a CUDA device, for fake tensors that lie on the CPU.
+
+A build of torch without CUDA can't record a backward pass of tensors on a CUDA device, not even of fake ones.
+So an estimate runs on the CPU, and the operations that keep other tensors on a CUDA device are replaced:
+
+* dropout keeps its mask as one byte a value (``aten::native_dropout``);
+* attention keeps no matrix of scores, because a fused kernel runs, also with dropout and a mask;
+* autocast computes normalisations, softmax and losses in float32
+  (https://docs.pytorch.org/docs/stable/amp.html, "CUDA Ops that can autocast to float32");
+* optimizers update all parameters at once (``foreach``), which takes a temporary copy of them.
+"""
+
+# PyTorch leaves some of these without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as torch_optimizer
+from torch.overrides import TorchFunctionMode
+
+_AUTOCAST = "AutocastCPU"
+_FOREACH_DEVICES = "_get_foreach_kernels_supported_devices"
+_FLOAT32 = """
+    layer_norm group_norm softmax.int log_softmax.int nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss
+    smooth_l1_loss huber_loss kl_div binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
+    soft_margin_loss margin_ranking_loss hinge_embedding_loss poisson_nll_loss triplet_margin_loss
+    exp log log2 log10 log1p expm1 pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar reciprocal rsqrt softplus
+    logsumexp cumsum cumprod prod sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim cdist renorm
+"""
+
+
+@contextmanager
+def as_on_cuda() -> Iterator[None]:
+    """Let operations of this process behave as on a CUDA device inside the block."""
+    library = torch.library.Library("aten", "IMPL")
+    types = [*torch_optimizer._foreach_supported_types, FakeTensor]
+    onednn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # its LSTM hides what it keeps
+    try:
+        library.impl("dropout", _dropout, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
+        for name in _FLOAT32.split():
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _AUTOCAST):
+                library.impl(name, _in_float32(name), _AUTOCAST)
+        with (
+            patch.object(torch.autocast, "__init__", _autocast_on_cpu(torch.autocast.__init__)),
+            patch.object(torch_optimizer, "_foreach_supported_types", types),
+            patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu"]),
+            _OnCpu(),
+        ):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(onednn)
+        library._destroy()
+
+
+def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
+    return torch.native_dropout(tensor, p, train)[0] if train and p else tensor
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute attention as the fused kernels do, which keep one number for each row of scores."""
+    del dropout_p  # the kernels keep the state of a random number generator, not a mask
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (one.repeat_interleave(repeats, -3) for one in (key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        kept, hidden = (torch.full((), value, dtype=query.dtype) for value in (0.0, -torch.inf))
+        attn_mask = torch.where(attn_mask, kept, hidden)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out: Tensor = fused(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return out
+
+
+def _in_float32(name: str) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return operation(*map(_widened, args), **kwargs)
+
+    return kernel
+
+
+def _widened(value: Any) -> Any:
+    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
+
+
+def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
+    def on_cpu(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        init(self, device_type, dtype, *args, **kwargs)
+
+    return on_cpu
+
+
+def _is_cuda(value: Any) -> bool:
+    return isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == "cuda"
+
+
+class _OnCpu(TorchFunctionMode):
+    """Lets code that names a CUDA device make its tensors on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {
+            name: "cpu" if _is_cuda(value) else value for name, value in (kwargs or {}).items()
+        }
+        if func is Tensor.cuda:
+            return args[0]
+        return func(*("cpu" if _is_cuda(value) else value for value in args), **kwargs)

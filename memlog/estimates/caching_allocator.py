@@ -1,0 +1,230 @@
+"""Model of CUDA's caching allocator: how much it reserves for a sequence of allocations.
+
+The rules are those of torch's ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (torch
+2.13) with their default settings, for one stream. docs/estimates.md says what the model was checked against.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Final
+
+ROUNDING: Final = 512
+"""Every block's size is a multiple of this (``kMinBlockSize``)."""
+SMALL: Final = 1024**2
+"""Largest size that the small pool serves (``kSmallSize``)."""
+_SMALL_SEGMENT: Final = 2 * 1024**2
+_LARGE_SEGMENT: Final = 20 * 1024**2
+_OWN_SEGMENT: Final = 10 * 1024**2
+"""Smallest size that gets a segment of its own size (``kMinLargeAlloc``)."""
+_SEGMENT_ROUNDING: Final = 2 * 1024**2
+
+
+class OutOfMemoryError(Exception):
+    """The limit is too small for an allocation, also after unused segments are released."""
+
+
+class _Block:
+    """Part of a segment, between its neighbours in the segment."""
+
+    __slots__ = ("address", "after", "before", "free", "pool", "size")
+
+    def __init__(self, address: int, size: int, pool: _Pool) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.free = True
+        self.before: _Block | None = None
+        self.after: _Block | None = None
+
+    def cut(self, size: int) -> _Block:
+        """Keep the first ``size`` bytes, and return a block of the rest."""
+        rest = _Block(self.address + size, self.size - size, self.pool)
+        rest.before, rest.after = self, self.after
+        if self.after is not None:
+            self.after.before = rest
+        self.after = rest
+        self.size = size
+        return rest
+
+    def absorb_next(self) -> None:
+        """Take the bytes of the block behind, which ends."""
+        assert self.after is not None  # noqa: S101 - the caller has looked
+        self.size += self.after.size
+        self.after = self.after.after
+        if self.after is not None:
+            self.after.before = self
+
+
+class _Pool:
+    """Free blocks, in the order in which the allocator searches them: by size, then by address.
+
+    Args:
+        segment: Size of a new segment, and of the pages by which an expandable one grows.
+        smallest_rest: A block is split if at least this many bytes remain.
+    """
+
+    def __init__(self, segment: int, smallest_rest: int) -> None:
+        self.segment = segment
+        self.smallest_rest = smallest_rest
+        self._free: list[tuple[int, int, _Block]] = []
+
+    def add(self, block: _Block) -> None:
+        insort(self._free, (block.size, block.address, block))
+
+    def remove(self, block: _Block) -> None:
+        del self._free[bisect_left(self._free, (block.size, block.address))]
+
+    def take(self, size: int) -> _Block | None:
+        """Remove the smallest free block of at least that size, and return it; ``None``: there is none."""
+        at = bisect_left(self._free, (size, 0))
+        return self._free.pop(at)[2] if at < len(self._free) else None
+
+    def free_blocks(self) -> list[_Block]:
+        return [block for _size, _address, block in self._free]
+
+
+class CachingAllocator:
+    """Allocator that keeps what is freed, and gives it to later allocations.
+
+    Args:
+        limit: Most bytes that it may reserve; ``None``: no limit.
+        expandable: Whether segments grow, as with ``expandable_segments:True``.
+
+    Attributes:
+        reserved: Bytes that it holds.
+        most_reserved: Highest ``reserved`` so far.
+        allocated: Bytes of blocks in use.
+    """
+
+    def __init__(self, limit: int | None = None, *, expandable: bool = False) -> None:
+        self.reserved = self.most_reserved = self.allocated = 0
+        self._limit = limit
+        self._expandable = expandable
+        self._small = _Pool(_SMALL_SEGMENT, ROUNDING)
+        self._large = _Pool(_LARGE_SEGMENT, ROUNDING if expandable else SMALL + 1)
+        self._ends: dict[_Pool, _Block] = {}
+        self._next_address = 0
+        self._used: dict[int, _Block] = {}
+
+    def allocate(self, key: int, size: int) -> None:
+        """Allocate bytes under a key.
+
+        Raises:
+            OutOfMemoryError: They do not fit below the limit.
+        """
+        size = _up(max(size, 1), ROUNDING)
+        pool = self._small if size <= SMALL else self._large
+        block = pool.take(size) or self._new_block(pool, size)
+        if block.size - size >= pool.smallest_rest:
+            rest = block.cut(size)
+            pool.add(rest)
+            if self._ends.get(pool) is block:
+                self._ends[pool] = rest
+        block.free = False
+        self._used[key] = block
+        self.allocated += block.size
+
+    def free(self, key: int) -> None:
+        """Free what was allocated under a key."""
+        block = self._used.pop(key)
+        self.allocated -= block.size
+        block.free = True
+        if block.after is not None and block.after.free:
+            self._join(block)
+        if block.before is not None and block.before.free:
+            block = block.before
+            block.pool.remove(block)
+            self._join(block, listed=False)
+        block.pool.add(block)
+
+    def _join(self, block: _Block, *, listed: bool = True) -> None:
+        """Join a block with the free one behind it, which is ``listed`` in its pool or not."""
+        assert block.after is not None  # noqa: S101 - the caller has looked
+        if listed:
+            block.pool.remove(block.after)
+        if self._ends.get(block.pool) is block.after:
+            self._ends[block.pool] = block
+        block.absorb_next()
+
+    def _new_block(self, pool: _Pool, size: int) -> _Block:
+        return self._grow(pool, size) if self._expandable else self._new_segment(pool, size)
+
+    def _new_segment(self, pool: _Pool, size: int) -> _Block:
+        small_enough = pool is self._small or size < _OWN_SEGMENT
+        segment = pool.segment if small_enough else _up(size, _SEGMENT_ROUNDING)
+        self._reserve(segment)
+        block = _Block(self._next_address, segment, pool)
+        self._next_address += segment + _SEGMENT_ROUNDING
+        return block
+
+    def _grow(self, pool: _Pool, size: int) -> _Block:
+        """Extend the pool's one segment at its end, where a free block may be."""
+        added = self._lacking(pool, size)
+        if self._is_too_much(added):
+            self._release()  # perhaps what is free at the end, too
+            added = self._lacking(pool, size)
+        self._reserve(added)
+        end = self._ends.get(pool)
+        if end is not None and end.free:
+            pool.remove(end)
+            end.size += added
+            return end
+        # Each pool has addresses of its own, far from the other's.
+        begin = (1 << 60 if pool is self._large else 0) if end is None else end.address + end.size
+        block = _Block(begin, added, pool)
+        if end is not None:
+            end.after, block.before = block, end
+        self._ends[pool] = block
+        return block
+
+    def _lacking(self, pool: _Pool, size: int) -> int:
+        """Return the pages that the pool lacks for ``size`` bytes, in bytes."""
+        end = self._ends.get(pool)
+        there = end.size if end is not None and end.free else 0
+        return _up(size - there, pool.segment)
+
+    def _is_too_much(self, size: int) -> bool:
+        return self._limit is not None and self.reserved + size > self._limit
+
+    def _reserve(self, size: int) -> None:
+        if self._is_too_much(size):
+            self._release()
+            if self._is_too_much(size):
+                raise OutOfMemoryError
+        self.reserved += size
+        self.most_reserved = max(self.most_reserved, self.reserved)
+
+    def _release(self) -> None:
+        """Give back the segments that nothing uses; of an expandable one, what is free at its end."""
+        for pool in (self._small, self._large):
+            for block in pool.free_blocks():
+                if self._expandable:
+                    self._release_end(pool, block)
+                elif block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+
+    def _release_end(self, pool: _Pool, block: _Block) -> None:
+        if block is not self._ends[pool]:
+            return
+        pages = block.size // pool.segment * pool.segment
+        if pages:
+            pool.remove(block)
+            block.size -= pages
+            self.reserved -= pages
+            if block.size:
+                pool.add(block)
+            else:
+                self._forget_end(pool, block)
+
+    def _forget_end(self, pool: _Pool, block: _Block) -> None:
+        if block.before is None:
+            del self._ends[pool]
+        else:
+            block.before.after = None
+            self._ends[pool] = block.before
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

@@ -1,0 +1,274 @@
+"""`memlog.estimate`: the memory of a training step, before it runs."""
+
+# PyTorch leaves some of these without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+
+from memlog._internal.text_parser import read_size
+from memlog._internal.units import format_bytes
+from memlog.estimates.device_memory import CONTEXT, WORKSPACES, SizeRange, reserved
+from memlog.estimates.fake_step import fake_mode, reasons
+from memlog.estimates.question import Device, Question, ask
+from memlog.trace import exporters
+from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
+from memlog.trace.predict import Advice, advise
+from memlog.trace.records import LayerFigures, RecordedTrace
+
+MARGIN = 0.02
+"""Safety margin, as a part of the estimate. `make estimate-bench` tells how often a job fails with it."""
+
+
+class Estimate:
+    """Memory of one training step, when the optimizer's state exists already. Sizes are bytes.
+
+    Attributes:
+        device: ``"cuda"`` or ``"cpu"``.
+        batch: Number of samples; ``None`` if `estimate` was not told.
+        length: Length of a sequence; ``None`` if `estimate` was not told.
+        peak: Most bytes that tensors take at a time.
+        categories: Bytes at the peak, by category (parameters, gradients, activations, …).
+        layers: Figures of every layer.
+        recording: The trace of the step, which memlog's exporters read.
+    """
+
+    def __init__(self, question: Question, mode: FakeTensorMode | None = None) -> None:
+        self._question = question
+        self.device = question.device
+        self.batch = question.size
+        self.length = question.length
+        self.recording: RecordedTrace = question.trace(mode)
+        result = self.recording.result
+        self.peak: int = result.peak or 0
+        self.categories: dict[str, int] = result.categories
+        self.layers: tuple[LayerFigures, ...] = result.layers
+
+    @property
+    def phases(self) -> dict[PhaseName, PhaseLevel]:
+        """Bytes at the end of each phase of the step, and the most in each."""
+        return phase_levels(self.recording) or {}
+
+    @cached_property
+    def reserved(self) -> int | None:
+        """Bytes that CUDA's caching allocator reserves for the step; ``None`` on the CPU."""
+        question = self._question
+        if question.device == "cpu":
+            return None
+        return reserved(self.recording, expandable=question.expandable)
+
+    @property
+    def besides(self) -> tuple[SizeRange, ...]:
+        """What the device needs besides tensors, as ranges with their source; nothing on the CPU."""
+        return (CONTEXT, WORKSPACES) if self.device == "cuda" else ()
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory with which the step should not fail: reserved bytes, the rest, and the margin.
+
+        A device with less may still do: the allocator gives back what it does not use; `fits` considers that.
+        """
+        held = self.peak if self.reserved is None else self.reserved
+        return round(held * (1 + MARGIN)) + self._besides()
+
+    def _besides(self) -> int:
+        return sum(each.high for each in self.besides)
+
+    def fits(self, memory: str | int) -> bool:
+        """Return whether the step fits into a device's memory, with the safety margin.
+
+        Args:
+            memory: Bytes, or text such as ``"80 GiB"``. A device has a little less than its name says: see
+                nvidia-smi.
+
+        Raises:
+            ConfigurationError: The text can't be read.
+        """
+        limit = read_size(memory)
+        if self.device == "cpu":
+            return self.needed <= limit
+        for_tensors = int((limit - self._besides()) / (1 + MARGIN))
+        expandable = self._question.expandable
+        return reserved(self.recording, for_tensors, expandable=expandable) is not None
+
+    def with_batch(self, batch: int) -> Estimate:
+        """Estimate the same step with another batch size.
+
+        Raises:
+            ConfigurationError: `estimate` got no batch.
+        """
+        return Estimate(self._question.with_batch(batch))
+
+    def with_length(self, length: int) -> Estimate:
+        """Estimate the same step with sequences of another length.
+
+        Raises:
+            ConfigurationError: `estimate` got no length.
+        """
+        return Estimate(self._question.with_length(length))
+
+    def largest_batch(self, memory: str | int) -> int:
+        """Return the largest batch size that fits, by estimates of several sizes; 0 if not even one fits.
+
+        Raises:
+            ConfigurationError: `estimate` got no batch, or the text can't be read.
+        """
+        limit = read_size(memory)
+        size = self._question.known_size()
+        needed = {size: self.needed}
+        fitting, too_large = 0, 0
+        if self.fits(limit):
+            fitting = size
+        else:
+            too_large = size
+        while not too_large or too_large - fitting > 1:
+            size = _next_size(needed, limit, fitting, too_large)
+            tried = self.with_batch(size)
+            needed[size] = tried.needed
+            if tried.fits(limit):
+                fitting = size
+            else:
+                too_large = size
+        return fitting
+
+    @property
+    def advice(self) -> Advice:
+        """What would lower the peak, and by how much: the same as `memlog advise` shows of a run.
+
+        The time that a change adds is unknown, because nothing was computed.
+        """
+        found = advise(self.recording)
+        hints = tuple(msgspec.structs.replace(hint, time=None) for hint in found.hints)
+        return msgspec.structs.replace(found, hints=hints)
+
+    def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
+        """Write a flame graph of the bytes at the peak for https://www.speedscope.app."""
+        return exporters.write_json(exporters.flame_graph(self.recording), output_path)
+
+    def text(self) -> str:
+        """Return the estimate as lines of text."""
+        rows = [("peak of all tensors", format_bytes(self.peak))]
+        rows += [(f"  {name}", format_bytes(size)) for name, size in self.categories.items()]
+        if self.reserved is not None:
+            rows.append(("reserved by the allocator", format_bytes(self.reserved)))
+        for each in self.besides:
+            rows.append((each.what, f"{format_bytes(each.low)} to {format_bytes(each.high)}"))
+        rows.append((f"needed, with a margin of {MARGIN:.0%}", format_bytes(self.needed)))
+        width = max(len(name) for name, _size in rows)
+        return "\n".join(f"{name:<{width}}  {size}" for name, size in rows)
+
+    def __repr__(self) -> str:
+        """Return the peak and what is needed."""
+        of = "" if self.batch is None else f", batch {self.batch}"
+        return (
+            f"<memlog.Estimate: peak {format_bytes(self.peak)} on {self.device}{of}, "
+            f"needs {format_bytes(self.needed)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the report of the traced step, for notebooks."""
+        from memlog.reports.notebook import trace_html  # noqa: PLC0415 - only notebooks need it
+
+        return trace_html(self.recording)
+
+
+def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int) -> int:
+    """Return the batch size to try next, from a line through the two nearest to the limit."""
+    near = sorted(needed, key=lambda size: abs(needed[size] - limit))[:2]
+    if len(near) == 1:
+        guess = near[0] * 2 if fitting else near[0] // 2
+    else:
+        slope = (needed[near[0]] - needed[near[1]]) / (near[0] - near[1])
+        guess = near[0] + int((limit - needed[near[0]]) / slope) if slope > 0 else 2 * max(near)
+    highest = too_large - 1 if too_large else max(guess, fitting + 1)
+    return min(max(guess, fitting + 1), highest)
+
+
+def estimate(
+    step: Callable[..., object],
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    batch: Any = None,
+    length: int | None = None,
+    device: Device = "cuda",
+    expandable_segments: bool = False,
+) -> Estimate:
+    """Estimate the memory of a training step without running it, and without a GPU.
+
+    ::
+
+        def step(model, optimizer, batch):
+            tokens = torch.randint(50257, (batch, 1024))
+            model(tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        result = memlog.estimate(step, model=model, optimizer=torch.optim.AdamW, batch=8)
+        result.peak, result.fits("80 GiB"), result.largest_batch("80 GiB")
+
+    The step runs twice on fake tensors, which have shapes but no bytes: once to make the optimizer's state,
+    and once to be traced. The model and the optimizer get their own tensors back.
+
+    Args:
+        step: Function that makes one training step: forward, backward, and the optimizer's step. It gets
+            those of ``model``, ``optimizer``, ``batch`` and ``length`` that its parameters name. It may use
+            autocast, checkpointing and accumulation, but no tensor's value (``loss.item()``). What it does
+            besides computing (a scheduler's step, printing) does happen.
+        model: The model, also on the device ``meta``, or a function that makes it: then no memory is taken
+            even for its parameters. ``None``: the first module that the step calls.
+        optimizer: The optimizer, or a function that makes it of the parameters, such as
+            ``torch.optim.AdamW``.
+        batch: A number of samples, or a batch: nested tensors whose first dimension counts the samples.
+        length: Length of a sequence.
+        device: ``"cuda"`` or ``"cpu"``: where the step will run.
+        expandable_segments: Whether CUDA's allocator is told ``expandable_segments:True``.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or the memory can't be known; the message says why.
+    """
+    question = ask(
+        step,
+        model=model,
+        optimizer=optimizer,
+        batch=batch,
+        length=length,
+        device=device,
+        expandable_segments=expandable_segments,
+    )
+    return Estimate(question)
+
+
+def estimate_made_by(
+    make: Callable[[], Mapping[str, Any]],
+    *,
+    batch: int | None = None,
+    length: int | None = None,
+    device: Device = "cuda",
+) -> Estimate:
+    """Estimate a step whose model a function makes on fake tensors.
+
+    Args:
+        make: Function that returns ``step`` and, if the step has them, ``model`` and ``optimizer``.
+        batch: Number of samples, for steps that ask for it.
+        length: Length of a sequence, likewise.
+        device: ``"cuda"`` or ``"cpu"``.
+
+    Raises:
+        ConfigurationError: As `estimate` does.
+    """
+    mode = fake_mode()
+    with reasons(), mode:
+        made = make()
+    question = ask(**made, batch=batch, length=length, device=device)
+    return Estimate(question, mode)

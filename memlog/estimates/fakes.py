@@ -1,0 +1,85 @@
+"""Replacement of a model's and an optimizer's tensors by fake ones, for as long as an estimate takes."""
+
+# PyTorch leaves some of these without types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, empty_strided, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+
+class Fakes:
+    """Fake tensors with the shapes, strides and types of real ones. Each real one has one fake.
+
+    All of them lie on the CPU, whose operations memlog's CPU engine can trace.
+
+    Args:
+        mode: Mode that makes them.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the fake of a tensor: itself if it is one. A parameter's fake is a parameter."""
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
+            return tensor
+        if id(tensor) not in self._made:
+            with self._mode:
+                fake = empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+                )
+                if isinstance(tensor, nn.Parameter):
+                    fake = nn.Parameter(fake, tensor.requires_grad)
+            self._made[id(tensor)] = tensor, fake
+        return self._made[id(tensor)][1]
+
+    def in_all(self, values: Any) -> Any:
+        """Return nested values in which every tensor is replaced by its fake."""
+        return tree_map_only(Tensor, self.of, values)
+
+    @contextmanager
+    def replace(self, model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
+        """Give a model and an optimizer fake tensors inside the block, and their own again afterwards."""
+        with ExitStack() as undo:
+            for module in () if model is None else model.modules():
+                self._replace_in(module._parameters, undo)
+                self._replace_in(module._buffers, undo)
+            if optimizer is not None:
+                self._replace_in_optimizer(optimizer, undo)
+            yield
+
+    def _replace_in(self, tensors: dict[str, Any], undo: ExitStack) -> None:
+        undo.callback(_restore(tensors, dict(tensors)))
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                tensors[name] = self.of(tensor)
+
+    def _replace_in_optimizer(self, optimizer: Optimizer, undo: ExitStack) -> None:
+        groups, state = optimizer.param_groups, optimizer.state
+
+        def restore() -> None:
+            optimizer.param_groups, optimizer.state = groups, state
+
+        undo.callback(restore)
+        optimizer.param_groups = [self.in_all(dict(group)) for group in groups]
+        optimizer.state = defaultdict(
+            dict, {self.of(parameter): self.in_all(dict(own)) for parameter, own in state.items()}
+        )
+
+
+def _restore(tensors: dict[str, Any], before: dict[str, Any]) -> Callable[[], None]:
+    def restore() -> None:
+        tensors.clear()
+        tensors.update(before)
+
+    return restore

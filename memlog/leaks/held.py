@@ -1,0 +1,80 @@
+"""What the owners that were found keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from memlog.leaks.autograd_graphs import NODE_BYTES
+from memlog.leaks.containers import Growth
+from memlog.leaks.owner_text import Owner
+from memlog.leaks.watched_storages import WatchedStorage
+
+
+class Held(NamedTuple):
+    """What one owner keeps of the watched iterations.
+
+    Attributes:
+        owner: The owner; ``None`` if unknown.
+        growth: Growth of its container; ``None`` if it has none.
+        iterations: Number of watched iterations.
+        storages: Watched storages by identity.
+        sizes: Sizes of all storages by identity.
+        nodes: Nodes of autograd graphs.
+        traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
+        has_graph: True if it keeps autograd graphs.
+        is_gradient: True if parameters' gradients keep them.
+        scalar: True if the kept tensor is a scalar.
+        element_rate: Bytes per step of objects that are not watched tensors.
+        cut_short: True if not all owners were looked for.
+        containers: Number of containers, if several have the same description: the values of a dictionary.
+    """
+
+    owner: Owner | None
+    growth: Growth | None
+    iterations: int
+    storages: dict[int, WatchedStorage] = {}  # noqa: RUF012 - never changed
+    sizes: dict[int, int] = {}  # noqa: RUF012 - never changed
+    nodes: int = 0
+    traceback_bytes: int = 0
+    has_graph: bool = False
+    is_gradient: bool = False
+    scalar: bool = False
+    element_rate: float = 0.0
+    cut_short: bool = False
+    containers: int = 1
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that it gains per step."""
+        kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
+        return kept / self.iterations + self.element_rate
+
+
+def with_equals_joined(held: Iterable[Held]) -> list[Held]:
+    """Return what owners keep, as one if containers that grow have the same description."""
+    groups: dict[object, Held] = {}
+    for one in held:
+        owner, growth = one.owner, one.growth
+        key: object = id(one)
+        if owner is not None and growth is not None and owner.expression:
+            key = (owner.expression, owner.root, growth.base)
+        before = groups.get(key)
+        groups[key] = one if before is None else _joined(before, one)
+    return list(groups.values())
+
+
+def _joined(one: Held, other: Held) -> Held:
+    gained = sum(each.growth.gained for each in (one, other) if each.growth is not None)
+    return one._replace(
+        growth=None if one.growth is None else one.growth._replace(gained=gained),
+        storages={**one.storages, **other.storages},
+        sizes={**one.sizes, **other.sizes},
+        nodes=one.nodes + other.nodes,
+        traceback_bytes=one.traceback_bytes + other.traceback_bytes,
+        has_graph=one.has_graph or other.has_graph,
+        is_gradient=one.is_gradient or other.is_gradient,
+        scalar=one.scalar or other.scalar,
+        element_rate=one.element_rate + other.element_rate,
+        containers=one.containers + other.containers,
+    )

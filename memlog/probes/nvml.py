@@ -1,0 +1,97 @@
+"""Memory in use on a whole NVIDIA device, by all processes, from the driver's library (NVML).
+
+The helper process reads it: NVML needs no CUDA context, waits for no kernel, and initialises nothing in the
+trainer. It is called through ctypes, because three calls are no reason for a dependency that most
+installations of memlog do not need. Structures and names are those of ``nvml.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from memlog._internal.diagnostics import Diagnostics
+
+LIBRARY = "libnvidia-ml.so.1"
+_MOST_OVER_CAPACITY = 1.1
+"""NVML's total divided by CUDA's, at most: CUDA leaves out what the driver keeps. A larger quotient means
+that they are not the same device, as with a MIG instance that has the identity of its GPU."""
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of one device, or of one MIG instance."""
+
+    used: int
+    """By all processes, and by the driver."""
+    total: int
+
+
+class _Memory(ctypes.Structure):
+    """NVML's structure ``nvmlMemory_t``."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class Nvml:
+    """Reader of devices by their identity. No method raises.
+
+    Args:
+        diagnostics: Counts errors of NVML; a machine without it is none.
+        load: Loads the library; raises OSError if there is none.
+    """
+
+    def __init__(self, diagnostics: Diagnostics, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        self._diagnostics = diagnostics
+        self._load = load
+        self._library: Any = None
+        self._is_missing = False
+        self._handles: dict[str, ctypes.c_void_p] = {}
+
+    def read(self, uuid: str, capacity: int | None) -> DeviceMemory | None:
+        """Return a device's memory; ``None`` if unknown.
+
+        Args:
+            uuid: The device's identity as CUDA has it: of a MIG instance its own.
+            capacity: Its total bytes as CUDA has them, to make sure that both speak of one device.
+        """
+        if self._is_missing or capacity is None:
+            return None
+        try:
+            memory = self._memory(uuid)
+        except OSError:
+            self._is_missing = True
+            return None
+        except Exception as error:  # noqa: BLE001 - an unreadable number must not end the helper
+            self._diagnostics.fault("reading NVML", error)
+            return None
+        if memory is None or not capacity <= memory.total <= capacity * _MOST_OVER_CAPACITY:
+            return None
+        return DeviceMemory(memory.used, memory.total)
+
+    def _memory(self, uuid: str) -> _Memory | None:
+        if self._library is None:
+            library = self._load(LIBRARY)
+            if library.nvmlInit_v2() != 0:
+                raise OSError(f"{LIBRARY} can't be initialised")
+            self._library = library
+        handle = self._handle(uuid)
+        memory = _Memory()
+        if handle is None or self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+            return None
+        return memory
+
+    def _handle(self, uuid: str) -> ctypes.c_void_p | None:
+        """Return NVML's handle of a device, which CUDA names without NVML's prefix."""
+        if uuid not in self._handles:
+            for prefix in ("MIG-", "GPU-"):
+                handle = ctypes.c_void_p()
+                name = f"{prefix}{uuid}".encode()
+                if self._library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0:
+                    self._handles[uuid] = handle
+                    break
+        return self._handles.get(uuid)

@@ -1,0 +1,121 @@
+"""Which rank of a training ended first, and which were ended afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from memlog.events import End, Event, Exit
+
+_TOGETHER_US = 1_000_000
+"""Microseconds within which a scheduler sends SIGTERM to all ranks."""
+FROM_OUTSIDE = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+"""Signals that a launcher, a scheduler or a person sends."""
+_NAMED = 8
+"""Most ranks that a text lists."""
+
+
+class RankEnd(msgspec.Struct, frozen=True):
+    """Bad end of one rank.
+
+    Attributes:
+        time_us: Unix time in microseconds.
+        how: Such as ``failed`` or ``was killed by SIGKILL``.
+        signal: Signal that ended the process; ``None``: none did, or it is unknown.
+        step: Last completed step; ``None``: none.
+    """
+
+    rank: int
+    time_us: int
+    how: str
+    signal: str | None = None
+    step: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """``rank 3 was killed by SIGKILL after step 120``."""
+        when = "before its first step" if self.step is None else f"after step {self.step:,}"
+        return f"rank {self.rank} {self.how} {when}"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Bad end of a training.
+
+    Attributes:
+        first: The rank that ended first; ``None``: all were ended from outside together.
+        afterwards: Ranks that ended after it, or all of them.
+    """
+
+    first: RankEnd | None
+    afterwards: tuple[RankEnd, ...]
+
+    @property
+    def title(self) -> str:
+        """The rank that ended first, and how."""
+        if self.first is None:
+            signal = self.afterwards[0].signal
+            return f"{signal} ended {_ranks(end.rank for end in self.afterwards)} together"
+        return self.first.sentence
+
+    @property
+    def text(self) -> str:
+        """What happened to the other ranks."""
+        if self.first is None:
+            return "no rank failed before: the job was cancelled, preempted or out of time"
+        if not self.afterwards:
+            return "no other rank has ended badly"
+        others = [end.rank for end in self.afterwards]
+        signals = sorted({end.signal for end in self.afterwards if end.signal})
+        by = f" ({', '.join(signals)})" if signals else ""
+        cause = "it is not the cause" if len(others) == 1 else "they are not the cause"
+        return (
+            f"{_ranks(others)} ended afterwards{by}: {cause}, because the launcher ends the other ranks, or "
+            "these fail when a rank is gone"
+        )
+
+
+def bad_end(rank: int, event: Event, step: int | None) -> RankEnd | None:
+    """Return a rank's bad end from its run's last event; ``None`` if the event is no bad end."""
+    if isinstance(event, Exit):
+        return RankEnd(rank, event.time_us, how_it_ended(event), event.signal, step)
+    if isinstance(event, End) and event.status != "finished":
+        how = "failed" if event.status == "failed" else "was interrupted"
+        return RankEnd(rank, event.time_us, how, None, step)
+    return None
+
+
+def how_it_ended(event: Exit) -> str:
+    """Return the predicate of a sentence about a process that ended without an end event."""
+    if event.signal is not None:
+        return f"was killed by {event.signal}"
+    if event.code is not None:
+        return f"exited with code {event.code} without finishing its run"
+    return "ended without finishing its run"
+
+
+def failure_of(ends: Collection[RankEnd]) -> Failure | None:
+    """Return how a training ended from its ranks' bad ends; ``None`` if there are none.
+
+    The rank that ended first is the cause. If several ranks got SIGTERM first, within a second, none is.
+    """
+    if not ends:
+        return None
+    ordered = sorted(ends, key=lambda end: (end.time_us, end.rank))
+    first, others = ordered[0], ordered[1:]
+    if first.signal in FROM_OUTSIDE and any(
+        other.signal == first.signal and other.time_us - first.time_us < _TOGETHER_US
+        for other in others
+    ):
+        return Failure(None, tuple(ordered))
+    return Failure(first, tuple(others))
+
+
+def _ranks(numbers: Iterable[int]) -> str:
+    ranks = sorted(numbers)
+    shown = [str(rank) for rank in ranks[:_NAMED]]
+    if len(ranks) > _NAMED:
+        return f"ranks {', '.join(shown)} and {len(ranks) - _NAMED:,} more"
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,134 @@
+"""The file in a run's folder that names the rank, and the search for the runs of one training's ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from memlog._internal.distributed import Place
+from memlog._internal.safe_files import read_plain, replacing
+from memlog.journal import RunDirectory
+from memlog.journal.format import UNDECODABLE
+
+_FILE = "rank.json"
+_MAX_BYTES = 65536
+_TOLERANCE_US = 600_000_000
+"""Microseconds by which another rank may have begun earlier: each loads its data before it begins a run."""
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """Place of a run among those of its training.
+
+    Attributes:
+        place: The rank, the number of ranks, and the training.
+        host: Name of the machine.
+        begun_us: Start of the run, Unix time in microseconds.
+    """
+
+    place: Place
+    host: str
+    begun_us: int
+
+    def is_of_training(self, other: Registration) -> bool:
+        """Return whether both runs name the same training, and it was restarted as often."""
+        mine, its = self.place, other.place
+        return (mine.job, mine.world_size, mine.restart) == (its.job, its.world_size, its.restart)
+
+
+def register(run: RunDirectory, place: Place, begun_us: int) -> Registration:
+    """Write a run's place into its folder.
+
+    Raises:
+        OSError: The file can't be written.
+    """
+    registration = Registration(place, os.uname().nodename, begun_us)
+    with replacing(run.path, _FILE) as file:
+        file.write(msgspec.json.encode(registration))
+    return registration
+
+
+def registration_of(run: RunDirectory) -> Registration | None:
+    """Return a run's registration; ``None`` if it has none, or a damaged one."""
+    try:
+        return msgspec.json.decode(read_plain(run.path, _FILE, _MAX_BYTES), type=Registration)
+    except (OSError, ValueError, *UNDECODABLE):
+        return None
+
+
+class Training:
+    """Runs of the ranks of one training, found by their registrations.
+
+    Args:
+        run: The run of one of the ranks, which is registered.
+        own: Its registration.
+    """
+
+    def __init__(self, run: RunDirectory, own: Registration) -> None:
+        self.own = own
+        self._run = run
+        self._found: dict[int, tuple[RunDirectory, Registration]] = {own.place.rank: (run, own)}
+        self._not_ours: set[str] = {run.id}
+
+    def search(self) -> dict[int, RunDirectory]:
+        """Return the runs of all ranks that are registered by now, by rank.
+
+        An earlier or later training may have the same name. If a rank has several runs, the one that began
+        nearest to this run is its own. A run that was over before this one began is another training's.
+        """
+        for run in self._new_runs():
+            registration = registration_of(run)
+            if registration is None:
+                continue  # it trains alone, or does not know its rank yet
+            self._not_ours.add(run.id)
+            if self._belongs(run, registration):
+                self._take(run, registration)
+        return {rank: run for rank, (run, _) in sorted(self._found.items())}
+
+    def host(self, rank: int) -> str:
+        """Return the name of the machine of a rank that was found."""
+        return self._found[rank][1].host
+
+    def _new_runs(self) -> Iterator[RunDirectory]:
+        root = self._run.path.parent
+        try:
+            with os.scandir(root) as entries:
+                names = {entry.name for entry in entries} - self._not_ours
+        except OSError:
+            return
+        for name in sorted(names):
+            yield RunDirectory(root / name)
+
+    def _belongs(self, run: RunDirectory, registration: Registration) -> bool:
+        if not registration.is_of_training(self.own):
+            return False
+        earlier_us = self.own.begun_us - registration.begun_us
+        if earlier_us <= 0:
+            return True
+        if earlier_us > _TOLERANCE_US:
+            return False
+        return run.last_write() * 1e6 >= self.own.begun_us or run.is_alive()
+
+    def _take(self, run: RunDirectory, registration: Registration) -> None:
+        def distance(known: Registration) -> int:
+            return abs(known.begun_us - self.own.begun_us)
+
+        rank = registration.place.rank
+        if rank == self.own.place.rank:
+            return
+        known = self._found.get(rank)
+        if known is None or distance(registration) < distance(known[1]):
+            self._found[rank] = run, registration
+
+
+def training_of(run: RunDirectory) -> Training | None:
+    """Return the training of a run; ``None`` if it trains alone."""
+    own = registration_of(run)
+    return None if own is None else Training(run, own)
+
+
+def ranks_of(run: RunDirectory) -> dict[int, RunDirectory]:
+    """Return the runs of all ranks of a run's training, by rank; empty if the run trains alone."""
+    training = training_of(run)
+    return {} if training is None else training.search()

@@ -1,0 +1,149 @@
+"""Memory of the ranks of one training, side by side, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from memlog.events import Batch, DeviceReading, Ranks, RankSpread
+from memlog.metrics import bucket_start
+
+LATE = 30.0
+"""Seconds that a step waits for ranks that have not completed it."""
+_MAX_OPEN = 10_000
+"""Most steps that wait. A rank may have stopped while the others go on."""
+_DEVICE_FIELDS = ("allocated", "reserved", "peak")
+
+
+class RankSpreads:
+    """Steps of the ranks, combined when every rank has completed them.
+
+    From its 10,000th step on a run's steps are combined in buckets of ten, later a hundred and so on, as the
+    trackers' points are (`memlog.metrics.bucket_start`). A rank's highest value in the bucket counts.
+
+    Args:
+        world_size: Number of ranks.
+        initial_step: The run's first step.
+        after: Steps up to this one were published before, by another process; ``None``: none was.
+    """
+
+    def __init__(self, world_size: int, initial_step: int = 0, after: int | None = None) -> None:
+        self._world_size = world_size
+        self._initial = initial_step
+        self._after = -1 if after is None else after
+        self._open: dict[int, _Bucket] = {}
+        self._last: dict[int, int] = {}
+        self._ended: set[int] = set()
+
+    def know(self, rank: int) -> None:
+        """Note that a rank has a run, before its first step."""
+        self._last.setdefault(rank, -1)
+
+    def end(self, rank: int) -> None:
+        """Note that a rank will complete no more steps."""
+        self._ended.add(rank)
+
+    def add(self, rank: int, event: Batch) -> None:
+        """Add a step of a rank. A step that was published without it is left out."""
+        self._last[rank] = event.step
+        if event.step <= self._after:
+            return
+        start = self._start(event.step)
+        bucket = self._open.get(start)
+        if bucket is None:
+            bucket = self._open[start] = _Bucket(time.monotonic())
+        bucket.add(rank, event)
+
+    def take(self, *, final: bool = False) -> Iterator[Ranks]:
+        """Yield the steps that are complete, in order.
+
+        Args:
+            final: True if no rank will complete any more step: all steps are then yielded.
+        """
+        too_late = time.monotonic() - LATE
+        while self._open:
+            start = min(self._open)
+            bucket = self._open[start]
+            waits = bucket.since > too_late and len(self._open) < _MAX_OPEN
+            if waits and not final and not self._is_complete(start):
+                return
+            del self._open[start]
+            self._after = max(self._after, bucket.step)
+            if len(bucket.ranks) > 1:
+                yield bucket.combined(self._world_size)
+
+    def _is_complete(self, start: int) -> bool:
+        if len(self._last) < self._world_size:
+            return False  # a rank may have begun to train before its run was found
+        last = self._initial - 1
+        if start >= self._initial:
+            offset = start - self._initial
+            last = self._initial + _last_of_bucket(offset)
+        return all(
+            step >= last or self._start(step) > start
+            for rank, step in self._last.items()
+            if rank not in self._ended
+        )
+
+    def _start(self, step: int) -> int:
+        offset = step - self._initial
+        return step if offset < 0 else self._initial + bucket_start(offset)
+
+
+def _last_of_bucket(offset: int) -> int:
+    """Return the last index of the bucket that begins at ``offset``."""
+    width = 1
+    while offset >= 10_000 * width:
+        width *= 10
+    return offset + width - 1
+
+
+class _Bucket:
+    """Values of one step, or of one range of steps, by rank."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.step = self.time_us = 0
+        self.ranks: dict[int, dict[str, int]] = {}
+
+    def add(self, rank: int, event: Batch) -> None:
+        self.step = max(self.step, event.step)
+        self.time_us = max(self.time_us, event.time_us)
+        held = self.ranks.setdefault(rank, {})
+        for name, size in _sizes(event):
+            held[name] = max(size, held.get(name, size))
+
+    def combined(self, world_size: int) -> Ranks:
+        names = dict.fromkeys(name for sizes in self.ranks.values() for name in sizes)
+        spreads = (self._spread(name) for name in names)
+        return Ranks(
+            self.time_us,
+            self.step,
+            len(self.ranks),
+            world_size,
+            tuple(spread for spread in spreads if spread is not None),
+        )
+
+    def _spread(self, name: str) -> RankSpread | None:
+        known = [(sizes[name], rank) for rank, sizes in self.ranks.items() if name in sizes]
+        if len(known) < len(self.ranks):
+            return None  # a mean of some ranks only would be a wrong figure
+        # Of equal ranks the first one is named.
+        smallest, smallest_rank = min(known)
+        largest, of_largest = max((size, -rank) for size, rank in known)
+        mean = sum(size for size, _ in known) / len(known)
+        return RankSpread(name, smallest, smallest_rank, mean, largest, -of_largest)
+
+
+def _sizes(event: Batch) -> Iterator[tuple[str, int]]:
+    if event.rss is not None:
+        yield "host/rss", event.rss
+    for field in _DEVICE_FIELDS if event.devices else ():
+        size = _total(event.devices, field)
+        if size is not None:
+            yield f"device/{field}", size
+
+
+def _total(devices: tuple[DeviceReading, ...], field: str) -> int | None:
+    sizes = [getattr(device, field) for device in devices]
+    return None if None in sizes else sum(sizes)

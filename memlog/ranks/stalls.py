@@ -1,0 +1,94 @@
+"""Ranks that make no more steps while the others wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+STALLED_AFTER = 60.0
+"""Fewest seconds without a step after which a rank can count as stalled."""
+_LONGEST = 10
+"""Times the longest pause between two steps so far after which it can: saving takes time, too."""
+_STATES = {"T": "its process is stopped", "D": "its process waits for a disk or a device"}
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """A rank that stalls, or goes on after that.
+
+    Attributes:
+        step: Last completed step; ``None``: none.
+        seconds: Seconds without a step.
+        why: What shows that this rank is the one; ``None``: it goes on.
+    """
+
+    rank: int
+    step: int | None
+    seconds: float
+    why: str | None
+
+
+class _Progress:
+    def __init__(self, now: float) -> None:
+        self.step: int | None = None
+        self.since = now
+        self.longest_pause = 0.0
+        self.stalled = False
+
+
+class Stalls:
+    """Judge of which rank stalls.
+
+    When one rank stalls, all stop at the next exchange of gradients. So a rank is named only if all ranks
+    stand still, and either its last step is an earlier one than that of others, or its process is stopped or
+    waits in the kernel. If neither tells which one it is, none is named.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Progress] = {}
+
+    def step(self, rank: int, step: int, now: float) -> None:
+        """Note a rank's step, seen at a monotonic time."""
+        progress = self._ranks.setdefault(rank, _Progress(now))
+        if progress.step is not None:
+            progress.longest_pause = max(progress.longest_pause, now - progress.since)
+        progress.step, progress.since = step, now
+
+    def end(self, rank: int) -> None:
+        """Note that a rank has ended."""
+        self._ranks.pop(rank, None)
+
+    def look(self, now: float, state_of: Callable[[int], str | None]) -> Iterator[Stall]:
+        """Yield the ranks that stall or go on since the last call.
+
+        Args:
+            now: Monotonic time.
+            state_of: Returns the kernel's letter for the state of a rank's process; ``None``: unknown.
+        """
+        for rank, progress in self._ranks.items():
+            if progress.stalled and not self._is_silent(progress, now):
+                progress.stalled = False
+                yield Stall(rank, progress.step, 0.0, None)
+        if len(self._ranks) < 2 or not all(  # noqa: PLR2004 - one rank has nobody to wait for it
+            self._is_silent(progress, now) for progress in self._ranks.values()
+        ):
+            return
+        found = {rank: why for rank in self._ranks if (why := self._why(rank, state_of))}
+        if len(found) == len(self._ranks):
+            return
+        for rank, why in found.items():
+            progress = self._ranks[rank]
+            if not progress.stalled:
+                progress.stalled = True
+                yield Stall(rank, progress.step, now - progress.since, why)
+
+    @staticmethod
+    def _is_silent(progress: _Progress, now: float) -> bool:
+        return now - progress.since >= max(STALLED_AFTER, _LONGEST * progress.longest_pause)
+
+    def _why(self, rank: int, state_of: Callable[[int], str | None]) -> str | None:
+        newest = max(progress.step or 0 for progress in self._ranks.values())
+        own = self._ranks[rank].step
+        if own is not None and own < newest:
+            return f"other ranks have completed step {newest:,}"
+        return _STATES.get(state_of(rank) or "")

@@ -1,0 +1,132 @@
+"""Aggregate the phases of the program by label, and find the one that made the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from memlog._internal.units import format_bytes
+from memlog.events import PeakSource, Phase
+from memlog.reports.aggregates import ALLOCATED, HOST
+from memlog.reports.schema import Peak, PhaseFacts, PhasePeak
+
+MAX_LABELS = 200
+"""Maximum number of labels; the first ones are kept."""
+_MAX_DEVICES = 64
+_HOST = "host"
+
+
+class PhaseFold:
+    """Counts, durations and peaks by label.
+
+    Attributes:
+        omitted: Number of phases whose labels are beyond the first `MAX_LABELS`.
+    """
+
+    def __init__(self) -> None:
+        self.omitted = 0
+        self._by_label: dict[str, _Phases] = {}
+        self._makers: dict[str, _Maker] = {}
+
+    def take(self, event: Phase) -> None:
+        """Add a phase that has ended. One within another ends before it."""
+        if event.label not in self._by_label and len(self._by_label) >= MAX_LABELS:
+            self.omitted += 1
+            return
+        self._by_label.setdefault(event.label, _Phases()).take(event)
+        for name, size, source in _peaks(event):
+            if size is None or source != "exact":
+                continue
+            maker = self._makers.get(name)
+            if (maker is None and len(self._makers) < _MAX_DEVICES) or (
+                maker is not None and (size, len(event.within)) > (maker.size, maker.depth)
+            ):
+                self._makers[name] = _Maker(event.label, size, len(event.within))
+
+    def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
+        """Return the phases by label: each before those within it, otherwise in the order of their first end.
+
+        Args:
+            peaks: The run's peaks.
+        """
+        made = {
+            name: maker.label
+            for name, maker in self._makers.items()
+            if maker.size >= (_bytes(peaks, name) or 0)
+        }
+        order = {label: index for index, label in enumerate(self._by_label)}
+        path = {
+            label: [order.get(each, 0) for each in (*phases.within, label)]
+            for label, phases in self._by_label.items()
+        }
+        return {
+            label: self._by_label[label].facts(label, made)
+            for label in sorted(self._by_label, key=path.__getitem__)
+        }
+
+
+class _Maker:
+    """Innermost phase with the highest exact peak of one kind of memory."""
+
+    def __init__(self, label: str, size: int, depth: int) -> None:
+        self.label, self.size, self.depth = label, size, depth
+
+
+class _Phases:
+    """The phases of one label."""
+
+    def __init__(self) -> None:
+        self._count = self._errors = self._duration_us = 0
+        self.within: tuple[str, ...] = ()
+        self._exact: dict[str, tuple[int, int | None]] = {}
+        self._read: dict[str, int] = {}
+
+    def take(self, event: Phase) -> None:
+        self._count += 1
+        self._errors += event.error is not None
+        self._duration_us += event.duration_us
+        self.within = event.within
+        for name, size, source in _peaks(event):
+            if not self._has_room_for(name):
+                continue
+            read = max(event.highest.get(name, 0), self._read.get(name, 0))
+            self._read[name] = read
+            known = self._exact.get(name)
+            if source == "exact" and size is not None and (known is None or size > known[0]):
+                self._exact[name] = (size, event.step)
+
+    def _has_room_for(self, name: str) -> bool:
+        return name in self._read or len(self._read) < _MAX_DEVICES
+
+    def facts(self, label: str, made: Mapping[str, str]) -> PhaseFacts:
+        return PhaseFacts(
+            count=self._count,
+            errors=self._errors,
+            duration_s=self._duration_us / 1e6,
+            within=list(self.within),
+            peaks={
+                name: PhasePeak(
+                    exact_bytes=self._exact[name][0] if name in self._exact else None,
+                    exact_step=self._exact[name][1] if name in self._exact else None,
+                    at_least_bytes=max(read, self._exact.get(name, (0, None))[0]) or None,
+                    made_the_peak=made.get(name) == label,
+                )
+                for name, read in self._read.items()
+            },
+        )
+
+
+def known_peak(peak: PhasePeak) -> str:
+    """Return the highest peak of a label's phases as text, or what is known of it."""
+    size = format_bytes(peak.at_least_bytes)
+    return size if peak.exact_bytes == peak.at_least_bytes else f"at least {size}"
+
+
+def _peaks(event: Phase) -> Iterator[tuple[str, int | None, PeakSource | None]]:
+    yield _HOST, event.rss_peak, event.rss_peak_source
+    for device in event.devices:
+        yield device.name, device.peak, device.peak_source
+
+
+def _bytes(peaks: Mapping[str, Peak], name: str) -> int | None:
+    peak = peaks.get(HOST if name == _HOST else name + ALLOCATED)
+    return None if peak is None else peak.bytes

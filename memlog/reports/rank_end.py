@@ -1,0 +1,46 @@
+"""What a post-mortem says of a run that is one of several ranks'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memlog.ranks.ends import FROM_OUTSIDE, RankEnd, how_it_ended
+from memlog.reports.final_state import LastMoments
+
+
+def title_of_rank(moments: LastMoments, title: str) -> str:
+    """Return a title that names the rank, and the rank that ended before it if there is one."""
+    place = moments.place
+    if place is None:
+        return title
+    first = _ended_before(moments)
+    if first is not None:
+        return f"Rank {place.rank} of {place.world_size} was ended after {first.sentence}"
+    return f"Rank {place.rank} of {place.world_size}: {title[0].lower()}{title[1:]}"
+
+
+def sentences_of_rank(moments: LastMoments) -> Iterator[str]:
+    """Yield how the process ended, and its relation to the end of the other ranks."""
+    place, end = moments.place, moments.exit
+    if place is None:
+        return
+    first, failure = _ended_before(moments), moments.failed_with
+    if end is not None and (end.signal or end.code is not None):
+        yield f"The process {how_it_ended(end)}."
+    if failure is not None:
+        yield f"Of {place.world_size} ranks, {failure.title}: {failure.text}."
+    if first is not None:
+        yield f"Look for the cause in rank {first.rank}, which ended first."
+    elif failure is None and place.rank and end is not None and end.signal in FROM_OUTSIDE:
+        yield (
+            f"A launcher sends {end.signal} to all other ranks when one has ended. The run of rank 0 has an "
+            "alert that names the rank that ended first."
+        )
+
+
+def _ended_before(moments: LastMoments) -> RankEnd | None:
+    """Return the other rank that ended first; ``None``: this one did, or it is unknown."""
+    if moments.place is None or moments.failed_with is None:
+        return None
+    first = moments.failed_with.first
+    return None if first is None or first.rank == moments.place.rank else first

@@ -1,0 +1,34 @@
+"""Limit on the labels that get metrics."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import Phase, Recorded, Scope
+
+MAX_LABELS = 50
+"""Most labels of blocks, points and phases that get metrics of their own."""
+
+
+class Labels:
+    """Labels of blocks, points and phases, of which the first `MAX_LABELS` get metrics of their own."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self._known: set[str] = set()
+
+    def with_step(
+        self, event: Scope | Recorded | Phase, step: int | None
+    ) -> Scope | Recorded | Phase:
+        """Add the step to an event, unless its label is one too many: without a step it gets no metrics."""
+        if event.label not in self._known:
+            if len(self._known) >= MAX_LABELS:
+                self._diagnostics.drop(
+                    "labels",
+                    f"blocks, points and phases have more than {MAX_LABELS} labels: trackers get metrics of "
+                    f"only the first {MAX_LABELS}, the journal has all; use fewer labels",
+                )
+                return event
+            self._known.add(event.label)
+        return msgspec.structs.replace(event, step=step)

@@ -1,0 +1,189 @@
+"""Phases of a training program, such as ``rollout`` or ``validation``, and the peak of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import msgspec
+
+from memlog._internal import current_session
+from memlog._internal.diagnostics import Diagnostics
+from memlog.events import Batch, DeviceReading, Event, Phase, now_us
+from memlog.monitors._readings import MAX_LABEL, host
+from memlog.probes.accelerator import AcceleratorProbe
+from memlog.probes.peaks import PeakWindow
+
+
+class PhaseReader:
+    """Reader of memory at one depth of nesting, where one phase is open at a time.
+
+    Between two readings the peak counters rose, stayed or fell (`memlog.probes.peaks`). They are only read.
+    """
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._accelerators = AcceleratorProbe(diagnostics)
+        self._window = PeakWindow()
+
+    def read(self, phase: OpenPhase) -> Phase:
+        """Read now, which ends one window and begins the next."""
+        rss, mark = host().figures()
+        peak, source = self._window.advance(rss, mark)
+        devices = self._accelerators.read()
+        phase.saw(rss, devices)
+        duration_us = (time.perf_counter_ns() - phase.begun_ns) // 1000
+        return Phase(
+            now_us(),
+            phase.label,
+            phase.within,
+            duration_us,
+            rss,
+            peak,
+            source,
+            devices,
+            phase.highest,
+        )
+
+
+class OpenPhase:
+    """Phase that has begun.
+
+    Attributes:
+        label: Its name.
+        within: Names of the phases around it, the outermost first.
+        highest: Most bytes that were read in it so far, by ``"host"`` or the device's name.
+    """
+
+    def __init__(self, label: str, within: tuple[str, ...]) -> None:
+        self.label = label
+        self.within = within
+        self.highest: dict[str, int] = {}
+        self.begun_ns = time.perf_counter_ns()
+
+    def saw(self, rss: int | None, devices: tuple[DeviceReading, ...]) -> None:
+        """Note a reading of memory in use."""
+        for name, size in (("host", rss), *((each.name, each.allocated) for each in devices)):
+            if size is not None:
+                self.highest[name] = max(size, self.highest.get(name, 0))
+
+
+class Phases:
+    """The open phases of a session, for each thread. No method raises.
+
+    Args:
+        publish: Called with each phase that has ended.
+        diagnostics: Counts errors.
+    """
+
+    def __init__(self, publish: Callable[[Event], object], diagnostics: Diagnostics) -> None:
+        self._publish = publish
+        self._diagnostics = diagnostics
+        self._open: dict[int, list[OpenPhase]] = {}
+        self._readers: dict[tuple[int, int], PhaseReader] = {}
+
+    def begin(self, label: object) -> OpenPhase | None:
+        """Begin a phase within the innermost one of this thread; ``None`` after an error."""
+        phase: OpenPhase | None = None
+        with self._diagnostics.contained("beginning a phase"):
+            thread = threading.get_ident()
+            stack = self._open.setdefault(thread, [])
+            phase = OpenPhase(_text(label), tuple(each.label for each in stack))
+            stack.append(phase)
+            self._reader(thread, len(stack)).read(phase)
+        return phase
+
+    def end_innermost(self, label: object) -> None:
+        """End this thread's innermost phase of a name and those within it, if there is one."""
+        stack, wanted = self._open.get(threading.get_ident(), []), _text(label)
+        self.end(next((each for each in reversed(stack) if each.label == wanted), None))
+
+    def end(self, phase: object, error: str | None = None) -> None:
+        """End a phase that `begin` returned and those within it; do nothing if it has ended.
+
+        Args:
+            phase: The phase.
+            error: Type of the exception that ended it.
+        """
+        for thread, stack in list(self._open.items()):
+            if phase in stack:
+                self._end_from(thread, stack.index(phase), error)
+
+    def end_all(self) -> None:
+        """End the phases that are open at the end of the session."""
+        for thread in list(self._open):
+            self._end_from(thread, 0, None)
+
+    def receive(self, event: Event) -> None:
+        """Take a step's readings: they lie in all open phases."""
+        if self._open and isinstance(event, Batch):
+            for stack in list(self._open.values()):
+                for phase in stack:
+                    phase.saw(event.rss, event.devices)
+
+    def _end_from(self, thread: int, depth: int, error: str | None) -> None:
+        stack = self._open[thread]
+        while len(stack) > depth:
+            reader = self._reader(thread, len(stack))
+            phase = stack.pop()
+            with self._diagnostics.contained("ending a phase"):
+                event = reader.read(phase)
+                for outer in stack:
+                    outer.saw(event.rss, event.devices)
+                self._publish(msgspec.structs.replace(event, error=error))
+        del self._open[thread]
+        if stack:
+            self._open[thread] = stack
+
+    def _reader(self, thread: int, depth: int) -> PhaseReader:
+        reader = self._readers.get((thread, depth))
+        if reader is None:
+            reader = self._readers[thread, depth] = PhaseReader(self._diagnostics)
+        return reader
+
+
+def _text(label: object) -> str:
+    return str(label)[:MAX_LABEL]
+
+
+class phase:  # noqa: N801 - a context manager, used like a function
+    """Mark a phase of the program, such as ``rollout`` or ``validation``, and record its peak.
+
+    ::
+
+        with memlog.phase("rollout"):
+            with memlog.phase("generate"):
+                ...
+
+    Phases may be nested, and end also if the block raises. Peak counters are only read, never reset. Without
+    a session nothing happens. Never raises.
+
+    Args:
+        name: The phase's name, the same in each iteration.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entered: list[tuple[current_session.Publisher, object] | None] = []
+
+    def __enter__(self) -> phase:  # noqa: PYI034 - typing.Self came with Python 3.11
+        """Begin the phase."""
+        session = current_session.publisher()
+        begun = None if session is None else session.open_phase(self._name)
+        self._entered.append(None if session is None or begun is None else (session, begun))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the phase."""
+        entered = self._entered.pop() if self._entered else None
+        if entered is not None:
+            session, begun = entered
+            # GeneratorExit: a caller closed the generator early, which is not an error.
+            name = None if kind in {None, GeneratorExit} else kind.__name__
+            session.close_phase(begun, name)

@@ -1,0 +1,110 @@
+"""The part of a session that trainers' callbacks use: steps, phases, and the runs that loggers hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlog._internal import fork
+from memlog.events import Batch, Event
+from memlog.sink import TrackerRun
+
+if TYPE_CHECKING:
+    from memlog.session.phases import OpenPhase
+    from memlog.session.recording import Recording
+
+
+class TrainerInterface:
+    """Methods of a session for code that sees the training loop from inside. None raises."""
+
+    _live: Recording | None
+
+    def step(self, step: int | None = None) -> None:
+        """Report the end of a training step, if memlog can't or should not detect it.
+
+        After the first call only these calls count: memlog no longer counts optimizer steps. Call it once a
+        step, after the optimizer's step. Never raises.
+
+        Args:
+            step: The trainer's own number of this step, under which the tracker gets its points. The
+                session's count follows it if it jumps ahead, and counts on if it goes back. ``None``: memlog
+                counts.
+        """
+        if self._live is not None:
+            self._live.batches.step_by_hand(step)
+
+    def count_step(self, step: int | None = None) -> tuple[int, Batch | None] | None:
+        """Do the same as `step`, and return the session's step and its event.
+
+        The event is ``None`` if memlog published none for this step.
+        """
+        return None if self._live is None else self._live.batches.count(step)
+
+    def claim_steps(self, *, only_first: bool = False) -> None:
+        """Let the caller count the steps: memlog no longer counts optimizer steps. Never raises.
+
+        For code that sees the loop from inside, such as a trainer's callbacks. Call it between two steps,
+        then `count_step` (or `step`) once a step.
+
+        Args:
+            only_first: Do nothing if a step was recorded before. For a caller that may be in a step whose
+                optimizer has stepped already.
+        """
+        if self._live is not None:
+            self._live.claim_steps(only_first=only_first)
+
+    def release_steps(self) -> None:
+        """Let memlog count optimizer steps again, after `claim_steps`. Never raises.
+
+        For a trainer that has ended: the program may go on with a loop of its own.
+        """
+        if self._live is not None:
+            self._live.batches.release()
+
+    def join_run(
+        self, backend: str, run_id: str, *, uri: str | None = None, name: str | None = None
+    ) -> None:
+        """Join a tracker's run that a logger holds, and that is not the active run of its library.
+
+        Later events go to that run, until the user opens another one or this is called again. If memlog was
+        told to use other backends only, nothing happens. Joining a run twice changes nothing. Never raises.
+
+        Args:
+            backend: Name of the tracker's backend, such as ``"mlflow"``.
+            run_id: The tracker's own id of the run.
+            uri: Address of the tracker as its client expects it; ``None``: the client's present one.
+            name: Display name of the run.
+        """
+        if self._live is not None and self._live.generation == fork.generation:
+            run = TrackerRun(str(run_id), uri, name)
+            self._live.runs.join(backend, run, self._live.batches.next_step)
+
+    def begin_phase(self, name: str) -> None:
+        """Begin a phase, as `memlog.phase` does, for hooks that come in pairs. Never raises."""
+        self.open_phase(name)
+
+    def end_phase(self, name: str) -> None:
+        """End this thread's innermost phase of that name, and those within it. Never raises.
+
+        Does nothing if no such phase is open.
+        """
+        if self._live is not None:
+            self._live.phases.end_innermost(name)
+
+    def open_phase(self, name: str) -> OpenPhase | None:
+        """Begin a phase, and return it for `close_phase`; ``None`` if nothing is recorded."""
+        return None if self._live is None else self._live.phases.begin(name)
+
+    def close_phase(self, phase: object, error: str | None = None) -> None:
+        """End a phase, unless it has ended.
+
+        Args:
+            phase: The phase, as `open_phase` returned it.
+            error: Type of the exception that ended it.
+        """
+        if self._live is not None:
+            self._live.phases.end(phase, error)
+
+    def publish(self, event: Event) -> None:
+        """Publish an event of the caller on the bus. Never raises."""
+        if self._live is not None:
+            self._live.publish(event)

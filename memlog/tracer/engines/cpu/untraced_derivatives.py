@@ -1,0 +1,108 @@
+"""Derivatives that run without the dispatch mode, because a mode changes the last bits of their results.
+
+torch computes some derivatives in another way while any dispatch mode is active (``isTensorSubclassLike`` in
+its sources). Of all derivatives in torch 2.13's own tests, the results of these differ. A hook on each such
+node of the graph removes the mode before the node runs. Autograd restores it for the next node. What the node
+allocates and frees inside itself is therefore not seen; its results are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.tracer import torch_private
+from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode, was_seen
+from memlog.tracer.tensor_storages import plain_tensors
+
+_aten: Final = torch.ops.aten
+_OPERATIONS: Final = (
+    _aten.masked_fill.Tensor,
+    _aten.masked_fill_.Tensor,
+    _aten.prod.default,
+    _aten.prod.dim_int,
+)
+_NODES: Final = frozenset(("MaskedFillBackward1", "ProdBackward0", "ProdBackward1"))
+_MAX_NODES: Final = 1_000_000
+"""Nodes of one graph that are looked at."""
+_NEGLIGIBLE: Final = 0.001
+"""Share of the peak below which the derivatives are not reported."""
+
+
+class UntracedDerivatives:
+    """Listener for backward passes while a window is open.
+
+    Args:
+        mode: The window's mode.
+        record: Called with each tensor that such a derivative returned.
+        diagnostics: Counter of memlog's own errors.
+    """
+
+    def __init__(
+        self, mode: ObservingMode, record: Callable[[Tensor], None], diagnostics: Diagnostics
+    ) -> None:
+        self._mode = mode
+        self._record = record
+        self._diagnostics = diagnostics
+        self._bytes: Counter[str] = Counter()
+
+    def missed(self, peak: int) -> str | None:
+        """Name the derivatives that ran without the mode, in a sentence.
+
+        ``None`` if their results took at most a thousandth of ``peak``, the most bytes live in the trace.
+        """
+        if self._bytes.total() <= _NEGLIGIBLE * peak:
+            return None
+        names = ", ".join(name for name, _ in self._bytes.most_common())
+        return (
+            "What these derivatives allocate and free inside themselves is not seen, because torch would "
+            f"compute them in another way during tracing: {names}."
+        )
+
+    @contextmanager
+    def during_backward(self, outputs: Sequence[Any]) -> Iterator[None]:
+        """Hook the nodes concerned during one pass."""
+        handles: list[Any] = []
+        # A mode that has stopped observing does not see which operations run.
+        if not self._mode.measures or any(map(was_seen, _OPERATIONS)):
+            with self._diagnostics.contained("looking through a graph"):
+                for node in _nodes_concerned(outputs):
+                    handles.append(node.register_prehook(self._begins))
+                    handles.append(node.register_hook(self._ends_of(node.name())))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begins(self, _gradients: Any) -> None:
+        torch_private.remove_mode_for_node(self._mode)
+
+    def _ends_of(self, name: str) -> Callable[[Any, Any], None]:
+        def ends(results: Any, _gradients: Any) -> None:
+            with self._diagnostics.contained("recording a derivative"):
+                for tensor in results:
+                    if isinstance(tensor, Tensor):
+                        self._bytes[name] += sum(plain.nbytes for plain in plain_tensors(tensor))
+                        self._record(tensor)
+
+        return ends
+
+
+def _nodes_concerned(outputs: Sequence[Any]) -> list[Any]:
+    """Return the nodes of a graph that have to run without the mode."""
+    with torch._C.DisableTorchFunction():
+        waiting = [one.grad_fn if isinstance(one, Tensor) else one.node for one in outputs]
+    seen: dict[int, Any] = {}
+    while waiting and len(seen) < _MAX_NODES:
+        node = waiting.pop()
+        if node is not None and id(node) not in seen:
+            seen[id(node)] = node
+            waiting += [following for following, _ in node.next_functions]
+    return [node for node in seen.values() if node.name() in _NODES]

@@ -1,0 +1,52 @@
+"""Patch of the function that runs torch's engine, for ``backward`` and ``grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from memlog.tracer import torch_private
+from memlog.tracer.hooks.shared_hook import SharedHook
+
+
+class BackwardListener(Protocol):
+    """Listener for backward passes."""
+
+    def during_backward(self, outputs: Sequence[Any]) -> AbstractContextManager[None]:
+        """Return a context for one pass. Entering and leaving it never raises.
+
+        Args:
+            outputs: Tensors, or edges of the graph, that are differentiated.
+        """
+
+
+class _BackwardPasses(SharedHook[BackwardListener]):
+    def __init__(self) -> None:
+        super().__init__()
+        self._original: Any = None
+
+        def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                for listener in self.holders:
+                    stack.enter_context(listener.during_backward(outputs))
+                return self._original(outputs, *args, **kwargs)
+
+        self._replacement = run
+
+    def _install(self) -> None:
+        if self._original is None:
+            self._original = getattr(torch.autograd, torch_private.ENGINE, None)
+            if self._original is not None:
+                setattr(torch.autograd, torch_private.ENGINE, self._replacement)
+
+    def _uninstall(self) -> None:
+        """Restore the original. If another patch lies on top, this one stays below it without listeners."""
+        if getattr(torch.autograd, torch_private.ENGINE, None) is self._replacement:
+            setattr(torch.autograd, torch_private.ENGINE, self._original)
+            self._original = None
+
+
+BACKWARD_PASSES = _BackwardPasses()

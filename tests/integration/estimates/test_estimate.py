@@ -1,0 +1,241 @@
+"""Estimates of whole training steps, held against the allocator's own account of the same training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.training import CASES, measured_peak
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import memlog
+from memlog.cli.main import cli
+
+MIB = 1024**2
+
+
+def layers(dropout: float = 0.0) -> nn.Module:
+    parts = (nn.Linear(256, 256), nn.GELU(), nn.Dropout(dropout))
+    return nn.Sequential(*parts, nn.Linear(256, 256))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+    model(torch.randn(batch, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def estimated(**changed: Any) -> memlog.Estimate:
+    arguments = {"model": layers, "optimizer": torch.optim.AdamW, "batch": 64, "device": "cpu"}
+    return memlog.estimate(changed.pop("step", step), **(arguments | changed))
+
+
+@pytest.mark.parametrize("name", ["gpt", "unet", "rollout", "encoder", "linear-dropout-tanh"])
+def test_the_peak_is_the_allocators(name: str) -> None:
+    case = CASES[name]
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        case.loss(model(case.inputs(batch))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = estimated(step=train, model=case.model, optimizer=torch.optim.Adam, batch=case.batch)
+    assert found.peak == pytest.approx(measured_peak(case), rel=0.002)
+
+
+def test_model_and_optimizer_keep_their_tensors_and_state() -> None:
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer, 4)
+    values = [parameter.clone() for parameter in model.parameters()]
+    parameters, states = list(model.parameters()), list(optimizer.state.values())
+    found = estimated(model=model, optimizer=optimizer, batch=100_000_000)
+    assert found.peak > 10**11
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert all(a is b for a, b in zip(optimizer.state.values(), states, strict=True))
+    assert all(map(torch.equal, model.parameters(), values))
+    step(model, optimizer, 4)
+
+
+def test_the_step_may_use_names_from_around_it() -> None:
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = estimated(step=lambda: step(model, optimizer, 64), model=model, optimizer=optimizer)
+    assert found.peak == estimated(model=model).peak
+
+
+def test_a_real_batch_is_resized() -> None:
+    def fit(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any]) -> None:
+        nn.functional.mse_loss(model(batch["x"]), batch["y"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def batch(size: int) -> dict[str, Any]:
+        return {"x": torch.randn(size, 256), "y": torch.randn(size, 256), "w": torch.ones(())}
+
+    found = estimated(step=fit, batch=batch(8))
+    assert found.batch == 8
+    assert found.with_batch(4096).peak == estimated(step=fit, batch=batch(4096)).peak > found.peak
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    found = estimated()
+    largest = found.largest_batch("64 MiB")
+    assert found.with_batch(largest).fits("64 MiB")
+    assert not found.with_batch(largest + 1).fits("64 MiB")
+    assert found.largest_batch("1 MiB") == 0
+
+
+def test_checkpointing_accumulation_and_autocast_lower_the_peak() -> None:
+    model = nn.Sequential(*(layers() for _ in range(4)))
+
+    def checkpointed(optimizer: torch.optim.Optimizer, batch: int) -> None:
+        out = torch.randn(batch, 256)
+        for block in model:
+            out = checkpoint(block, out, use_reentrant=False)
+        out.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        for _ in range(4):
+            model(torch.randn(batch // 4, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    whole = estimated(model=model, batch=8192).peak
+    assert estimated(step=checkpointed, model=model, batch=8192).peak < 0.6 * whole
+    assert estimated(step=accumulated, model=model, batch=8192).peak < 0.5 * whole
+
+
+def test_on_cuda_dropout_keeps_a_byte_a_value() -> None:
+    def drop() -> None:
+        nn.functional.dropout(torch.randn(MIB, requires_grad=True)).sum().backward()
+
+    on_cpu, on_cuda = (memlog.estimate(drop, device=device).peak for device in ("cpu", "cuda"))
+    assert on_cpu - on_cuda >= 2 * MIB
+
+
+def test_on_cuda_autocast_computes_sums_in_float32() -> None:
+    def forward(model: nn.Module, batch: int) -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model(torch.randn(batch, 256, device="cuda"))
+            assert (out.dtype, out.exp().dtype) == (torch.bfloat16, torch.float32)
+        out.sum().backward()
+
+    assert estimated(step=forward, optimizer=None, device="cuda").peak > 0
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_fused_attention_keeps_no_matrix_of_scores() -> None:
+    def attend() -> None:
+        query = torch.randn(2, 4, 2048, 16, requires_grad=True)
+        mask = torch.ones(2048, 2048, dtype=torch.bool).tril()
+        out = nn.functional.scaled_dot_product_attention(
+            query, query, query, attn_mask=mask, dropout_p=0.1
+        )
+        out.sum().backward()
+
+    assert memlog.estimate(attend, device="cuda").peak < 40 * MIB
+
+
+def test_what_cuda_needs_besides_tensors_is_a_range_with_its_source() -> None:
+    found = estimated(device="cuda")
+    assert found.reserved is not None
+    assert found.reserved >= found.peak
+    assert all(each.low < each.high and each.source for each in found.besides)
+    assert found.needed > found.reserved + sum(each.high for each in found.besides)
+    assert found.fits("80 GiB")
+    assert not found.fits("512 MiB")
+
+
+def test_values_may_be_printed_but_not_decided_by(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints(model: nn.Module, batch: int) -> None:
+        loss = model(torch.randn(batch, 256)).square().mean()
+        loss.backward()
+        print(f"{loss:.3f} {loss.item() / 2:.1f}")
+
+    def decides(model: nn.Module, batch: int) -> None:
+        loss = model(torch.randn(batch, 256)).square().mean()
+        if loss.item() > 1:
+            loss.backward()
+
+    estimated(step=prints, optimizer=None)
+    assert "0.5" in capsys.readouterr().out
+    with pytest.raises(memlog.ConfigurationError, match="to decide"):
+        estimated(step=decides, optimizer=None)
+
+
+def test_a_wrong_argument_is_one_clear_line() -> None:
+    with pytest.raises(memlog.ConfigurationError, match="asks for 'data'"):
+        estimated(step=lambda data: data)
+    with pytest.raises(memlog.ConfigurationError, match="write 'cuda' or 'cpu'"):
+        estimated(device="tpu")
+    with pytest.raises(memlog.ConfigurationError, match="pass batch="):
+        estimated(
+            step=lambda model: model(torch.randn(4, 256)).sum().backward(), batch=None
+        ).with_batch(2)
+
+
+def test_the_flame_graph_opens_in_speedscope(tmp_path: Path) -> None:
+    file = estimated().export_flame_graph(tmp_path / "step.speedscope.json")
+    assert json.loads(file.read_text())["$schema"].endswith("file-format-schema.json")
+
+
+JOB = """
+import torch
+from torch import nn
+
+def job(batch, length=16):
+    model = nn.Linear(length, 4096)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step():
+        model(torch.randn(batch, length)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"step": step, "model": model, "optimizer": optimizer}
+"""
+
+
+def test_the_command_prints_a_table_and_fails_if_nothing_fits(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = ["estimate", f"{script}:job", "--batch", "64,4096", "--cpu", "--device"]
+    shown = CliRunner().invoke(cli, [*command, "16 MiB"])
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.output.splitlines()]
+    assert [row[-1] for row in rows[1:3]] == ["yes", "no"]
+    assert "Half the batch" in shown.output
+    assert "added time" not in shown.output  # nothing was computed
+    assert CliRunner().invoke(cli, [*command, "1 MiB"]).exit_code == 1
+    found = CliRunner().invoke(cli, [*command, "16 MiB", "--length", "8,16", "--json"])
+    assert [row["length"] for row in json.loads(found.output)["steps"]] == [8, 16, 8, 16]
+
+
+def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("def job(): return 1\n")
+    for target, message in [
+        ("job.py", "write the script and its function"),
+        (f"{script}:other", "has no function 'other'"),
+        (f"{script}:job", "returns no dictionary"),
+    ]:
+        shown = CliRunner().invoke(cli, ["estimate", target])
+        assert (shown.exit_code, message in shown.output) == (2, True), shown.output
+
+
+def test_what_an_lstm_keeps_on_the_cpu_is_refused() -> None:
+    def step(model: nn.Module, batch: int) -> None:
+        model(torch.randn(batch, 8, 16))[0].sum().backward()
+
+    def made() -> nn.Module:
+        return nn.LSTM(16, 32, batch_first=True)
+
+    with pytest.raises(memlog.ConfigurationError, match="LSTM"):
+        estimated(step=step, model=made, optimizer=None)
+    assert estimated(step=step, model=made, optimizer=None, device="cuda").peak > 0

@@ -1,0 +1,149 @@
+"""Real trainings of several ranks, and their one run in MLflow."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlog.events import Alert, Exit, Ranks
+from memlog.journal import RunDirectory, list_runs
+from memlog.metrics import values
+from memlog.ranks.registration import registration_of
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+]
+
+TRAIN = textwrap.dedent("""
+    import os, sys, time
+    from pathlib import Path
+    import torch, torch.distributed as dist
+    import memlog
+
+    def train(rank, size, how):
+        if how != "late":
+            dist.init_process_group("gloo")
+        if how != "first" or rank == 0:
+            memlog.init("mlflow")
+        if how == "late":
+            dist.init_process_group("gloo", rank=rank, world_size=size)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(12):
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            while step == 8 and how == "kill" and rank == 1:
+                # The helper process has found this rank's run.
+                time.sleep(0.1)
+                found = Path("memlog_runs").glob("*/helper-*")
+                found = [each for each in found if each.with_name("begin.json").exists()]
+                if any('["sample"' in each.read_text() for each in found):
+                    os.kill(os.getpid(), 9)
+        memlog.finish()
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        how = sys.argv[1]
+        if how == "late":
+            torch.multiprocessing.spawn(train, (2, how), nprocs=2)
+        else:
+            train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), how)
+""")
+
+
+def run(folder: Path, how: str, store: str) -> int:
+    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    from support.mlflow_server import free_port
+
+    late = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if how == "late" else {}
+    done = subprocess.run(
+        [sys.executable, *([] if how == "late" else launcher), "train.py", how],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store, **late},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0 or how == "kill", done.stderr
+    return done.returncode
+
+
+def ranks(folder: Path) -> dict[int, RunDirectory]:
+    runs = list_runs(folder / "memlog_runs")
+    return {found.place.rank: run for run in runs if (found := registration_of(run)) is not None}
+
+
+def events(run: RunDirectory) -> list[Any]:
+    return [entry.event for file in run.files() for entry in file.read()]
+
+
+def wait_for_end_of(run: RunDirectory) -> None:
+    """Waits until the run's uploader has delivered everything."""
+    state, deadline = run.delivery / "mlflow.json", time.monotonic() + 60
+    while not state.exists() or json.loads(state.read_text())["stage"] != "done":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def only_run(store: str) -> Any:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(store)
+    [found] = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    return client, found
+
+
+@pytest.mark.parametrize("how", ["every", "late"])
+def test_all_ranks_have_one_run_with_the_memory_of_all(
+    tmp_path: Path, ready_store: str, how: str
+) -> None:
+    run(tmp_path, how, ready_store)
+    found = ranks(tmp_path)
+    assert sorted(found) == [0, 1]
+    wait_for_end_of(found[0])
+    client, tracked = only_run(ready_store)
+    spread = [event for event in events(found[0]) if isinstance(event, Ranks)]
+    assert [event.step for event in spread] == list(range(12))
+    assert {event.reporting for event in spread} == {2}
+    for metric in values(spread[0]):
+        history = client.get_metric_history(tracked.info.run_id, metric.name)
+        assert [point.step for point in history] == list(range(12)), metric.name
+        assert history[0].value == metric.value
+
+
+def test_a_training_of_which_only_rank_0_records_has_one_run(
+    tmp_path: Path, ready_store: str
+) -> None:
+    run(tmp_path, "first", ready_store)
+    [first] = ranks(tmp_path).values()
+    wait_for_end_of(first)
+    _, tracked = only_run(ready_store)
+    assert "memory/ranks/reporting" not in tracked.data.metrics  # one rank is no comparison
+
+
+def test_one_helper_process_serves_a_machine_and_names_the_rank_that_was_killed(
+    tmp_path: Path, ready_store: str
+) -> None:
+    assert run(tmp_path, "kill", ready_store) != 0
+    found = ranks(tmp_path)
+    wait_for_end_of(found[0])
+    helpers = {f.process for r in found.values() for f in r.files() if f.process[0] == "h"}
+    assert len(helpers) == 1
+    [seen] = [event for event in events(found[1]) if isinstance(event, Exit)]
+    assert seen.signal == "SIGKILL"
+    [alert] = [e for e in events(found[0]) if isinstance(e, Alert) and e.rule == "ranks: ended"]
+    assert alert.title == "rank 1 was killed by SIGKILL after step 8"
+    assert alert.text.startswith("rank 0 ended afterwards")
+    only_run(ready_store)

@@ -1,0 +1,159 @@
+"""TensorBoard's integration with the real writer of torch, in programs of a user's, some of them killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from support import child
+from support.event_files import events_in, texts_in
+from support.mlflow_server import free_port
+from support.truth import plan_of
+
+from memlog.journal import RunDirectory, find_run
+
+pytestmark = pytest.mark.integration
+
+TRIALS = """
+    import os
+    import torch
+    from torch.utils.tensorboard import SummaryWriter
+
+    import memlog
+
+    session = memlog.init("tensorboard", dir="runs", alerts=["host.rss > 1 MiB"], finish_timeout=60)
+    os.mkdir("elsewhere")
+    for trial in range(2):
+        writer = SummaryWriter(f"trials/{trial}")
+        for step in range(20):
+            session.step()
+            writer.add_scalar("loss", 1 / (step + 1), step)
+            writer.add_scalars("parts", {"a": step}, step)
+        writer.flush()
+        os.chdir("elsewhere" if trial == 0 else "..")
+        if trial == 0:
+            os.symlink("../trials", "trials")
+    session.join_run("tensorboard", "elsewhere/trials/joined")
+    os.mkdir("trials/joined")
+    for step in range(5):
+        session.step()
+    memlog.finish()
+"""
+
+KILLED = """
+    import os
+    import torch
+    from torch.utils.tensorboard import SummaryWriter
+
+    import memlog
+
+    session = memlog.init("tensorboard", dir="runs")
+    writer = SummaryWriter("logs")
+    step = 0
+    while True:
+        session.step()
+        step += 1
+        if step % 50 == 0:
+            print(session._live._helper.pid, flush=True)
+"""
+
+
+def stored(folder: Path) -> Counter[tuple[str, int, float]]:
+    """memlog's rows in a folder."""
+    reader = events_in(folder)
+    return Counter(
+        (tag, event.step, event.value)
+        for tag in reader.Tags()["scalars"]
+        if tag.startswith("mem")
+        for event in reader.Scalars(tag)
+    )
+
+
+def planned(run: RunDirectory) -> Counter[tuple[str, int, float]]:
+    """What the journal says, with the digits that TensorBoard keeps."""
+    return Counter(
+        (point.name, point.index, float(np.float32(point.value)))
+        for point in plan_of(run, "bucketed")
+    )
+
+
+def test_each_trial_has_its_memory_beside_its_scalars(tmp_path: Path) -> None:
+    child.run(TRIALS, tmp_path)
+    steps = {}
+    for trial in ("0", "1", "joined"):
+        rows = stored(tmp_path / "trials" / trial)
+        assert set(rows.values()) == {1}
+        steps[trial] = sorted(step for name, step, _ in rows if name == "memory/host/rss_mib")
+    assert steps == {"0": list(range(20)), "1": list(range(20)), "joined": list(range(5))}
+    for trial in ("0", "1"):
+        reader = events_in(tmp_path / "trials" / trial)
+        losses = [(event.step, event.value) for event in reader.Scalars("loss")]
+        assert losses == [(step, float(np.float32(1 / (step + 1)))) for step in range(20)]
+    assert len(texts_in(tmp_path / "trials" / "0", "memlog/alerts/host.rss > 1 MiB")) == 1
+    ((_, (text,)),) = texts_in(tmp_path / "trials" / "joined", "memlog/files/report.html")
+    assert f"in the folder of memlog's run {find_run(tmp_path / 'runs', 'latest').id}" in text
+
+
+def test_a_killed_run_is_complete_once_however_often_it_is_synced(tmp_path: Path) -> None:
+    process = child.start(KILLED, tmp_path)
+    assert process.stdout is not None
+    helper = 0
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "logs").glob("*memlog*")):
+        helper = int(process.stdout.readline())
+        assert time.monotonic() < deadline
+    for pid in (helper, process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    (file,) = (tmp_path / "logs").glob("*memlog*")
+    with file.open("ab") as torn:
+        torn.write(file.read_bytes()[:9])
+    run = find_run(tmp_path / "runs", "latest")
+    state = run.delivery / "tensorboard.json"
+    before = state.read_bytes() if state.exists() else None
+    for attempt in range(2):
+        if attempt == 1:  # as if the helper had died before it could save anything
+            state.unlink() if before is None else state.write_bytes(before)
+        child.memlog("sync", run.id, "--dir", "runs", directory=tmp_path)
+        assert stored(tmp_path / "logs") == planned(run)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "tensorboard.main", "--port", str(port), "--logdir"]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "logs")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    yield f"http://127.0.0.1:{port}/data/plugin/scalars"
+    process.terminate()
+    process.wait()
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_the_file_has(tmp_path: Path, page: str) -> None:
+    """Its server by default is another program than the reader, and takes fewer formats."""
+    from memlog.sink import Connection, Target
+    from memlog.testing.made import points
+    from memlog_tensorboard import backend
+
+    sink = backend.open_sink(Target("r", None, connection=Connection(str(tmp_path / "logs"))))
+    sink.open()
+    sink.log_points(points(20))
+    deadline = time.monotonic() + 60
+    shown: list[list[float]] = []
+    while not shown:
+        assert time.monotonic() < deadline
+        try:
+            answer = httpx.get(f"{page}/scalars?run=memlog-r&tag=memory/host/rss_mib", timeout=5)
+            shown = answer.json() if answer.is_success else []
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    assert [(step, value) for _, step, value in shown] == [(p.index, p.value) for p in points(20)]

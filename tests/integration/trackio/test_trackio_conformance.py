@@ -1,0 +1,63 @@
+"""Trackio's sink and store keep the contracts in a folder, where Trackio stores runs by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.trackio_contract import NUMBERS, TrackioContract, TrackioStoreContract
+from support.trackio_server import times_of
+
+from memlog.sink import Connection
+from memlog.testing import Time
+from memlog_trackio.addresses import in_folder
+
+pytestmark = pytest.mark.integration
+
+
+@contextmanager
+def away(disk: Path) -> Iterator[None]:
+    """The disk is away."""
+    moved = disk.rename(disk.with_name("away"))
+    try:
+        yield
+    finally:
+        moved.rename(disk)
+
+
+class TestTrackioInAFolder(TrackioContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, disk: Path) -> None:
+        self.disk = disk
+        folder = disk / "user" / "cache" / "huggingface" / "trackio"
+        self.connection = Connection(in_folder(folder), {"TRACKIO_DIR": str(folder)})
+        self.project = f"p{next(NUMBERS)}"
+
+    def ask(self, question: str, **arguments: Any) -> Any:
+        from trackio import server
+
+        return getattr(server, question)(**arguments)
+
+    def times(self, run_id: str) -> Sequence[Time]:
+        return times_of(self.logs(run_id))
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        with away(self.disk):
+            yield
+
+
+class TestTheStoreInAFolder(TrackioStoreContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, disk: Path) -> None:
+        self.disk = disk
+        folder = disk / "user" / "cache" / "huggingface" / "trackio"
+        self.connection = Connection(in_folder(folder), {"TRACKIO_DIR": str(folder)})
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        with away(self.disk):
+            yield

@@ -1,0 +1,73 @@
+"""memlog in Keras on torch, which steps no PyTorch optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from support import child
+
+from memlog.events import Batch, Event, Phase, Run
+from memlog.journal import list_runs
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = """
+    import json
+    import os
+
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+    import numpy as np
+
+    import memlog
+    from memlog_keras import MemlogCallback
+
+    inputs, targets = np.ones((50, 4)), np.ones((50, 1))
+
+    def fit(name, callback, epochs=2):
+        memlog.init("local", name=name)
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(optimizer="adam", loss="mse")
+        for _ in range(1 if epochs else 2):
+            model.fit(
+                inputs,
+                targets,
+                batch_size=10,
+                epochs=epochs or 1,
+                validation_data=(inputs, targets),
+                verbose=0,
+                callbacks=[callback],
+            )
+        memlog.finish()
+
+    MemlogCallback().on_train_begin()  # without a session
+    fit("epochs", MemlogCallback())
+    fit("two fits", MemlogCallback(), epochs=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, list[Event]]:
+    """The events of each run, by the run's name."""
+    folder = tmp_path_factory.mktemp("keras")
+    child.run(SCRIPT, folder)
+    recorded = [
+        [entry.event for file in run.files() for entry in file.read()]
+        for run in list_runs(folder / "memlog_runs")
+    ]
+    return {event.name: events for events in recorded for event in events if isinstance(event, Run)}
+
+
+def steps_of(events: list[Event]) -> list[int]:
+    return [event.step for event in events if isinstance(event, Batch)]
+
+
+@pytest.mark.parametrize("name", ["epochs", "two fits"])
+def test_each_batch_of_all_epochs_is_a_step(runs: dict[str | None, list[Event]], name: str) -> None:
+    assert steps_of(runs[name]) == list(range(10))
+
+
+def test_each_validation_is_a_phase(runs: dict[str | None, list[Event]]) -> None:
+    phases = Counter(event.label for event in runs["epochs"] if isinstance(event, Phase))
+    assert phases == {"validation": 2}

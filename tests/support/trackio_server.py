@@ -1,0 +1,113 @@
+"""Trackio's real server on loopback, and its data as Trackio's own client reads them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+from trackio.remote_client import RemoteClient
+
+from memlog.testing import Row, Time
+from support.mlflow_server import free_port
+
+TOKEN = "write-token-of-the-server"  # noqa: S105 - of a server on loopback
+BOOT_TIMEOUT = 60.0
+_SERVE = """
+import sys, trackio
+trackio.show(open_browser=False, host="127.0.0.1", server_port=int(sys.argv[1]), share=False)
+"""
+
+
+class TrackioServer:
+    """A server of a folder, which may be stopped and started again on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: RemoteClient | None = None
+        self.url = f"http://127.0.0.1:{self._port}/"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which the user's client reaches it."""
+        return {"TRACKIO_SERVER_URL": self.url, "TRACKIO_WRITE_TOKEN": TOKEN}
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, str(self._port)],
+            env=offline(TRACKIO_DIR=str(self._folder), TRACKIO_WRITE_TOKEN=TOKEN),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + BOOT_TIMEOUT
+        while not self._answers():
+            assert time.monotonic() < deadline, "Trackio's server does not answer"
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}version", timeout=2).is_success
+        except httpx.HTTPError:
+            return False
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def ask(self, api: str, **arguments: Any) -> Any:
+        if self._client is None:
+            self._client = RemoteClient(self.url, httpx_kwargs={"verify": False})
+        return self._client.predict(api_name=f"/{api}", **arguments)
+
+
+def offline(**more: str) -> dict[str, str]:
+    """The environment of a process that asks nobody but this machine."""
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("TRACKIO_")}
+    return {**clean, "HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False", **more}
+
+
+_OTHER = frozenset({"timestamp", "step", "loss", "memlog/parameters"})
+
+
+def rows_of(logs: Sequence[dict[str, Any]]) -> list[Row]:
+    """memlog's rows among a run's logs."""
+    return [
+        (name, log["step"], float("nan") if value is None else float(value))
+        for log in logs
+        for name, value in log.items()
+        if name not in _OTHER
+    ]
+
+
+def times_of(logs: Sequence[dict[str, Any]]) -> list[Time]:
+    """The times of `rows_of`."""
+    return [
+        (
+            name,
+            log["step"],
+            round(datetime.fromisoformat(log["timestamp"]).timestamp() * 1e6) // 1000,
+        )
+        for log in logs
+        for name in log
+        if name not in _OTHER
+    ]
+
+
+def parameters_of(logs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What the tables of memlog's parameters say."""
+    return {
+        cell["name"]: cell["value"]
+        for log in logs
+        if "memlog/parameters" in log
+        for cell in log["memlog/parameters"]["_value"]
+    }

@@ -1,0 +1,99 @@
+"""The model of CUDA's caching allocator."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlog.estimates.caching_allocator import CachingAllocator, OutOfMemoryError
+
+MIB = 1024**2
+
+
+def allocated(*sizes: int, limit: int | None = None, expandable: bool = False) -> CachingAllocator:
+    allocator = CachingAllocator(limit, expandable=expandable)
+    for key, size in enumerate(sizes):
+        allocator.allocate(key, size)
+    return allocator
+
+
+def test_it_reserves_what_a_published_snapshot_shows() -> None:
+    """discuss.pytorch.org/t/178671: ``X @ W + b``, with the workspace of cuBLAS in a segment of its own."""
+    allocator = allocated(40_000, 40, 4_000, 40, 40)
+    allocator.free(3)  # the product, when the sum is there
+    assert (allocator.reserved, allocator.allocated) == (2_097_152, 45_568)
+    allocator.allocate(5, 8_519_680)
+    assert allocator.reserved == 2_097_152 + 20_971_520
+
+
+@pytest.mark.parametrize(
+    ("size", "reserved"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+    ],
+)
+def test_segments_have_the_sizes_of_the_source(size: int, reserved: int) -> None:
+    assert allocated(size).reserved == reserved
+
+
+def test_what_is_freed_is_used_again() -> None:
+    allocator = allocated(30 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, 29 * MIB)
+    assert allocator.reserved == 30 * MIB
+
+
+def test_a_rest_of_one_mib_is_not_split_off_a_large_block() -> None:
+    allocator = allocated(30 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, 29 * MIB)
+    assert allocator.allocated == 30 * MIB
+
+
+def test_unused_segments_are_given_back_at_the_limit() -> None:
+    allocator = allocated(30 * MIB, limit=50 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, 40 * MIB)
+    assert allocator.reserved == 40 * MIB
+
+
+def test_what_is_too_large_is_refused() -> None:
+    with pytest.raises(OutOfMemoryError):
+        allocated(30 * MIB, 30 * MIB, limit=50 * MIB)
+
+
+def test_fragmentation_makes_a_job_fail_that_expandable_segments_would_save() -> None:
+    def fragmented(*, expandable: bool) -> CachingAllocator:
+        allocator = allocated(*[24 * MIB] * 4, limit=120 * MIB, expandable=expandable)
+        allocator.free(1)
+        allocator.free(2)
+        allocator.allocate(9, 44 * MIB)
+        return allocator
+
+    with pytest.raises(OutOfMemoryError):
+        fragmented(expandable=False).allocate(10, 44 * MIB)
+    assert fragmented(expandable=True).reserved <= 120 * MIB
+
+
+@given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.integers(0, 5)), max_size=60), st.booleans())
+def test_it_holds_all_that_is_allocated_and_no_more_than_it_reserves(
+    calls: list[tuple[int, int]], expandable: bool
+) -> None:
+    allocator, live = CachingAllocator(expandable=expandable), {}
+    for key, (size, age) in enumerate(calls):
+        allocator.allocate(key, size)
+        live[key] = size
+        if age and len(live) > age:
+            freed = list(live)[-age]
+            allocator.free(freed)
+            del live[freed]
+        assert sum(live.values()) <= allocator.allocated <= allocator.reserved
+    for key in live:
+        allocator.free(key)
+    assert allocator.allocated == 0

@@ -1,0 +1,125 @@
+"""Memory in use on a whole device, with a library that has NVML's functions and structures.
+
+No GPU was at hand: the functions, their arguments and their codes are those of ``nvml.h``.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.journals import GIB, MadeRun, at
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog.delivery.helper.sampler import DevicesInUse, StepFollower
+from memlog.events import Batch, Device, DeviceReading, DeviceUse, Sample
+from memlog.metrics import values
+from memlog.probes.nvml import LIBRARY, DeviceMemory, Nvml
+
+NOT_FOUND, UNINITIALIZED = 6, 1
+GPU, MIG = "8f6d2b1c-gpu", "0a1b2c3d-mig"
+
+
+class Library:
+    """A driver: total and used bytes by identity, with NVML's prefix."""
+
+    def __init__(self, memory: Mapping[str, tuple[int, int]], initialises: bool = True) -> None:
+        self.memory = memory
+        self.initialises = initialises
+        self.initialised = self.loaded = 0
+        self._handles = dict(enumerate(memory, start=0x7F00))
+
+    def load(self, name: str) -> "Library":
+        assert name == LIBRARY
+        self.loaded += 1
+        return self
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's name
+        self.initialised += 1
+        return 0 if self.initialises else UNINITIALIZED
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802 - NVML's name
+        assert self.initialised
+        for number, known in self._handles.items():
+            if known == uuid.decode():
+                handle._obj.value = number
+                return 0
+        return NOT_FOUND
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:  # noqa: N802 - NVML's name
+        total, used = self.memory[self._handles[handle.value]]
+        memory._obj.total, memory._obj.used, memory._obj.free = total, used, total - used
+        return 0
+
+
+@pytest.fixture
+def health() -> Diagnostics:
+    return Diagnostics()
+
+
+def test_a_gpu_and_a_mig_instance_are_found_by_cudas_identity(health: Diagnostics) -> None:
+    library = Library({f"GPU-{GPU}": (81 * GIB, 30 * GIB), f"MIG-{MIG}": (10 * GIB, 4 * GIB)})
+    nvml = Nvml(health, library.load)
+    assert nvml.read(GPU, 80 * GIB) == DeviceMemory(30 * GIB, 81 * GIB)
+    assert nvml.read(MIG, 10 * GIB) == DeviceMemory(4 * GIB, 10 * GIB)
+    assert nvml.read("other", 10 * GIB) is None
+    assert (library.loaded, library.initialised) == (1, 1)
+    assert not health.faults
+
+
+def test_a_whole_gpu_is_not_taken_for_a_mig_instance_of_it(health: Diagnostics) -> None:
+    nvml = Nvml(health, Library({f"GPU-{GPU}": (81 * GIB, 30 * GIB)}).load)
+    assert nvml.read(GPU, 10 * GIB) is None
+    assert nvml.read(GPU, None) is None
+
+
+def test_without_a_driver_nothing_is_read_and_nothing_is_reported(health: Diagnostics) -> None:
+    tries = []
+
+    def load(name: str) -> Any:
+        tries.append(name)
+        raise OSError("cannot open shared object file")
+
+    nvml = Nvml(health, load)
+    assert [nvml.read(GPU, GIB) for _ in range(3)] == [None, None, None]
+    assert tries == [LIBRARY]
+    assert Nvml(health, Library({}, initialises=False).load).read(GPU, GIB) is None
+    assert not health.faults
+
+
+def test_the_real_library_is_asked_with_its_own_types(health: Diagnostics) -> None:
+    assert Nvml(health).read(GPU, GIB) is None  # no such device, or no driver
+    assert not health.faults
+
+
+def step(number: int, reserved: int | None) -> Batch:
+    reading = DeviceReading("cuda0", GIB, reserved, GIB, "exact", None)
+    return Batch(at(number), number, GIB, GIB, "exact", (reading,))
+
+
+def test_other_users_are_known_while_the_allocators_size_is_steady(
+    tmp_path: Path, health: Diagnostics
+) -> None:
+    nvml = Nvml(health, Library({f"GPU-{GPU}": (81 * GIB, 30 * GIB)}).load)
+    run = MadeRun(tmp_path)
+    follower = StepFollower(run.directory.files()[0])
+    run.write(Device(at(0), "cuda0", "GPU", 80 * GIB, GPU), Device(at(0), "mps0", "M9", GIB))
+    found = []
+    for number, reserved in enumerate((10 * GIB, 20 * GIB, 20 * GIB, 40 * GIB, 40 * GIB, None)):
+        run.write(step(number, reserved))
+        follower.look()
+        (use,) = follower.devices.read(nvml)
+        assert (use.name, use.used) == ("cuda0", 30 * GIB)
+        found.append(use.other)
+    assert found == [None, None, 10 * GIB, None, None, None]
+
+
+def test_a_sample_has_both_metrics_of_a_device() -> None:
+    made = Sample(
+        at(1), 3, None, None, None, None, None, devices=(DeviceUse("cuda0", 30 * GIB, 10 * GIB),)
+    )
+    assert {value.name: value.value for value in values(made) if value.value is not None} == {
+        "memory/cuda0/device_used_mib": 30 * 1024.0,
+        "memory/cuda0/other_mib": 10 * 1024.0,
+    }
+    assert DevicesInUse().read(Nvml(Diagnostics())) == ()

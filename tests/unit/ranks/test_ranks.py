@@ -1,0 +1,214 @@
+"""Ranks of one training: their places, their memory side by side, and how they end."""
+
+from pathlib import Path
+
+import pytest
+from support.journals import GIB, MIB, MadeRun, at, batch, cuda
+
+from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.distributed import Place, place_in
+from memlog.delivery.helper.rank_journal import RankJournal
+from memlog.events import Alert, End, Exit, Ranks
+from memlog.metrics import values
+from memlog.ranks.ends import RankEnd, bad_end, failure_of
+from memlog.ranks.registration import ranks_of, registration_of
+from memlog.ranks.spreads import RankSpreads
+from memlog.ranks.stalls import STALLED_AFTER, Stalls
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        (
+            {
+                "RANK": "3",
+                "WORLD_SIZE": "4",
+                "LOCAL_RANK": "1",
+                "TORCHELASTIC_RUN_ID": "a1",
+                "TORCHELASTIC_RESTART_COUNT": "2",
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "2",
+            },
+            Place(3, 4, "torchelastic a1", 1, 2),
+        ),
+        (
+            {
+                "SLURM_PROCID": "5",
+                "SLURM_NTASKS": "8",
+                "SLURM_LOCALID": "1",
+                "SLURM_JOB_ID": "42",
+                "SLURM_STEP_ID": "0",
+            },
+            Place(5, 8, "slurm 42.0", 1),
+        ),
+        # The batch script itself is no rank.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "42"}, None),
+        (
+            {"RANK": "2", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOSTNAME": "gpt-worker-1"},
+            Place(2, 4, "pod gpt"),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "PMIX_NAMESPACE": "n7",
+            },
+            Place(1, 2, "mpi n7", 1),
+        ),
+        (
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "h",
+                "MASTER_PORT": "7",
+                "HOSTNAME": "h",
+            },
+            Place(1, 2, "h:7"),
+        ),
+    ],
+)
+def test_each_launcher_names_the_place(environment: dict[str, str], expected: Place | None) -> None:
+    assert place_in(environment) == expected
+
+
+def test_a_step_names_its_smallest_and_largest_rank() -> None:
+    spreads = RankSpreads(3)
+    for rank, size in ((0, 2 * GIB), (1, 3 * GIB), (2, GIB)):
+        spreads.know(rank)
+        spreads.add(rank, batch(0, size, cuda(size, 2 * size)))
+    [event] = spreads.take()
+    known = {value.name: value.value for value in values(event)}
+    at_host = "memory/ranks/host/rss"
+    assert known["memory/ranks/reporting"] == 3
+    assert (known[f"{at_host}_min_rank"], known[f"{at_host}_max_rank"]) == (2, 1)
+    assert known[f"{at_host}_min_mib"] == GIB / MIB
+    assert known[f"{at_host}_mean_mib"] == 2 * GIB / MIB
+    assert known[f"{at_host}_max_mib"] == 3 * GIB / MIB
+    assert known[f"{at_host}_imbalance"] == 0.5
+    assert known["memory/ranks/device/peak_max_rank"] == 1
+
+
+def test_a_step_waits_for_every_rank_that_has_not_ended() -> None:
+    spreads = RankSpreads(3)
+    for rank in (0, 1):
+        spreads.add(rank, batch(0, GIB))
+    assert list(spreads.take()) == []  # the third may have a run that is not found yet
+    spreads.know(2)
+    assert list(spreads.take()) == []
+    spreads.end(2)
+    assert [(event.step, event.reporting) for event in spreads.take()] == [(0, 2)]
+
+
+def test_the_same_journals_give_the_same_events_in_any_order_of_reading() -> None:
+    def combined(order: list[tuple[int, int]]) -> list[Ranks]:
+        spreads = RankSpreads(2)
+        for rank, step in order:
+            spreads.add(rank, batch(step, (rank + step + 1) * MIB))
+        return list(spreads.take(final=True))
+
+    lockstep = [(rank, step) for step in range(50) for rank in range(2)]
+    behind = [(rank, step) for rank in range(2) for step in range(50)]
+    assert combined(lockstep) == combined(behind)
+    assert len(combined(lockstep)) == 50
+
+
+def test_a_later_process_publishes_only_what_is_missing() -> None:
+    spreads = RankSpreads(2, after=7)
+    for step in range(10):
+        for rank in range(2):
+            spreads.add(rank, batch(step, GIB))
+    assert [event.step for event in spreads.take(final=True)] == [8, 9]
+
+
+def test_long_runs_have_a_point_for_several_steps() -> None:
+    spreads = RankSpreads(2)
+    for step in range(9_990, 10_030):
+        for rank in range(2):
+            spreads.add(rank, batch(step, step * MIB))
+    events = list(spreads.take(final=True))
+    assert [event.step for event in events][-4:] == [9_999, 10_009, 10_019, 10_029]
+    assert events[-1].spreads[0].largest == 10_029 * MIB
+
+
+def test_ranks_are_found_by_their_registration(tmp_path: Path) -> None:
+    mine = MadeRun(tmp_path, "mine0000").ranked(Place(0, 2, "a")).closed()
+    MadeRun(tmp_path, "mine1111").ranked(Place(1, 2, "a"), begun=1).closed()
+    MadeRun(tmp_path, "later111").ranked(Place(1, 2, "a"), begun=9_000).closed()
+    MadeRun(tmp_path, "again111").ranked(Place(1, 2, "a", restart=1), begun=1).closed()
+    MadeRun(tmp_path, "other111").ranked(Place(1, 2, "b")).closed()
+    MadeRun(tmp_path, "alone000").closed()
+    assert {rank: run.id for rank, run in ranks_of(mine).items()} == {0: "mine0000", 1: "mine1111"}
+
+
+def ended(rank: int, seconds: float, signal: str | None = None) -> RankEnd:
+    event = End(at(seconds), "failed") if signal is None else Exit(at(seconds), None, signal)
+    end = bad_end(rank, event, 7)
+    assert end is not None
+    return end
+
+
+def test_the_first_rank_to_end_is_named_apart_from_those_that_the_launcher_ends() -> None:
+    failure = failure_of(
+        [ended(0, 9.1, "SIGTERM"), ended(3, 9, "SIGKILL"), ended(1, 9.1, "SIGTERM")]
+    )
+    assert failure is not None
+    assert failure.title == "rank 3 was killed by SIGKILL after step 7"
+    assert failure.text.startswith(
+        "ranks 0 and 1 ended afterwards (SIGTERM): they are not the cause"
+    )
+
+
+def test_no_rank_is_named_if_all_were_ended_from_outside() -> None:
+    failure = failure_of([ended(rank, 9 + rank / 10, "SIGTERM") for rank in range(3)])
+    assert failure is not None
+    assert failure.first is None
+    assert failure.title == "SIGTERM ended ranks 0, 1 and 2 together"
+    assert bad_end(0, End(at(9), "finished"), 7) is None
+    assert failure_of([]) is None
+
+
+def test_a_rank_that_stalls_is_named_once_if_its_state_shows_it() -> None:
+    stalls, states = Stalls(), {0: "S", 1: "T"}
+    for step in range(3):
+        for rank in states:
+            stalls.step(rank, step, now=step)
+    later = 2 + STALLED_AFTER
+    assert list(stalls.look(later - 1, states.get)) == []
+    [found] = stalls.look(later, states.get)
+    assert (found.rank, found.step, found.why) == (1, 2, "its process is stopped")
+    assert list(stalls.look(later + 1, states.get)) == []
+    for rank in states:
+        stalls.step(rank, 3, now=later + 2)
+    assert [(stall.rank, stall.why) for stall in stalls.look(later + 3, states.get)] == [(1, None)]
+
+
+def test_no_rank_is_named_if_nothing_tells_which_one_stalls() -> None:
+    stalls = Stalls()
+    for rank in range(2):
+        stalls.step(rank, 5, now=0)
+    assert list(stalls.look(10 * STALLED_AFTER, lambda _: "S")) == []
+    stalls.step(0, 6, now=1)
+    [found] = stalls.look(10 * STALLED_AFTER, lambda _: "S")
+    assert (found.rank, found.why) == (1, "other ranks have completed step 6")
+
+
+def test_a_helper_process_that_replaces_another_repeats_nothing(tmp_path: Path) -> None:
+    places = [Place(rank, 2, "a") for rank in range(2)]
+    made = [MadeRun(tmp_path, f"rank{place.rank}000").ranked(place) for place in places]
+    for run in made:
+        run.write(*(batch(step, GIB) for step in range(5)), End(at(1), "failed"))
+    runs = [run.closed() for run in made]
+
+    def published() -> list[object]:
+        own = registration_of(runs[0])
+        assert own is not None
+        RankJournal(runs[0], own, at(0), 0, Diagnostics()).publish_rest()
+        files = (file for file in runs[0].files() if file.process.startswith("ranks"))
+        return [entry.event for file in files for entry in file.read()]
+
+    first = published()
+    assert [type(event) for event in first] == [Ranks] * 5 + [Alert]
+    assert published() == first
