@@ -17,6 +17,9 @@ from support.seeds import SeedsPlugin
 # before torch is imported, so that the programs that tests start have it too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Else each of hundreds of processes would compile memlog again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 120
 """A command takes three to twelve seconds; PhiFlow may hang where its loss raises."""
 
-LIBRARIES = ("hydra", "phi.torch.flow", "torch")
+LIBRARIES = ("torch", "phi", "hydra")
 """What an experiment imports; PhiFlow alone takes two seconds."""
 
 needs_hyco = pytest.mark.skipif(
