@@ -51,7 +51,7 @@ def libraries_of(script: str) -> tuple[str, ...]:
             found |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.add((node.module or "").partition(".")[0])
-        else:
+        elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             break
     return tuple(name for name in PRELOADED if name in found)
 
@@ -115,8 +115,8 @@ class ForkServer:
         """Return the pid of a new child of this process.
 
         Args:
-            request: Its ``directory``, ``environment``, and ``script`` and ``arguments``. With ``modules``
-                instead of a script it becomes a server itself: its standard input is its socket.
+            request: Its ``directory`` and ``environment``, and ``script``, ``arguments`` and ``path``. With
+                ``modules`` instead of these it becomes a server itself: its standard input is its socket.
             streams: Descriptors of its standard streams.
         """
         data = json.dumps(request).encode()
@@ -153,6 +153,7 @@ class ForkedProcess(subprocess.Popen[str]):
         script: Its path.
         arguments: What follows the script in ``sys.argv``.
         directory: Its working directory.
+        modules: The folder that is the first on ``sys.path``.
         environment: All its variables.
         **options: Of `subprocess.Popen`: the standard streams.
     """
@@ -163,6 +164,7 @@ class ForkedProcess(subprocess.Popen[str]):
         script: Path,
         arguments: tuple[str, ...],
         directory: Path,
+        modules: Path,
         environment: dict[str, str],
         **options: Any,
     ) -> None:
@@ -172,6 +174,7 @@ class ForkedProcess(subprocess.Popen[str]):
             "script": str(script),
             "arguments": arguments,
             "directory": str(directory),
+            "path": str(modules),
             "environment": environment,
         }
         super().__init__([str(script), *arguments], text=True, **options)
@@ -234,7 +237,7 @@ def _serve(descriptor: int) -> dict[str, Any] | None:
     gc.unfreeze()
     gc.enable()
     sys.argv = [request["script"], *request["arguments"]]
-    sys.path[0] = request["directory"]
+    sys.path[0] = request["path"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["__main__"].__file__ = request["script"]
     return request

@@ -61,6 +61,8 @@ def start(folder: Path, command: str) -> "subprocess.Popen[str]":
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     if script == "run.py" and sys.platform == "linux":
         path = folder / script
-        return ForkedProcess(LIBRARIES, path, tuple(arguments), folder, variables, **streams)
+        return ForkedProcess(
+            LIBRARIES, path, tuple(arguments), folder, folder, variables, **streams
+        )
     whole = [sys.executable, script, *arguments]
     return subprocess.Popen(whole, cwd=folder, env=variables, encoding="utf-8", **streams)
