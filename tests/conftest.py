@@ -17,6 +17,9 @@ from support.seeds import SeedsPlugin
 # before torch is imported, so that the programs that tests start have it too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Else each of hundreds of processes would compile memlog again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,31 +39,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "integration/delivery/test_outage.py",
+    "integration/docs/test_page_code.py",
     "integration/launch/test_launcher.py",
+    "integration/delivery/test_outage.py",
     "integration/trainers/test_ray.py",
+    "integration/trainers/test_lightning.py",
+    "integration/trainers/test_transformers.py",
     "integration/delivery/test_outage_wandb.py",
     "integration/journal/test_crash.py",
+    "integration/wandb/test_wandb_in_process.py",
+    "slow/test_memory_exercise.py",
+    "integration/cli/test_cli_programs.py",
+    "integration/trainers/test_hydra.py",
+    "integration/leaks/test_growing_scripts.py",
     "integration/delivery/test_outage_postgres.py",
-    "integration/trainers/test_transformers.py",
     "integration/trackio/test_trackio_server.py",
     "integration/trackio/test_trackio_conformance.py",
     "slow/test_limits.py",
     "integration/_internal/test_secrets.py",
     "slow/test_demo.py",
-    "integration/wandb/test_wandb_in_process.py",
     "integration/inputs/test_largest_step.py",
     "integration/autolog/test_runs_of_the_users.py",
     "slow/test_hyco.py",
-    "integration/docs/test_page_code.py",
     "integration/reports/test_report_in_browser.py",
     "integration/wandb/test_wandb_conformance.py",
-    "integration/leaks/test_growing_scripts.py",
     "integration/leaks/test_holder_search.py",
     "integration/wandb/test_wandb_ends.py",
     "slow/test_lazy_loading.py",
-    "slow/test_memory_exercise.py",
-    "integration/cli/test_cli_programs.py",
     "unit/trace/test_predict_schemes.py",
 )
 """The files that take longest, the longest first."""

@@ -57,14 +57,6 @@ def test_a_cache_of_5_of_20_saves_about_three_quarters_of_the_data(folder: Path)
     assert len(runs_in(folder)) == 2  # one process each
 
 
-def test_a_smaller_cache_saves_more(folder: Path) -> None:
-    share, _, simulations = measured(
-        hyco.run(folder, "python ../lazy_loading.py --frames 61 --max-cached-sims 3")
-    )
-    assert simulations[1] == pytest.approx(simulations[0] * 3 / 20, abs=0.1)
-    assert share == pytest.approx(0.85, abs=LIBRARIES)
-
-
 def unspaced(text: str) -> list[str]:
     """Lines without numbers, and without the widths of columns, which follow from these."""
     return [" ".join(line.split()) for line in pages.masked(text)]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import hyco, pages
+from support import child, hyco, pages
 
 from memlog.artifacts.snapshots import read_snapshot
 
@@ -25,15 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, program: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(hyco.EXAMPLES / program), *arguments],
-        cwd=folder,
-        env=hyco.environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=240,
-        check=False,
-    )
+    path, environment = hyco.EXAMPLES / program, hyco.environment(OMP_NUM_THREADS="1")
+    done = child.run_program(path, *arguments, directory=folder, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

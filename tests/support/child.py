@@ -30,14 +30,37 @@ def start(
     Libraries that it begins by importing are imported already.
     """
     path = directory / "train.py"
-    path.write_text(text := textwrap.dedent(script))
+    path.write_text(textwrap.dedent(script))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMLOG_"))}
     everything, streams = {**clean, **environment}, {"stdin": stdin, **PIPES}
-    libraries = libraries_of(text)
+    return start_program(path, *arguments, directory=directory, environment=everything, **streams)
+
+
+def start_program(
+    path: Path,
+    *arguments: str,
+    directory: Path,
+    environment: Mapping[str, str],
+    **streams: int | None,
+) -> "subprocess.Popen[str]":
+    """Starts ``python path …``; libraries that it begins by importing are imported already."""
+    libraries = libraries_of(path.read_text(encoding="utf-8"))
     if libraries and sys.platform == "linux":
-        return ForkedProcess(libraries, path, arguments, directory, everything, **streams)
+        variables = dict(environment)
+        return ForkedProcess(
+            libraries, path, arguments, directory, path.parent, variables, **streams
+        )
     command = [sys.executable, str(path), *arguments]
-    return subprocess.Popen(command, cwd=directory, env=everything, text=True, **streams)
+    return subprocess.Popen(command, cwd=directory, env=environment, text=True, **streams)
+
+
+def run_program(
+    path: Path, *arguments: str, directory: Path, environment: Mapping[str, str]
+) -> "subprocess.CompletedProcess[str]":
+    """Runs ``python path …`` in ``directory`` to its end."""
+    process = start_program(path, *arguments, directory=directory, environment=environment, **PIPES)
+    output, errors = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def run(
@@ -86,7 +109,7 @@ def start_memlog(
     everything = {**(os.environ if inherited is None else inherited), **environment}
     if arguments[0] in ("pull", "sync") and sys.platform == "linux":
         program = Path(command_line.__file__)
-        return ForkedProcess(CLIENTS, program, arguments, directory, everything, **PIPES)
+        return ForkedProcess(CLIENTS, program, arguments, directory, directory, everything, **PIPES)
     command = [sys.executable, "-m", "memlog", *arguments]
     return subprocess.Popen(command, cwd=directory, env=everything, text=True, **PIPES)
 

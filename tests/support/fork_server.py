@@ -2,16 +2,20 @@
 
 To import torch, MLflow or wandb takes seconds of a core: most of what a short training script takes. A server
 imports them once, and such scripts run in forks of it. A fork becomes a child of this process and ends as any
-process does: with its exit handlers, its traceback and its code.
+process does: with its exit handlers, its traceback and its code. The server of torch and MLflow is a fork of
+the server of torch, and so on.
 """
 
 import ast
+import atexit
 import ctypes
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -19,34 +23,37 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = {
-    "accelerate": "accelerate",
-    "mlflow": "mlflow",
-    "phi": "phi.torch.flow",
-    "lightning": "lightning.pytorch",
-    "torch": "torch",
-    "transformers": "transformers.trainer",
-    "trl": "trl.trainer.grpo_trainer",
-    "wandb": "wandb",
+    "torch": ("torch", "torch._dynamo"),  # the second is imported by the first optimizer
+    "mlflow": (
+        "mlflow",
+        "mlflow.store.tracking.sqlalchemy_store",
+    ),  # the second by the first run in a file
+    "wandb": ("wandb",),
+    "accelerate": ("accelerate",),
+    "transformers": ("transformers.trainer",),
+    "lightning": ("lightning.pytorch",),
+    "trl": ("trl.trainer.grpo_trainer",),
+    "phi": ("phi.torch.flow",),
+    "hydra": ("hydra",),
 }
-"""Libraries that take long to import, and the module that loads all of each."""
+"""Libraries that take long to import, in the order of import, and the modules that load all of each."""
 
-_MOST = 4
-"""Servers at a time: each holds some hundred megabytes."""
 _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_SERVERS: dict[tuple[object, ...], "ForkServer"] = {}
+_ONE_AT_A_TIME = threading.RLock()  # some tests start programs from several threads
+_SERVERS: dict[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], "ForkServer"] = {}
 
 
 def libraries_of(script: str) -> tuple[str, ...]:
-    """Modules of `PRELOADED` that a script imports before it does anything else."""
+    """Libraries of `PRELOADED` that a script imports before it does anything else."""
     found = set()
     for node in ast.parse(script).body:
         if isinstance(node, ast.Import):
             found |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.add((node.module or "").partition(".")[0])
-        else:
+        elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             break
-    return tuple(sorted(PRELOADED[name] for name in found.intersection(PRELOADED)))
+    return tuple(name for name in PRELOADED if name in found)
 
 
 def server_pids() -> set[int]:
@@ -60,41 +67,61 @@ def end_servers() -> None:
         _SERVERS.popitem()[1].close()
 
 
+def _server_of(libraries: tuple[str, ...], settings: dict[str, str]) -> "ForkServer":
+    """Return the server that has imported these, which may have to begin."""
+    key = (libraries, tuple(sorted(settings.items())))
+    with _ONE_AT_A_TIME:
+        if key not in _SERVERS:
+            base = _server_of(libraries[:-1], settings) if libraries else None
+            _SERVERS[key] = ForkServer(base, libraries[-1:], settings)
+        return _SERVERS[key]
+
+
 class ForkServer:
     """Forks a process for each request.
 
     Args:
-        libraries: Modules that it imports first.
+        base: The server of which it becomes a fork; None: it is a new process.
+        libraries: Names in `PRELOADED` of what it imports first.
         settings: Variables that Python itself reads as it starts.
     """
 
-    def __init__(self, libraries: tuple[str, ...], settings: dict[str, str]) -> None:
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    def __init__(
+        self, base: "ForkServer | None", libraries: tuple[str, ...], settings: dict[str, str]
+    ) -> None:
         own = ("MLFLOW_", "MEMLOG_", "WANDB_", "PYTHON")
         others = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        environment = {**others, **settings}
         self._socket, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the server
         with theirs:
+            if base:
+                modules = [module for name in libraries for module in PRELOADED[name]]
+                request = {"modules": modules, "directory": "/", "environment": environment}
+                errors = self._errors.fileno()
+                self.pid = base.fork(request, [theirs.fileno(), errors, errors])
+                return
+            # Pipes, since Python's streams remember whether they can seek.
+            streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            command = [sys.executable, __file__, str(theirs.fileno())]
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *libraries],
-                env={**others, **settings},
-                pass_fds=[theirs.fileno()],
-                # Pipes, since Python's streams remember whether they can seek.
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                command, env=environment, pass_fds=[theirs.fileno()], **streams
             )
-        self._lock = threading.Lock()  # some tests start programs from several threads
-        self.pid = self._process.pid
+            self.pid = self._process.pid
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
         """Return the pid of a new child of this process.
 
         Args:
-            request: Its ``script``, ``arguments``, ``directory`` and ``environment``.
+            request: Its ``directory`` and ``environment``, and ``script``, ``arguments`` and ``path``. With
+                ``modules`` instead of these it becomes a server itself: its standard input is its socket.
             streams: Descriptors of its standard streams.
         """
         data = json.dumps(request).encode()
         libc = ctypes.CDLL(None)
-        with self._lock:
+        with _ONE_AT_A_TIME:
             # The parent of the new process ends at once, and this process inherits it.
             libc.prctl(_SET_CHILD_SUBREAPER, 1)
             try:
@@ -104,23 +131,29 @@ class ForkServer:
             finally:
                 libc.prctl(_SET_CHILD_SUBREAPER, 0)
         if not answer:
-            raise RuntimeError(f"the fork server has ended: {self._process.communicate()[1]!r}")
+            self._errors.seek(0)
+            raise RuntimeError(f"the fork server has ended: {self._errors.read()}")
         return int(answer)
 
     def close(self) -> None:
         """Ends it; its forks go on."""
         self._socket.close()
-        self._process.communicate(timeout=30)
+        self._errors.close()
+        if self._process:
+            self._process.communicate(timeout=30)
+        else:
+            os.waitpid(self.pid, 0)
 
 
 class ForkedProcess(subprocess.Popen[str]):
     """A script in a fork of a server.
 
     Args:
-        libraries: Modules that are imported before it begins.
+        libraries: Names in `PRELOADED` of what is imported before it begins, in that order.
         script: Its path.
         arguments: What follows the script in ``sys.argv``.
         directory: Its working directory.
+        modules: The folder that is the first on ``sys.path``.
         environment: All its variables.
         **options: Of `subprocess.Popen`: the standard streams.
     """
@@ -131,20 +164,17 @@ class ForkedProcess(subprocess.Popen[str]):
         script: Path,
         arguments: tuple[str, ...],
         directory: Path,
+        modules: Path,
         environment: dict[str, str],
         **options: Any,
     ) -> None:
         settings = {k: v for k, v in environment.items() if k.startswith("PYTHON")}
-        key = (libraries, *settings.items())
-        if key not in _SERVERS:
-            if len(_SERVERS) == _MOST:
-                _SERVERS.pop(next(iter(_SERVERS))).close()
-            _SERVERS[key] = ForkServer(libraries, settings)
-        self._server = _SERVERS[key]
+        self._server = _server_of(libraries, settings)
         self._request = {
             "script": str(script),
             "arguments": arguments,
             "directory": str(directory),
+            "path": str(modules),
             "environment": environment,
         }
         super().__init__([str(script), *arguments], text=True, **options)
@@ -190,21 +220,34 @@ def _request_in_fork(requests: socket.socket) -> dict[str, Any] | None:
             os.close(descriptor)
 
 
-def _serve(descriptor: int, libraries: list[str]) -> dict[str, Any] | None:
-    for library in libraries:
-        __import__(library)
+def _serve(descriptor: int) -> dict[str, Any] | None:
     request = _request_in_fork(socket.socket(fileno=descriptor))
-    if request is not None:
-        os.chdir(request["directory"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        sys.argv = [request["script"], *request["arguments"]]
-        sys.path[0] = request["directory"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        sys.modules["__main__"].__file__ = request["script"]
+    if request is None:
+        return None
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    if "modules" in request:
+        for module in request["modules"]:
+            __import__(module)
+        gc.freeze()
+        own = os.dup(0)
+        os.dup2(2, 0)
+        return _serve(own)
+    gc.unfreeze()
+    gc.enable()
+    sys.argv = [request["script"], *request["arguments"]]
+    sys.path[0] = request["path"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__file__ = request["script"]
     return request
 
 
-if __name__ == "__main__" and (_request := _serve(int(sys.argv[1]), sys.argv[2:])):
+if __name__ == "__main__":
+    gc.disable()  # a collection writes to each object, so that no fork would share its memory
+    # The last exit handler of each fork. Else the interpreter's end would search the million objects of the
+    # libraries for garbage, which takes a second or two.
+    atexit.register(gc.freeze)
+if __name__ == "__main__" and (_request := _serve(int(sys.argv[1]))):
     _code = compile(Path(_request["script"]).read_bytes(), _request["script"], "exec")
     exec(_code, vars(sys.modules["__main__"]))  # noqa: S102 - as Python runs a script

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 120
 """A command takes three to twelve seconds; PhiFlow may hang where its loss raises."""
 
-LIBRARIES = ("hydra", "phi.torch.flow", "torch")
+LIBRARIES = ("torch", "phi", "hydra")
 """What an experiment imports; PhiFlow alone takes two seconds."""
 
 needs_hyco = pytest.mark.skipif(
@@ -61,6 +61,8 @@ def start(folder: Path, command: str) -> "subprocess.Popen[str]":
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     if script == "run.py" and sys.platform == "linux":
         path = folder / script
-        return ForkedProcess(LIBRARIES, path, tuple(arguments), folder, variables, **streams)
+        return ForkedProcess(
+            LIBRARIES, path, tuple(arguments), folder, folder, variables, **streams
+        )
     whole = [sys.executable, script, *arguments]
     return subprocess.Popen(whole, cwd=folder, env=variables, encoding="utf-8", **streams)

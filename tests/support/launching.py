@@ -14,6 +14,10 @@ MEMLOG_RUN = (sys.executable, "-m", "memlog", "run")
 TIMEOUT = 240
 
 TRAIN = """
+    import atexit
+    import gc
+    atexit.register(gc.freeze)  # else its end takes a second: a search through all objects of torch
+
     import torch
 
     def train(steps):

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support import child
 
 from memlog.cli import demo as demo_module
 from memlog.cli.demo import demo
@@ -21,22 +21,18 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.integration
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_gpt.py"
-DEMO = ("-c", "from memlog.cli.demo import demo; demo()")
+DEMO = "import torch\nfrom memlog.cli.demo import demo\ndemo()"
 LOSSES = re.compile(r"^(before|after): training loss ([\d.]+), validation loss ([\d.]+)$")
 STEPS = 12
 
 
-def run(folder: Path, *arguments: str | Path, steps: int = STEPS) -> list[str]:
+def run(folder: Path, program: Path, *arguments: str, steps: int = STEPS) -> list[str]:
     """The lines that a Python program prints when it is started in ``folder``."""
     own = ("MLFLOW_", "MEMLOG_")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(own)}
-    done = subprocess.run(
-        [sys.executable, *arguments, "--steps", str(steps)],
-        cwd=folder,
-        env={**inherited, "PYTHONIOENCODING": "utf-8", "MLFLOW_DISABLE_TELEMETRY": "true"},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
+    environment = {**inherited, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    done = child.run_program(
+        program, *arguments, "--steps", str(steps), directory=folder, environment=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -89,7 +85,8 @@ def test_without_a_tracker_it_ends_with_the_command_that_shows_the_run(
 def test_the_same_seed_gives_the_same_losses_and_the_command_runs_the_same_program(
     tmp_path: Path, local_lines: list[str]
 ) -> None:
-    lines = run(tmp_path, *DEMO, "--backend", "local", steps=2)
+    (program := tmp_path / "demo.py").write_text(DEMO)
+    lines = run(tmp_path, program, "--backend", "local", steps=2)
     assert losses(lines)["before"] == losses(local_lines)["before"]
     assert recorded_steps(tmp_path) == [0, 1]
 

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support import child
 
 from memlog.cli.main import cli
 
@@ -19,14 +18,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "ppo_phases.py"
 
 def test_the_update_makes_the_peak_and_the_table_says_so(tmp_path: Path) -> None:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("MEMLOG_")}
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "--iterations", "2", "--carts", "1024", "--minibatches", "1"],
-        cwd=tmp_path,
-        env=inherited,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ("--iterations", "2", "--carts", "1024", "--minibatches", "1")
+    done = child.run_program(EXAMPLE, *options, directory=tmp_path, environment=inherited)
     assert done.returncode == 0, done.stderr
     assert "in the phase update" in done.stderr
 

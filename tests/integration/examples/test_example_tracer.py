@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import speedscope
+from support import child, speedscope
 
 pytestmark = pytest.mark.integration
 
@@ -16,14 +16,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "memory_tracer_demo.py"
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(EXAMPLE), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return child.run_program(EXAMPLE, *arguments, directory=folder, environment=os.environ)
 
 
 @pytest.mark.seed(227, 228, 229, 230, 231, 232)

@@ -129,7 +129,7 @@ WORKERS = (
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for method in ("fork", "spawn"):
             loader = torch.utils.data.DataLoader(
-                Data(), batch_size=4, num_workers=2, multiprocessing_context=method
+                Data(), batch_size=4, num_workers=1, multiprocessing_context=method
             )
             for batch in loader:
                 model(batch).mean().backward()

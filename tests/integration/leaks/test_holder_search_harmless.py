@@ -217,7 +217,7 @@ def test_an_iteration_of_very_many_operations_is_not_watched_to_its_end():
         value = value + 1
         if not watch._mode.measures:
             break
-    assert watch.seconds < 0.1
+    assert not watch._mode.measures
     nn.Identity()(value)
     assert not _get_current_dispatch_mode_stack()
     search.stop()

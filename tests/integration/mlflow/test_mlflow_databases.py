@@ -11,11 +11,13 @@ from support import child
 pytestmark = pytest.mark.integration
 
 MAKER = """
-    import sys
+    import mlflow
+    import tempfile
     from pathlib import Path
+
     from memlog_mlflow.databases import make_if_missing
 
-    print("ready", flush=True)
+    tempfile.tempdir = str(Path.cwd())
     make_if_missing(f"sqlite:///{Path('mlflow.db').absolute()}")
 """
 
@@ -27,22 +29,16 @@ def tables(path: Path) -> int:
 
 
 def test_a_killed_maker_leaves_nothing_half(tmp_path: Path) -> None:
-    whole = 0
-    for attempt in range(5):
-        directory = tmp_path / str(attempt)
-        directory.mkdir()
-        process = child.start(MAKER, directory)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.5 * attempt)
-        if attempt == 4:
-            process.wait(timeout=60)
-        process.kill()
-        process.communicate(timeout=60)
-        if (directory / "mlflow.db").exists():
-            whole += 1
-            assert tables(directory / "mlflow.db") > 20
-    assert 1 <= whole < 5
+    made = tmp_path / "mlflow.db"
+    process = child.start(MAKER, tmp_path)
+    while process.poll() is None and not list(tmp_path.glob("memlog-*/mlflow.db")):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)
+    # Usually it is missing: the tables take a second.
+    assert not made.exists() or tables(made) > 20
+    child.run(MAKER, tmp_path)
+    assert tables(made) > 20
 
 
 def test_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""Events about what memlog noticed: alerts, traces of steps, causes, failed allocations."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from memlog.events.readings import Int, TensorInput
+
+OF_FINDING = "memlog: "
+"""Beginning of the rule in an alert about a finding; its kind follows."""
+
+
+class Alert(msgspec.Struct, frozen=True, array_like=True, tag="alert"):
+    """Alert of a rule whose threshold was crossed."""
+
+    time_us: Int
+    step: Int | None
+    level: Literal["info", "warning", "error"]
+    rule: str
+    title: str
+    text: str
+    value: float | None = None
+    evaluation: Int | None = None
+    """Call of a loss function that triggered the rule, if no step did."""
+    epoch: Int | None = None
+    """Epoch that triggered the rule, if neither a step nor an evaluation did."""
+
+    @property
+    def is_of_finding(self) -> bool:
+        """True if it is about a `Finding`, and not about a rule of the user's."""
+        return self.rule.startswith(OF_FINDING)
+
+    @property
+    def where(self) -> str | None:
+        """``step 120``, ``evaluation 3`` or ``epoch 1``; ``None`` if the alert lies on no axis."""
+        for axis in ("step", "evaluation", "epoch"):
+            index = getattr(self, axis)
+            if index is not None:
+                return f"{axis} {index}"
+        return None
+
+
+class TracedLayer(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of one layer in one traced step, in bytes; ``None`` if the engine does not know it."""
+
+    path: str
+    """Path of the module, as in ``named_modules()``; for the model itself, the name of its class."""
+    at_peak: Int | None
+    """Bytes that the layer held at the step's peak."""
+    peak: Int | None
+    """Most bytes in use, by anything, while the layer ran."""
+    allocated: Int | None
+    """Bytes that the layer allocated itself, without its child layers."""
+    kept: Int | None
+    """Bytes still alive when the layer's forward returned, its child layers included: activations."""
+    added: Int | None = None
+    """Most bytes that one call of the layer's forward, or one uninterrupted part of its backward pass, added
+    to what was in use when it began; its child layers included. ``None`` also for work outside all modules,
+    and in a journal of an older memlog."""
+    in_series: bool = True
+    """True if trackers get this layer's figures. A run has series of a few layers only, the same in all of
+    its traces."""
+
+
+class TracedLine(msgspec.Struct, frozen=True, array_like=True):
+    """Line of the program that allocated memory outside all modules, in one traced step."""
+
+    line: str
+    """Such as ``train.py:42 in step: cross_entropy``: file, line number, function, and the torch function it
+    calls."""
+    at_peak: Int
+    """Bytes that the line held at the step's peak, including its part of the backward pass."""
+
+
+class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
+    """Summary of a traced step; its raw events are in the artifact only."""
+
+    time_us: Int
+    step: Int | None
+    engine: str
+    exact: bool
+    """True if the trace covers every allocation of a whole training iteration."""
+    peak: Int | None
+    """Most bytes in use during the step."""
+    at_peak: dict[str, Int]
+    """Bytes in use at the peak, by category (parameters, gradients, activations, …)."""
+    layers: tuple[TracedLayer, ...]
+    """Layers that held most at the peak, and those whose figures form series, the largest first."""
+    unattributed: Int | None
+    """Bytes at the peak that belong to no layer."""
+    truncated: bool = False
+    """True if the step had more events than a trace may hold."""
+    duration_us: Int = 0
+    """Duration of the traced step."""
+    skipped: Int = 0
+    """Steps since the run began that were due to be traced but could not be."""
+    lines: tuple[TracedLine, ...] = ()
+    """Lines of the program that held most at the peak outside all modules, the largest first."""
+
+
+class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
+    """Inputs of a step that raised the peak by 5 % or more, or of the last one known to have raised it."""
+
+    time_us: Int
+    step: Int
+    device: str
+    """``"host"``, or the device's name as in metric names."""
+    peak: Int
+    """Most bytes in use between the end of the step before and the end of this one."""
+    inputs: tuple[TensorInput, ...]
+    like_step: Int | None = None
+    """Earlier step with inputs of the same shapes and a clearly lower peak. If there is one, the inputs do
+    not explain the peak."""
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memory"):
+    """Failed allocation. Sizes are bytes, ``None`` if unknown."""
+
+    time_us: Int
+    step: Int | None
+    """Last completed step."""
+    device: str
+    """``"host"``, or the device's name as in metric names."""
+    requested: Int | None
+    free: Int | None
+    """Free bytes. On the host: free when the process's memory was highest; at the failure at least as much
+    was free."""
+    limit: Int | None
+    """Total bytes available: the device's capacity, or the tightest limit on the process."""
+    limited_by: str | None
+    """Short description of what sets the limit."""
+    allocated: Int | None
+    """Bytes in use at the moment of ``free``."""
+    reserved: Int | None
+    layer: str | None
+    """Path of the module that was running."""
+    phase: str | None
+    """``forward``, ``backward``, ``optimizer``."""
+    message: str
+    """Most informative line of the error."""
+    free_after: Int | None = None
+    """On the host: free bytes after the failed step's memory was released."""
+    worker: str | None = None
+    """Other process in which the allocation failed, such as ``DataLoader worker process 0``; ``None`` for the
+    trainer itself."""
+    raised_as: str | None = None
+    """Error that ended the program, if it is a different one caused by this failure."""
+    signal: str | None = None
+    """Signal that ended ``worker``, such as ``"Killed"``. Lack of memory is then only the likely cause."""
+    machine: Int | None = None
+    """On the host: total memory of the machine."""
+    resident: Int | None = None
+    """On the host: highest resident set of the process so far (``VmHWM``)."""
+    idle: Int | None = None
+    """On the host: bytes that the C library's allocator held unused when memlog handled the error."""
+    inputs: tuple[TensorInput, ...] = ()
+    """Inputs of the step that failed, as far as its variables show them."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Total bytes of the device or machine that failed, ignoring any limit."""
+        return self.machine if self.device == "host" else self.limit
+
+    @property
+    def is_implausible(self) -> bool:
+        """True if the request was larger than the whole capacity."""
+        return bool(self.capacity) and (self.requested or 0) > (self.capacity or 0)
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True, tag="finding"):
+    """Cause of high or growing memory that memlog found, with its evidence."""
+
+    time_us: Int
+    step: Int | None
+    """Step after which it was found; ``None`` before the first."""
+    kind: str
+    """Kind of cause, such as ``kept_graph`` or ``worker_process``; ``growth`` if the cause is unknown."""
+    title: str
+    """The finding in one sentence."""
+    where: str | None
+    """Variable, line, layer or process that holds the memory."""
+    since_step: Int | None
+    """First step of the growth."""
+    rate: float | None
+    """Bytes per step."""
+    forecast: tuple[Int, Int] | None
+    """Steps between which the limit will be reached; ``None`` if unknown or too uncertain."""
+    limit: Int | None
+    """Bytes available to what grows: the limit that the forecast is about."""
+    evidence: tuple[str, ...] = ()
+    confidence: Literal["high", "medium", "low"] = "medium"
+    remedy: str | None = None

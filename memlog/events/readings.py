@@ -1,0 +1,78 @@
+"""Readings of memory in events, and the types of their fields."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""Whole number that trackers and databases can store. A journal line with a larger number is damaged."""
+
+Status: TypeAlias = Literal["finished", "failed", "killed"]
+"""How a run ended."""
+
+PeakSource: TypeAlias = Literal["exact", "watermark", "sampled"]
+"""How a peak was obtained.
+
+``exact``: the peak rose in this window, so it was reached in this window. ``watermark``: the highest value
+since the process began (or since another program reset it), an upper bound for this window. ``sampled``: the
+highest value that was read, a lower bound."""
+
+
+def now_us() -> int:
+    """Return the Unix time in whole microseconds."""
+    return time.time_ns() // 1000
+
+
+class DeviceReading(msgspec.Struct, frozen=True, array_like=True):
+    """Reading of one accelerator's allocator, in bytes; ``None`` if the backend does not report it."""
+
+    name: str
+    """Device type and index as in metric names: ``cuda0``, ``mps0``."""
+    allocated: Int | None
+    """Bytes that tensors hold."""
+    reserved: Int | None
+    """Bytes that the caching allocator holds."""
+    peak: Int | None
+    """Highest ``allocated``; ``peak_source`` names the period."""
+    peak_source: PeakSource | None
+    inactive_split: Int | None
+    """Free bytes in blocks that are partly in use: memory lost to fragmentation."""
+
+
+class ChildReading(msgspec.Struct, frozen=True, array_like=True):
+    """Reading of one descendant of the trainer's process."""
+
+    role: str
+    """Role in the program: ``DataLoader worker 3`` (numbered by start, from 0), or the program's name."""
+    pid: Int
+    started: Int
+    """Start of the process, Unix time in microseconds. Together with ``pid`` it identifies the process."""
+    anon: Int | None
+    """Resident bytes that are neither pages of mapped files nor shared memory."""
+    own: Int | None = None
+    """Bytes of pages that it wrote and shares with no process: not those it has in common since a fork."""
+
+
+class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
+    """Memory in use on a whole device, in bytes."""
+
+    name: str
+    """As in `DeviceReading`."""
+    used: Int
+    """In use by all processes, and by the driver."""
+    other: Int | None = None
+    """``used`` without what this process's caching allocator holds: other processes, CUDA's own context and
+    the libraries' buffers. ``None`` if the allocator's size changed between the last two steps."""
+
+
+class TensorInput(msgspec.Struct, frozen=True, array_like=True):
+    """Tensor that a step got as an input."""
+
+    name: str
+    """Expression in the program, such as ``tokens`` or ``batch["input_ids"]``."""
+    shape: tuple[Int, ...]
+    dtype: str
+    """Such as ``int64``."""

@@ -1,0 +1,125 @@
+"""Events about the run itself: its start, its end, its files, and memlog's own cost."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memlog.events.readings import Int, Status
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
+    """Start of a run."""
+
+    time_us: Int
+    name: str | None
+    project: str | None
+    backends: tuple[str, ...]
+    settings: dict[str, str]
+    """Settings passed to ``init``, as text and without secrets."""
+
+
+class Parameters(msgspec.Struct, frozen=True, array_like=True, tag="parameters"):
+    """Facts that hold for the whole run (versions, devices, sizes), stored as the tracker's parameters."""
+
+    time_us: Int
+    values: dict[str, str]
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True, tag="origin"):
+    """Where a run came from, read by the helper process; ``None`` if unknown.
+
+    Trackers get it as parameters of the run.
+    """
+
+    time_us: Int
+    command: str | None
+    """Command line of the trainer's process as in a shell, without secrets."""
+    python: str
+    """Version of Python, such as ``3.11.7``."""
+    host: str
+    git_commit: str | None
+    """Commit of the git repository that contains the working directory."""
+    git_uncommitted_changes: bool | None
+    """True if files of that commit were changed or removed. Files unknown to git do not count."""
+    working_directory: str | None
+    """Working directory relative to the repository's folder; ``.`` for that folder itself."""
+
+
+class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
+    """Accelerator that the run uses, published once, before its first reading."""
+
+    time_us: Int
+    name: str
+    product: str | None
+    """Product name, such as ``NVIDIA H100 80GB HBM3``."""
+    capacity: Int | None
+    """Total bytes; of a MIG instance its own."""
+    uuid: str | None = None
+    """Identity of the device, or of the MIG instance, without a prefix; ``None`` if torch reports none."""
+
+
+REPORT_FILE = "report.html"
+REPORT_KIND = "report"
+"""Name and kind of the run's report, which memlog makes when the run ends. No file of the user's has both."""
+
+
+class Artifact(msgspec.Struct, frozen=True, array_like=True, tag="artifact"):
+    """File that was saved in the run's folder, to be uploaded to every backend."""
+
+    time_us: Int
+    name: str
+    kind: str
+    path: str
+    """Path relative to the run's folder."""
+    size: Int
+
+    @property
+    def is_report(self) -> bool:
+        """True for memlog's report of the run: one HTML file, which loads nothing."""
+        return (self.name, self.kind) == (REPORT_FILE, REPORT_KIND)
+
+
+class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
+    """memlog's own cost and errors since the run began."""
+
+    time_us: Int
+    step: Int | None
+    overhead_ms: float | None
+    """Mean time per step that memlog took on the trainer's thread since the last health event."""
+    overhead_total_ms: float
+    dropped: dict[str, Int]
+    faults: dict[str, Int]
+    queued: bool = False
+    """True if the file system is so slow that the journal is written through a queue."""
+    unjudged: dict[str, str] = {}
+    """At the end of the run: alert rules that could not be judged in the whole run, each with the reason."""
+    tracing_ms: float = 0.0
+    """Extra time that traced steps have taken compared with other steps, in total."""
+    tracing_set_up_ms: float = 0.0
+    """Extra time of the first traced steps, which set up tracing."""
+    steps: Int | None = None
+    """In the trainer's last health event: number of steps that ``overhead_total_ms`` covers. ``None`` in all
+    others."""
+
+    @property
+    def is_closing(self) -> bool:
+        """True if it is the trainer's last, about the whole run."""
+        return self.steps is not None
+
+
+class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):
+    """End of the trainer's process without an `End`, as the helper process saw it."""
+
+    time_us: Int
+    code: Int | None
+    """Exit code; ``None`` if a signal ended the process, or if it is unknown."""
+    signal: str | None
+    """Name of the signal that ended the process, such as ``SIGKILL``."""
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """End of a run."""
+
+    time_us: Int
+    status: Status
+    reason: str | None = None
