@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -138,7 +139,7 @@ def _memlog(command: str, arguments: str) -> str:
 
 def _cell(text: str) -> str:
     cut = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
-    return _one_line(cut).replace("|", "\\|")
+    return re.sub(r"[|*<]", r"\\\g<0>", _one_line(cut))
 
 
 def _one_line(text: str) -> str:
