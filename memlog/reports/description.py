@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from memlog._internal.units import format_bytes, format_duration
 from memlog.errors import TraceNotFoundError
-from memlog.events import OF_FINDING, REPORT_FILE, Trace
+from memlog.events import REPORT_FILE, Trace
 from memlog.journal import RunDirectory
 from memlog.reports.aggregates import ALLOCATED, HOST, TREE
 from memlog.reports.schema import HealthFacts, Peak, Summary
@@ -75,8 +75,8 @@ def _rows(summary: Summary, traced: Trace | None) -> Iterator[tuple[str, str]]:
         layers = {layer.path: layer.at_peak for layer in traced.layers if layer.at_peak}
         if layers:
             yield "Its largest layers", _sizes(layers)
-    # The alert of a finding repeats the verdict.
-    alerts = [alert for alert in summary.alerts if not alert.rule.startswith(OF_FINDING)]
+    # The alerts of a finding and of an unexpected end repeat the verdict.
+    alerts = [alert for alert in summary.alerts if alert.title not in summary.verdict]
     if alerts:
         more = f", and {len(alerts) - 1:,} more" if len(alerts) > 1 else ""
         yield "Alerts", f"{alerts[0].title}{more}"
